@@ -1,0 +1,215 @@
+"""What the user declares: tables, features that look up in them, and the quantization of looked-up values.
+
+The classes keep the names, argument order, defaults and checks of `tf.tpu.experimental.embedding`. They are told apart by identity, as
+there: sharing a table means passing the same object. `TPUEmbedding` writes defaults (optimizer, name) into the objects it is given.
+Nothing here allocates rows; `table_spec.py` turns a declared table into what a host holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from embedding.initializers import RowId as RowIdInitializer
+from embedding.initializers import TruncatedNormal
+from embedding.optimizers import Optimizer
+
+COMBINERS = ("mean", "sum", "sqrtn")
+INVALID_IDS = ("error", "drop", "clip", "hash")
+
+__all__ = ["COMBINERS", "INVALID_IDS", "FeatureConfig", "QuantizationConfig", "RowIdInitializer", "TableConfig"]
+
+
+def _positive_int(name: str, value: object, *, least: int = 1) -> int:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"Found {name}={value!r}. Expected a Python int of at least {least}. Pass int({name}).")
+    return value
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> Any:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(
+            f"Found {name}={value!r}. Expected one of {', '.join(map(repr, allowed))}. Write it exactly so."
+        )
+    return value
+
+
+def _optional_name(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"Found name={value!r}. Expected a string or None. Pass str(name).")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """Simulated quantization of looked-up values, before the combiner; the stored table stays float32.
+
+    Raises:
+      ValueError: fewer than 2 buckets, or limits that are not increasing numbers.
+    """
+
+    num_buckets: int
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        _positive_int("num_buckets", self.num_buckets, least=2)
+        if not self.lower < self.upper:
+            raise ValueError(
+                f"Found lower={self.lower!r} and upper={self.upper!r}. Expected lower below upper. Swap or widen the limits."
+            )
+
+    def apply(self, rows: np.ndarray) -> None:
+        """Rounds float32 `rows` in place to the nearest of `num_buckets` levels from `lower` to `upper`."""
+        lower = np.float32(self.lower)
+        step = np.float32((self.upper - self.lower) / (self.num_buckets - 1))
+        np.clip(rows, lower, np.float32(self.upper), out=rows)
+        rows -= lower
+        rows /= step
+        rows += np.float32(0.5)
+        np.floor(rows, out=rows)
+        rows *= step
+        rows += lower
+
+
+class TableConfig:
+    """One embedding table: how many rows, how wide, how they start and how they are trained.
+
+    Args:
+      vocabulary_size: number of rows.
+      dim: columns of a row.
+      initializer: None for a truncated normal with standard deviation 1/sqrt(dim), or any callable `embedding.initializers` understands.
+      optimizer: how rows are updated; None takes the global optimizer of the job. Checked when the table is built, not here.
+      combiner: "mean", "sum" or "sqrtn", how the rows of one sample become one vector.
+      name: of the table in checkpoints and messages; None takes its position.
+      quantization_config: simulated quantization of looked-up values, or None.
+      layout: kept for callers that set it. Rows are placed by buckets, whatever it says.
+      dtype: float32; int32 is a legal declaration, but such a table cannot be trained here and is refused when it is built.
+      invalid_ids: what happens to ids outside `0..vocabulary_size - 1`: "error", "drop", "clip" to the range, or "hash" into it.
+
+    Raises:
+      ValueError: an argument outside its range, see the message.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        dim: int,
+        initializer: Callable[..., Any] | None = None,
+        optimizer: Optimizer | None = None,
+        combiner: str = "mean",
+        name: str | None = None,
+        quantization_config: QuantizationConfig | None = None,
+        layout: Any = None,
+        dtype: DTypeLike = np.float32,
+        *,
+        invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
+    ) -> None:
+        self.vocabulary_size = _positive_int("vocabulary_size", vocabulary_size)
+        self.dim = _positive_int("dim", dim)
+        if initializer is not None and not callable(initializer):
+            raise ValueError(
+                f"Found initializer={initializer!r}. Expected a callable or None. Pass Constant(x) for one value."
+            )
+        self.initializer = TruncatedNormal(stddev=1 / math.sqrt(dim)) if initializer is None else initializer
+        self.optimizer = optimizer
+        self.combiner: str = _one_of("combiner", combiner, COMBINERS)
+        self.name = _optional_name(name)
+        if quantization_config is not None and not isinstance(quantization_config, QuantizationConfig):
+            raise ValueError(
+                f"Found quantization_config={quantization_config!r}. Expected a QuantizationConfig or None. Build one."
+            )
+        self.quantization_config = quantization_config
+        self.layout = layout
+        self.dtype = _table_dtype(dtype)
+        self.invalid_ids: str = _one_of("invalid_ids", invalid_ids, INVALID_IDS)
+
+    def __repr__(self) -> str:
+        default = TruncatedNormal(stddev=1 / math.sqrt(self.dim))
+        initializer = None if self.initializer == default else self.initializer
+        return (
+            f"TableConfig(vocabulary_size={self.vocabulary_size!r}, dim={self.dim!r}, initializer={initializer!r}, "
+            f"optimizer={self.optimizer!r}, combiner={self.combiner!r}, name={self.name!r}, "
+            f"quantization_config={self.quantization_config!r})"
+        )
+
+
+def _table_dtype(dtype: DTypeLike) -> np.dtype:
+    for allowed in (np.dtype(np.float32), np.dtype(np.int32)):
+        try:
+            if np.dtype(dtype) == allowed:
+                return allowed
+        except TypeError:
+            break
+    raise ValueError(f"Found dtype={dtype!r}. Expected float32 or int32. Leave dtype out for float32.")
+
+
+class FeatureConfig:
+    """One input that looks up in a table.
+
+    Args:
+      table: the `TableConfig`; features that share a table pass the same object.
+      max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with zero vectors.
+      validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
+      output_shape: shape of the feature's activations without the last axis; None where unknown. Not empty, it switches
+        `max_sequence_length` off.
+      name: of the feature in messages.
+      combiner: overrides the table's combiner for this feature; None keeps it.
+
+    Raises:
+      ValueError: an argument outside its range, see the message.
+    """
+
+    def __init__(
+        self,
+        table: TableConfig,
+        max_sequence_length: int = 0,
+        validate_weights_and_indices: bool = True,
+        output_shape: Sequence[int | None] | None = None,
+        name: str | None = None,
+        *,
+        combiner: str | None = None,
+    ) -> None:
+        if not isinstance(table, TableConfig):
+            raise ValueError(f"Found table={table!r}. Expected a TableConfig. Pass the object that declares the table.")
+        self.table = table
+        self.max_sequence_length = _positive_int("max_sequence_length", max_sequence_length, least=0)
+        if not isinstance(validate_weights_and_indices, bool):
+            raise ValueError(
+                f"Found validate_weights_and_indices={validate_weights_and_indices!r}. Expected True or False. Pass a bool."
+            )
+        self.validate_weights_and_indices = validate_weights_and_indices
+        self.output_shape = _checked_shape(output_shape)
+        self.name = _optional_name(name)
+        self._combiner = None if combiner is None else _one_of("combiner", combiner, COMBINERS)
+
+    @property
+    def combiner(self) -> str:
+        """The feature's own combiner, otherwise the table's."""
+        return self._combiner or self.table.combiner
+
+    def __repr__(self) -> str:
+        own_combiner = f", combiner={self._combiner!r}" if self._combiner else ""
+        return (
+            f"FeatureConfig(table={self.table!r}, max_sequence_length={self.max_sequence_length!r}, "
+            f"validate_weights_and_indices={self.validate_weights_and_indices!r}, output_shape={self.output_shape!r}, "
+            f"name={self.name!r}{own_combiner})"
+        )
+
+
+def _checked_shape(output_shape: Sequence[int | None] | None) -> tuple[int | None, ...]:
+    if output_shape is None:
+        return ()
+    if isinstance(output_shape, str) or not isinstance(output_shape, Sequence):
+        raise ValueError(
+            f"Found output_shape={output_shape!r}. Expected a sequence of sizes or None. Pass a tuple such as (4, 8)."
+        )
+    for size in output_shape:
+        if size is not None:
+            _positive_int("a size of output_shape", size, least=0)
+    return tuple(output_shape)

@@ -1,0 +1,181 @@
+"""Nested structures: any nesting of dicts, lists, tuples and namedtuples over leaves, with a path to each leaf.
+
+Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order, so the flat order
+does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0"; that of a single leaf is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+def flatten_with_paths(structure: Any) -> list[tuple[str, Any]]:
+    """The leaves in order, each with its path."""
+    return list(_walk(structure, ()))
+
+
+def flatten(structure: Any) -> list[Any]:
+    """The leaves in order."""
+    return [leaf for _, leaf in _walk(structure, ())]
+
+
+def pack_like(structure: Any, leaves: Sequence[Any]) -> Any:
+    """The leaves, in flat order, in the nesting and the types of `structure`."""
+    return map_leaves(structure, iter(leaves).__next__)
+
+
+def map_leaves(structure: Any, make_leaf: Callable[[], Any]) -> Any:
+    """The nesting of `structure` with each leaf, in flat order, replaced by a call of `make_leaf`."""
+    if isinstance(structure, Mapping):
+        made = {key: map_leaves(structure[key], make_leaf) for key in _sorted_keys(structure)}
+        # In the order in which the original iterates, which is what a reader of the result expects.
+        return _rebuilt_mapping(structure, {key: made[key] for key in structure})
+    if _is_namedtuple(structure):
+        return type(structure)(*(map_leaves(child, make_leaf) for child in structure))
+    if isinstance(structure, list | tuple):
+        return type(structure)([map_leaves(child, make_leaf) for child in structure])
+    return make_leaf()
+
+
+def require_same_structure(expected: Any, found: Any, what: str) -> None:
+    """Compares two structures, leaves aside.
+
+    Args:
+      what: the name of `found` in messages, such as "gradients".
+
+    Raises:
+      TypeError: a sequence of another type than expected, such as a list for a tuple.
+      ValueError: another length, other keys, or a leaf in place of a sequence or the other way round.
+    """
+    _compare(expected, found, what, ())
+
+
+def flatten_up_to(template: Any, structure: Any, what: str) -> list[Any]:
+    """What `structure` holds at each leaf of `template`, in flat order; what is found there may itself be a sequence.
+
+    Raises:
+      TypeError, ValueError: above the leaves the structures differ, as `require_same_structure`.
+    """
+    found: list[Any] = []
+    _collect(template, structure, what, (), found)
+    return found
+
+
+def shown_path(path: str) -> str:
+    """A path for messages, where that of a single leaf would be invisible."""
+    return path or "(the only feature)"
+
+
+def _walk(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if not _is_nested(structure):
+        yield "/".join(path), structure
+        return
+    for key, child in _children(structure):
+        yield from _walk(child, (*path, key))
+
+
+def _children(structure: Any) -> list[tuple[str, Any]]:
+    if isinstance(structure, Mapping):
+        return [(str(key), structure[key]) for key in _sorted_keys(structure)]
+    if _is_namedtuple(structure):
+        return list(zip(structure._fields, structure, strict=True))
+    return [(str(at), child) for at, child in enumerate(structure)]
+
+
+def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
+    if _is_nested(expected) != _is_nested(found):
+        raise ValueError(
+            f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as in feature_config. "
+            "Nest it like feature_config."
+        )
+    if not _is_nested(expected):
+        return
+    if not _same_type(expected, found):
+        raise TypeError(
+            f"The structure of {what} differs{_at(path)}: found a {type(found).__name__}. Expected a {type(expected).__name__}, "
+            "as in feature_config. Convert it."
+        )
+    if isinstance(expected, Mapping):
+        _compare_keys(expected, found, what, path)
+        for key in _sorted_keys(expected):
+            _compare(expected[key], found[key], what, (*path, str(key)))
+        return
+    if len(expected) != len(found):
+        raise ValueError(
+            f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in feature_config. "
+            "Pass one for each."
+        )
+    for (key, one), other in zip(_children(expected), found, strict=True):
+        _compare(one, other, what, (*path, key))
+
+
+def _collect(template: Any, structure: Any, what: str, path: tuple[str, ...], found: list[Any]) -> None:
+    if not _is_nested(template):
+        found.append(structure)
+        return
+    hollow = map_leaves(template, lambda: None)
+    if not _is_nested(structure) or not _same_type(template, structure) or len(template) != len(structure):
+        _compare(hollow, structure, what, path)
+    if isinstance(template, Mapping):
+        _compare_keys(template, structure, what, path)
+        children = [(str(key), structure[key]) for key in _sorted_keys(template)]
+    else:
+        children = _children(structure)
+    for (key, part), (_, one) in zip(_children(template), children, strict=True):
+        _collect(part, one, what, (*path, key), found)
+
+
+def _compare_keys(expected: Mapping[Any, Any], found: Mapping[Any, Any], what: str, path: tuple[str, ...]) -> None:
+    if set(expected) != set(found):
+        missing = sorted(map(str, set(expected) - set(found)))
+        unknown = sorted(map(str, set(found) - set(expected)))
+        raise ValueError(
+            f"The structure of {what} differs{_at(path)}: found unknown keys {unknown} and missing keys {missing}. "
+            f"Expected {sorted(map(str, expected))}, as in feature_config. Pass exactly these."
+        )
+
+
+def _same_type(expected: Any, found: Any) -> bool:
+    if isinstance(expected, Mapping):
+        return isinstance(found, Mapping)
+    if _is_namedtuple(expected) and _is_namedtuple(found):
+        # Two definitions of one namedtuple, as after a reload of its module, are one type.
+        return type(expected).__name__ == type(found).__name__ and expected._fields == found._fields
+    if _is_namedtuple(expected) or _is_namedtuple(found):
+        return False
+    return isinstance(found, list) == isinstance(expected, list) and not isinstance(found, Mapping)
+
+
+def _is_nested(structure: Any) -> bool:
+    return isinstance(structure, Mapping | list | tuple)
+
+
+def _is_namedtuple(structure: Any) -> bool:
+    return isinstance(structure, tuple) and hasattr(structure, "_fields")
+
+
+def _sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
+    try:
+        return sorted(structure)
+    except TypeError as error:
+        raise TypeError(
+            f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order of the features. "
+            "Use strings."
+        ) from error
+
+
+def _rebuilt_mapping(structure: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    if isinstance(structure, dict) and hasattr(structure, "default_factory"):
+        return type(structure)(structure.default_factory, made)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    return type(structure)(made) if type(structure) is not dict else made  # pyright: ignore[reportCallIssue]
+
+
+def _at(path: tuple[str, ...]) -> str:
+    return f" at '{'/'.join(path)}'" if path else ""
+
+
+def _describe(structure: Any) -> str:
+    if _is_nested(structure):
+        return f"a {type(structure).__name__} of {len(structure)}"
+    return "a single value" if structure is not None else "None"

@@ -1,0 +1,116 @@
+"""`TableSpec`: everything that must be known to hold and train the rows of one table, as a value.
+
+A `TableConfig` is what the user wrote and may change; a spec is fixed when the run is created, has every default filled in and knows how
+the rows are cut into buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embedding.buckets import BucketLayout, bucket_layout
+from embedding.config import TableConfig
+from embedding.optimizers import Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """One table as the hosts see it.
+
+    Attributes:
+      name: of the table; also part of what its initial values are drawn from.
+      num_rows: rows of the whole table.
+      dim: columns of a row.
+      layout: how the rows are cut into buckets.
+      optimizer: the update rule; None for a table that is only read, which then has no slots.
+      initializer: first value of a row, see `embedding.initializers`.
+      combiner: "mean", "sum" or "sqrtn".
+      seed: of the run.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    layout: BucketLayout
+    optimizer: Optimizer | None
+    initializer: Callable[..., Any]
+    combiner: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        num_buckets = self.layout.num_buckets
+        if num_buckets < 1 or num_buckets & (num_buckets - 1):
+            raise ValueError(
+                f"Found {num_buckets} buckets for table '{self.name}'. Expected a power of two. Take the number recorded with the run."
+            )
+        if self.layout.num_rows != self.num_rows:
+            raise ValueError(
+                f"Found a layout for {self.layout.num_rows} rows in table '{self.name}' of {self.num_rows}. "
+                "Expected the same number. Build it with bucket_layout(num_rows=...)."
+            )
+        if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
+            raise ValueError(
+                f"Table '{self.name}': {self.optimizer!r} is an unsupported optimizer class. Expected one of embedding.optimizers. "
+                "Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
+            )
+
+    @staticmethod
+    def of(
+        config: TableConfig,
+        *,
+        seed: int,
+        name: str | None = None,
+        optimizer: Optimizer | None = None,
+        num_buckets: int | None = None,
+    ) -> TableSpec:
+        """Fills in the defaults of a declared table.
+
+        Args:
+          seed: of the run.
+          name: used if the declaration has none.
+          optimizer: used if the declaration has none.
+          num_buckets: a power of two, when resuming a run; None chooses by size.
+
+        Raises:
+          ValueError: the table has no name, is not float32, or its optimizer is none of ours.
+        """
+        final_name = config.name or name
+        if not final_name:
+            raise ValueError("Found a table without a name. Expected one for checkpoints. Pass TableConfig(name=...).")
+        if config.dtype != np.float32:
+            raise ValueError(f"Table '{final_name}' has dtype {config.dtype}. Expected float32 rows. Leave dtype out.")
+        chosen = optimizer if config.optimizer is None else config.optimizer
+        row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
+        layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes)
+        if num_buckets is not None:
+            layout = BucketLayout(num_rows=config.vocabulary_size, num_buckets=num_buckets)
+        return TableSpec(
+            name=final_name,
+            num_rows=config.vocabulary_size,
+            dim=config.dim,
+            layout=layout,
+            optimizer=chosen,
+            initializer=config.initializer,
+            combiner=config.combiner,
+            seed=seed,
+        )
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Columns of "rows" and of each slot, in order."""
+        slots = () if self.optimizer is None else self.optimizer.slots
+        return {"rows": self.dim} | {slot.name: slot.columns(self.dim) for slot in slots}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row with its slots."""
+        return 4 * sum(self.widths.values())
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of a bucket with its slots, padding rows included."""
+        return self.row_bytes * self.layout.rows_per_bucket

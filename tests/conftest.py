@@ -1,0 +1,44 @@
+"""What tests share: one Ray cluster for the whole session, started only if a test asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.small_job import write_small_data
+
+if TYPE_CHECKING:
+    from orchestrator.strategy import PodStrategy
+
+# Before anything imports JAX: several processes share the machine.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A cluster of this machine with room for three hosts."""
+    from orchestrator.cluster import connected
+
+    with connected(num_hosts=3):
+        yield
+
+
+@pytest.fixture(scope="session")
+def pod_strategy(ray_cluster: None) -> Iterator[PodStrategy]:
+    """Two hosts for tests of the step-by-step mode; each test closes its embedding."""
+    from orchestrator.strategy import PodStrategy
+
+    with PodStrategy(num_hosts=2, step_timeout_s=60.0, run_timeout_s=120.0) as strategy:
+        yield strategy
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of the small job's data."""
+    folder: Path = tmp_path_factory.mktemp("small-data")
+    write_small_data(folder)
+    return str(folder)

@@ -1,0 +1,149 @@
+"""Placement of buckets: every bucket has one owner, loads are even, little moves, and equal arguments give equal answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding.buckets import MAX_BUCKETS, TARGET_BUCKET_BYTES, BucketLayout, bucket_layout, place, split_evenly
+
+Sizes = list[np.ndarray]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Sizes:
+    """Bucket sizes of a few tables; within one table all buckets are equal, as in a run."""
+    shapes = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5_000)), min_size=1, max_size=6))
+    return [np.full(1 << power, size, np.int64) for power, size in shapes]
+
+
+def loads(sizes: Sizes, placement: list[np.ndarray], num_hosts: int) -> np.ndarray:
+    result = np.zeros(num_hosts, np.int64)
+    for size, owners in zip(sizes, placement, strict=True):
+        np.add.at(result, owners, size)
+    return result
+
+
+def moved_bytes(sizes: Sizes, before: list[np.ndarray], after: list[np.ndarray]) -> int:
+    return sum(int(size[old != new].sum()) for size, old, new in zip(sizes, before, after, strict=True))
+
+
+def check_partition(sizes: Sizes, placement: list[np.ndarray], num_hosts: int) -> None:
+    assert [len(owners) for owners in placement] == [len(size) for size in sizes]
+    for owners in placement:
+        assert owners.dtype == np.int32
+        assert ((owners >= 0) & (owners < num_hosts)).all()
+
+
+def check_balance(sizes: Sizes, placement: list[np.ndarray], num_hosts: int) -> None:
+    """No host exceeds the mean by more than one bucket."""
+    total, largest = sum(int(size.sum()) for size in sizes), max(int(size.max()) for size in sizes)
+    assert loads(sizes, placement, num_hosts).max() <= -(-total // num_hosts) + largest
+
+
+@settings(deadline=None)
+@given(sizes=tables(), hosts=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_any_chain_of_host_numbers_keeps_a_balanced_partition(sizes: Sizes, hosts: list[int]) -> None:
+    placement = None
+    for num_hosts in hosts:
+        placement = place(bucket_bytes=sizes, num_hosts=num_hosts, previous=placement)
+        check_partition(sizes, placement, num_hosts)
+        check_balance(sizes, placement, num_hosts)
+
+
+@settings(deadline=None)
+@given(sizes=tables(), before=st.integers(1, 9), after=st.integers(1, 9))
+def test_survivors_keep_what_fits_and_newcomers_only_receive(sizes: Sizes, before: int, after: int) -> None:
+    old = place(bucket_bytes=sizes, num_hosts=before)
+    new = place(bucket_bytes=sizes, num_hosts=after, previous=old)
+    fair = -(-sum(int(size.sum()) for size in sizes) // after)
+    kept = np.zeros(after, np.int64)
+    surviving = np.zeros(after, np.int64)
+    for size, was, now in zip(sizes, old, new, strict=True):
+        np.add.at(kept, now[was == now], size[was == now])
+        np.add.at(surviving, was[was < after], size[was < after])
+    # A host that was at or below the fair share gives nothing away; one above it keeps at least that share.
+    assert (kept >= np.minimum(surviving, fair)).all()
+
+
+@settings(deadline=None)
+@given(power=st.integers(0, 8), before=st.integers(1, 9), after=st.integers(1, 9), size=st.integers(1, 99))
+def test_equal_buckets_move_the_least_that_any_plan_could(power: int, before: int, after: int, size: int) -> None:
+    sizes = [np.full(1 << power, size, np.int64)]
+    (old,) = place(bucket_bytes=sizes, num_hosts=before)
+    (new,) = place(bucket_bytes=sizes, num_hosts=after, previous=[old])
+    ceiling = -(-len(old) // after)
+    held = np.bincount(old[old < after], minlength=after)
+    unavoidable = int((old >= after).sum()) + int(np.maximum(held - ceiling, 0).sum())
+    assert moved_bytes(sizes, [old], [new]) == unavoidable * size
+    assert np.bincount(new, minlength=after).max() <= ceiling
+
+
+@settings(deadline=None)
+@given(sizes=tables(), num_hosts=st.integers(1, 9))
+def test_the_same_arguments_give_the_same_owners_and_nothing_moves_without_need(sizes: Sizes, num_hosts: int) -> None:
+    first = place(bucket_bytes=sizes, num_hosts=num_hosts)
+    kept = [owners.copy() for owners in first]
+    again = place(bucket_bytes=sizes, num_hosts=num_hosts)
+    stay = place(bucket_bytes=sizes, num_hosts=num_hosts, previous=first)
+    assert moved_bytes(sizes, first, again) == 0
+    assert moved_bytes(sizes, first, kept) == 0, "place changed its argument"
+    # Equal buckets lie within one bucket of each other already; mixed sizes may still be evened out.
+    if len({int(size[0]) for size in sizes}) == 1:
+        assert moved_bytes(sizes, first, stay) == 0
+
+
+def test_orphans_go_to_the_emptiest_hosts_and_the_others_stay() -> None:
+    sizes = [np.full(8, 10, np.int64)]
+    previous = [np.array([0, 0, 1, 1, 7, 7, -1, -1], np.int32)]
+    (owners,) = place(bucket_bytes=sizes, num_hosts=3, previous=previous)
+    assert owners[:4].tolist() == [0, 0, 1, 1]
+    assert np.bincount(owners, minlength=3).tolist() == [3, 3, 2]
+
+
+def test_more_hosts_than_buckets_leave_some_hosts_empty() -> None:
+    owners = place(bucket_bytes=[np.array([5]), np.array([3])], num_hosts=4)
+    assert sorted(int(part[0]) for part in owners) == [0, 1]
+
+
+def test_no_tables_have_no_owners() -> None:
+    assert place(bucket_bytes=[], num_hosts=3) == []
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "row_bytes", "num_buckets"),
+    [
+        (1, 4, 1),
+        (TARGET_BUCKET_BYTES // 64, 64, 1),
+        (2 * TARGET_BUCKET_BYTES // 64, 64, 2),
+        (3 * TARGET_BUCKET_BYTES // 64, 64, 4),
+        (10_000_000_000, 512, MAX_BUCKETS),
+    ],
+)
+def test_a_bucket_is_about_a_mebibyte(num_rows: int, row_bytes: int, num_buckets: int) -> None:
+    layout = bucket_layout(num_rows=num_rows, row_bytes=row_bytes)
+    assert layout.num_buckets == num_buckets
+    assert layout.rows_per_bucket * layout.num_buckets >= num_rows
+    assert 1 << layout.shift == num_buckets
+
+
+@given(num_rows=st.integers(1, 5_000), power=st.integers(0, 8))
+def test_every_row_has_one_position(num_rows: int, power: int) -> None:
+    layout = BucketLayout(num_rows=num_rows, num_buckets=1 << power)
+    rows = np.arange(num_rows)
+    bucket, position = rows % layout.num_buckets, rows >> layout.shift
+    assert (bucket == (rows & (layout.num_buckets - 1))).all()
+    assert position.max() < layout.rows_per_bucket
+    assert len(set(zip(bucket.tolist(), position.tolist(), strict=True))) == num_rows
+
+
+@given(count=st.integers(0, 500), parts=st.integers(1, 40))
+def test_split_evenly_covers_everything_once(count: int, parts: int) -> None:
+    ranges = split_evenly(count, parts)
+    assert [at for part in ranges for at in part] == list(range(count))
+    lengths = [len(part) for part in ranges]
+    assert len(lengths) == parts
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)

@@ -1,0 +1,67 @@
+"""Tables are placed whole where that is fair, stay where they are, and are cut where they are too large."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding.config import TableConfig
+from embedding.optimizers import SGD, Adagrad
+from embedding.placement import place_tables
+from embedding.table_spec import TableSpec
+
+
+def spec(at: int, num_rows: int, num_buckets: int = 8, rule=None) -> TableSpec:
+    config = TableConfig(num_rows, 4, name=f"t{at}", optimizer=rule or Adagrad(0.1))
+    return TableSpec.of(config, seed=0, num_buckets=num_buckets)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    rows=st.lists(st.integers(8, 5000), min_size=1, max_size=12),
+    hosts=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+)
+def test_fair_tables_are_whole_through_any_chain_of_hosts(rows: list[int], hosts: list[int]) -> None:
+    specs = [spec(at, count) for at, count in enumerate(rows)]
+    sizes = [8 * one.bucket_bytes for one in specs]
+    placement = None
+    for num_hosts in hosts:
+        placement = place_tables(specs, num_features=[1] * len(specs), num_hosts=num_hosts, previous=placement)
+        load = np.zeros(num_hosts)
+        for one, owners in zip(specs, placement, strict=True):
+            assert owners.shape == (8,)
+            assert owners.dtype == np.int32
+            assert ((owners >= 0) & (owners < num_hosts)).all()
+            np.add.at(load, owners, one.bucket_bytes)
+            if 8 * one.bucket_bytes <= sum(sizes) // num_hosts:
+                assert len(set(owners.tolist())) == 1
+        # Bytes and features count alike, and a host is at most one table above the fair share of their sum.
+        assert load.max() <= 2 * sum(sizes) / num_hosts + max(sizes)
+
+
+def test_a_table_above_the_fair_share_is_cut() -> None:
+    large, small = place_tables([spec(0, 8000), spec(1, 80)], num_features=[1, 0], num_hosts=2)
+    assert np.bincount(large).tolist() == [4, 4]
+    assert len(set(small.tolist())) == 1
+
+
+def test_tables_stay_with_their_host() -> None:
+    specs = [spec(at, 100 + at) for at in range(8)]
+    before = place_tables(specs, num_features=[1] * 8, num_hosts=2)
+    after = place_tables(specs, num_features=[1] * 8, num_hosts=2, previous=before)
+    for old, new in zip(before, after, strict=True):
+        assert (old == new).all()
+
+
+def test_rules_that_need_rows_are_cut() -> None:
+    specs = [spec(0, 100, rule=SGD(0.1, use_gradient_accumulation=False)), spec(1, 100), spec(2, 100)]
+    cut, *_ = place_tables(specs, num_features=[1, 1, 1], num_hosts=2)
+    assert len(set(cut.tolist())) == 2
+
+
+def test_features_count_beside_bytes() -> None:
+    """One large table and many small ones: by bytes alone one host would get all features but one."""
+    specs = [spec(0, 4000), *(spec(at, 400) for at in range(1, 11))]
+    owners = [int(one[0]) for one in place_tables(specs, num_features=[1] * 11, num_hosts=2)]
+    assert sorted(np.bincount(owners).tolist()) == [4, 7]
