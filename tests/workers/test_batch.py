@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding.ragged import Ragged
+from workers.batch import Batch, BatchError
+
+
+def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:
+    count = len(bags)
+    ids = Ragged.of_lists(bags)
+    weights = np.arange(ids.num_ids, dtype=np.float32) if weighted else None
+    return Batch(
+        dense=np.arange(count * 2, dtype=np.float32).reshape(count, 2),
+        labels=np.arange(count, dtype=np.float32) % 2,
+        weights=np.ones(count, np.float32),
+        features={"one": Ragged.of_dense(np.arange(count)), "bag": Ragged(ids.values, ids.row_splits, weights)},
+        sample_ids=np.arange(first_id, first_id + count),
+    )
+
+
+def test_padding_rows_count_for_nothing() -> None:
+    padded = batch_of([[1, 2], []]).padded(4)
+    assert padded.num_samples == 4
+    assert padded.weights.tolist() == [1, 1, 0, 0]
+    assert padded.sample_ids.tolist() == [0, 1, -1, -1]
+    assert padded.is_padding.tolist() == [False, False, True, True]
+    assert padded.features["bag"].to_lists() == [[1, 2], [], [], []]
+    assert padded.features["one"].to_lists() == [[0], [1], [], []]
+    assert not padded.dense[2:].any()
+
+
+def test_padding_to_fewer_rows_is_refused() -> None:
+    with pytest.raises(BatchError, match="2 samples to pad to 1"):
+        batch_of([[1], [2]]).padded(1)
+
+
+def test_parts_of_different_lengths_are_refused() -> None:
+    whole = batch_of([[1], [2]])
+    with pytest.raises(BatchError, match="feature 'bag'"):
+        Batch(
+            dense=whole.dense,
+            labels=whole.labels,
+            weights=whole.weights,
+            features={"bag": Ragged.of_lists([[1]])},
+            sample_ids=whole.sample_ids,
+        )
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 2), (3, 3), (1, 3)])
+def test_slice_and_concatenate_undo_each_other(start: int, stop: int) -> None:
+    whole = batch_of([[1, 2], [], [3]], weighted=True)
+    parts = [whole.slice(0, start), whole.slice(start, stop), whole.slice(stop, 3)]
+    assert parts[1].features["bag"].to_lists() == [[1, 2], [], [3]][start:stop]
+    joined = Batch.concatenate(parts)
+    assert joined.features["bag"].to_lists() == [[1, 2], [], [3]]
+    assert joined.features["bag"].weights is not None
+    assert joined.features["bag"].weights.tolist() == [0, 1, 2]
+    assert joined.features["one"].to_lists() == [[0], [1], [2]]
+    assert joined.sample_ids.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(joined.dense, whole.dense)
+
+
+def test_a_part_without_weights_counts_as_ones() -> None:
+    joined = Batch.concatenate([batch_of([[4], [5, 6]]), batch_of([[7, 8]], weighted=True)])
+    assert joined.features["bag"].weights is not None
+    assert joined.features["bag"].weights.tolist() == [1, 1, 1, 0, 1]
+
+
+def test_concatenating_nothing_or_strangers_is_refused() -> None:
+    with pytest.raises(BatchError, match="no batch"):
+        Batch.concatenate([])
+    with pytest.raises(BatchError, match="one declaration"):
+        Batch.concatenate([batch_of([[1]]), Batch.empty(["one"], num_dense=2)])

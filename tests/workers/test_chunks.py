@@ -1,0 +1,271 @@
+"""Chunks against zarr-python and tensorstore in both directions, and against every kind of damage."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+import zarr.codecs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from workers.chunks import (
+    ChunkDamaged,
+    ChunkReceipt,
+    chunk_name,
+    crc32c,
+    read_array_metadata,
+    read_chunk,
+    read_whole,
+    write_array_metadata,
+    write_chunk,
+    write_whole,
+)
+from workers.storage import Store
+from workers.storage_errors import NameTaken
+from workers.zarr_metadata import DTYPES, ArrayMetadata
+
+V, ROWS_PER_BUCKET, DIM = 4, 5, 3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+def table_metadata(separator: str = "/", dtype: str = "float32") -> ArrayMetadata:
+    return ArrayMetadata(
+        path="data/users/rows",
+        shape=(V, ROWS_PER_BUCKET, DIM),
+        chunk_shape=(1, ROWS_PER_BUCKET, DIM),
+        dtype=DTYPES[dtype],
+        attributes={"table": "users"},
+        separator=separator,
+    )
+
+
+def write_table(store: Store, metadata: ArrayMetadata) -> tuple[np.ndarray, list[ChunkReceipt]]:
+    values = np.random.default_rng(0).random((V, ROWS_PER_BUCKET, DIM), np.float32).astype(metadata.dtype)
+    write_array_metadata(store, metadata)
+    return values, [write_chunk(store, metadata, (bucket, 0, 0), values[bucket]) for bucket in range(V)]
+
+
+def open_with_tensorstore(path: str):
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+    return tensorstore.open(spec, open=True).result(timeout=30)
+
+
+class TestOracles:
+    @pytest.mark.parametrize("separator", ["/", "."])
+    def test_other_readers_see_our_values(self, store: Store, separator: str) -> None:
+        metadata = table_metadata(separator)
+        values, _ = write_table(store, metadata)
+        path = store.locate(metadata.path)
+        opened = zarr.open(path, mode="r")
+        np.testing.assert_array_equal(opened[:], values)  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        assert opened.attrs["table"] == "users"
+        np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), values)
+
+    @pytest.mark.parametrize("dtype", sorted(DTYPES))
+    @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (2, 1, 3, 2), (0, 4)])
+    def test_leaves_of_any_type_and_rank(self, store: Store, dtype: str, shape: tuple[int, ...]) -> None:
+        values = (np.random.default_rng(1).random(shape) * 100).astype(DTYPES[dtype])
+        _, _, receipt = write_whole(store, "data/leaf", values)
+        back = read_whole(store, "data/leaf", receipt=receipt if values.size else None)
+        assert back.dtype == values.dtype
+        assert back.shape == shape
+        assert back.tobytes() == values.tobytes()
+        path = store.locate("data/leaf")
+        stored = values.view(np.uint16) if dtype == "bfloat16" else values
+        opened = np.asarray(zarr.open(path, mode="r")[...])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        np.testing.assert_array_equal(opened, stored)
+        np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), stored)
+
+    @pytest.mark.parametrize("separator", ["/", "."])
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "uint8", "bool"])
+    def test_arrays_that_zarr_wrote_open_here(self, store: Store, dtype: str, separator: str) -> None:
+        values = (np.random.default_rng(2).random((V, 6, 2)) * 2).astype(dtype)
+        array = zarr.create_array(
+            store.locate("theirs"),
+            shape=values.shape,
+            chunks=(1, 6, 2),
+            dtype=dtype,
+            compressors=[zarr.codecs.Crc32cCodec()],
+            chunk_key_encoding={"name": "default", "separator": separator},  # pyright: ignore[reportArgumentType]
+        )
+        # zarr leaves out chunks that hold nothing but the fill value.
+        values[:, 0, 0] = 1
+        array[:] = values
+        metadata = read_array_metadata(store, "theirs")
+        for bucket in range(V):
+            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0)), values[bucket : bucket + 1])
+
+    def test_arrays_that_tensorstore_wrote_open_here(self, store: Store) -> None:
+        values = np.random.default_rng(3).random((V, 6, 2), np.float32)
+        path = store.locate("theirs")
+        metadata = {
+            "shape": [V, 6, 2],
+            "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 6, 2]}},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        }
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}, "metadata": metadata}
+        tensorstore.open(spec, create=True).result(timeout=30).write(values).result(timeout=30)
+        read = read_array_metadata(store, "theirs")
+        assert read.shape == (V, 6, 2)
+        for bucket in range(V):
+            np.testing.assert_array_equal(read_chunk(store, read, (bucket, 0, 0))[0], values[bucket])
+
+    @pytest.mark.parametrize("values", [np.array([np.nan, np.inf, -0.0, 1e-45], np.float32), np.array([True, False])])
+    def test_every_bit_pattern_survives(self, store: Store, values: np.ndarray) -> None:
+        write_whole(store, "data/leaf", values)
+        assert read_whole(store, "data/leaf").tobytes() == values.tobytes()
+
+
+class TestChunks:
+    def test_a_chunk_is_the_bytes_and_their_checksum(self, store: Store) -> None:
+        metadata = table_metadata()
+        values, receipts = write_table(store, metadata)
+        raw = Path(store.locate("data/users/rows/c/2/0/0")).read_bytes()
+        assert raw[:-4] == values[2].tobytes()
+        assert struct.unpack("<I", raw[-4:])[0] == google_crc32c.value(raw[:-4]) == receipts[2].crc32c
+        assert receipts[2] == ChunkReceipt(
+            name="data/users/rows/c/2/0/0", size_bytes=len(raw), crc32c=receipts[2].crc32c
+        )
+
+    def test_a_read_fills_the_callers_array(self, store: Store) -> None:
+        values, receipts = write_table(store, table_metadata())
+        bucket = np.empty((ROWS_PER_BUCKET, DIM), np.float32)
+        assert read_chunk(store, table_metadata(), (1, 0, 0), out=bucket, receipt=receipts[1]) is bucket
+        np.testing.assert_array_equal(bucket, values[1])
+
+    def test_a_strided_array_is_written_by_value(self, store: Store) -> None:
+        wide = np.random.default_rng(0).random((ROWS_PER_BUCKET, 2 * DIM), np.float32)
+        write_chunk(store, table_metadata(), (0, 0, 0), wide[:, ::2])
+        np.testing.assert_array_equal(read_chunk(store, table_metadata(), (0, 0, 0))[0], wide[:, ::2])
+
+    def test_bfloat16_is_kept_as_it_is(self, store: Store) -> None:
+        values, _ = write_table(store, table_metadata(dtype="bfloat16"))
+        metadata = read_array_metadata(store, "data/users/rows")
+        assert metadata.dtype == ml_dtypes.bfloat16
+        assert metadata == table_metadata(dtype="bfloat16")
+        assert read_chunk(store, metadata, (3, 0, 0))[0].tobytes() == values[3].tobytes()
+
+    def test_chunks_are_written_once(self, store: Store) -> None:
+        write_table(store, table_metadata())
+        with pytest.raises(NameTaken):
+            write_chunk(store, table_metadata(), (0, 0, 0), np.zeros((ROWS_PER_BUCKET, DIM), np.float32))
+
+    @pytest.mark.parametrize("index", [(4, 0, 0), (-1, 0, 0), (0, 1, 0), (0, 0), ()])
+    def test_indices_outside_the_grid_are_refused(self, index: tuple[int, ...]) -> None:
+        with pytest.raises(IndexError, match="grid"):
+            chunk_name(table_metadata(), index)
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            np.zeros((ROWS_PER_BUCKET, DIM)),
+            np.zeros((DIM, ROWS_PER_BUCKET), np.float32),
+            np.zeros(ROWS_PER_BUCKET * DIM, np.float32),
+        ],
+    )
+    def test_an_array_that_is_not_one_chunk_is_refused(self, store: Store, values: np.ndarray) -> None:
+        with pytest.raises(ValueError, match="exactly one chunk"):
+            write_chunk(store, table_metadata(), (0, 0, 0), values)
+
+    def test_a_buffer_that_cannot_be_filled_is_refused(self, store: Store) -> None:
+        write_table(store, table_metadata())
+        for out in (np.empty((DIM, ROWS_PER_BUCKET), np.float32).T, np.frombuffer(bytes(60), np.float32).reshape(5, 3)):
+            with pytest.raises(ValueError, match="contiguous"):
+                read_chunk(store, table_metadata(), (0, 0, 0), out=out)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        values=hnp.arrays(
+            st.sampled_from([np.float32, np.int64, np.uint8]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)
+        )
+    )
+    def test_any_array_comes_back(self, values: np.ndarray) -> None:
+        store = Store("memory://chunks/any")
+        for name in store.list():
+            store.delete(name)
+        _, _, receipt = write_whole(store, "leaf", values)
+        back = read_whole(store, "leaf", receipt=receipt if values.size else None)
+        assert (back.shape, back.dtype, back.tobytes()) == (values.shape, values.dtype, values.tobytes())
+
+
+class TestDamage:
+    """Every change of a chunk file is found, with and without a receipt as far as the file itself can tell."""
+
+    @pytest.fixture
+    def damaged(self, store: Store):
+        _, receipts = write_table(store, table_metadata())
+        return store, receipts[1], Path(store.locate(receipts[1].name))
+
+    def test_every_flipped_bit_is_found(self, damaged) -> None:
+        store, receipt, path = damaged
+        good = path.read_bytes()
+        for at in range(len(good)):
+            for bit in (0, 3, 7):
+                bad = bytearray(good)
+                bad[at] ^= 1 << bit
+                path.write_bytes(bad)
+                with pytest.raises(ChunkDamaged, match="CRC-32C"):
+                    read_chunk(store, table_metadata(), (1, 0, 0))
+        path.write_bytes(good)
+        read_chunk(store, table_metadata(), (1, 0, 0), receipt=receipt)
+
+    def test_every_other_length_is_found(self, damaged) -> None:
+        store, _, path = damaged
+        good = path.read_bytes()
+        for bad in [good[:n] for n in range(len(good))] + [good + b"x", b"x" + good, good + good]:
+            path.write_bytes(bad)
+            with pytest.raises(ChunkDamaged, match=f"{len(bad)} bytes"):
+                read_chunk(store, table_metadata(), (1, 0, 0))
+
+    def test_a_missing_chunk_is_no_fill_value(self, damaged) -> None:
+        store, receipt, path = damaged
+        path.unlink()
+        for known in (receipt, None):
+            with pytest.raises(ChunkDamaged, match="no file"):
+                read_chunk(store, table_metadata(), (1, 0, 0), receipt=known)
+
+    def test_a_sound_chunk_from_elsewhere_is_found_by_the_receipt(self, damaged) -> None:
+        store, receipt, path = damaged
+        path.write_bytes(Path(store.locate("data/users/rows/c/0/0/0")).read_bytes())
+        read_chunk(store, table_metadata(), (1, 0, 0))
+        with pytest.raises(ChunkDamaged, match="as written"):
+            read_chunk(store, table_metadata(), (1, 0, 0), receipt=receipt)
+
+    def test_a_giant_shape_allocates_nothing(self, damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, _, _ = damaged
+        giant = ArrayMetadata(
+            path="data/users/rows", shape=(V, 1 << 40, DIM), chunk_shape=(1, 1 << 40, DIM), dtype=DTYPES["float32"]
+        )
+        with pytest.raises(ChunkDamaged, match=f"{(1 << 40) * DIM * 4 + 4} bytes"):
+            read_chunk(store, giant, (1, 0, 0))
+
+    def test_several_chunks_are_no_leaf(self, damaged) -> None:
+        store, _, _ = damaged
+        with pytest.raises(ChunkDamaged, match="one chunk"):
+            read_whole(store, "data/users/rows")
+
+
+@given(hnp.arrays(np.uint8, st.integers(0, 300)))
+def test_the_checksum_is_castagnolis(data: np.ndarray) -> None:
+    assert crc32c(data) == crc32c(data.tobytes()) == google_crc32c.value(data.tobytes())
+
+
+def test_the_checksum_goes_over_pieces() -> None:
+    data = np.arange((1 << 22) // 8 + 1000, dtype=np.int64)
+    assert crc32c(data) == google_crc32c.value(data.tobytes())
+    assert crc32c(b"123456789") == 0xE3069283
+    assert math.prod(data.shape) > 0

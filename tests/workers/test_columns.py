@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.batch import Batch
+from workers.columns import Origin, check_schema, decode, hashed_rows
+from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers.input_errors import InputError
+
+ORIGIN = Origin(path="clicks.parquet", row_group=2, first_row=100)
+SIZE = 50
+
+
+def decode_one(column: pa.Array | pa.ChunkedArray, source: IdColumn) -> list[list[int]]:
+    table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "c": column})
+    data = ParquetData("a", label="y", features={"f": source})
+    return decode(table, data, origin=ORIGIN, first_position=0).features["f"].to_lists()
+
+
+def decode_dense(column: pa.Array, declared: str | DenseColumn) -> Batch:
+    table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "x": column})
+    return decode(table, ParquetData("a", label="y", dense=(declared,)), origin=ORIGIN, first_position=7)
+
+
+scalars = st.lists(st.none() | st.integers(0, SIZE - 1), max_size=12)
+lists = st.lists(st.none() | st.lists(st.none() | st.integers(0, SIZE - 1), max_size=4), max_size=12)
+modes = st.sampled_from(
+    [
+        IdColumn("c", "as_is", SIZE),
+        IdColumn("c", "as_is", SIZE, missing="zero"),
+        IdColumn("c", "hash", SIZE, salt=3),
+        IdColumn("c", "hash", SIZE, missing="empty"),
+    ]
+)
+
+
+def expected_bag(value: int | list[int | None] | None, source: IdColumn) -> list[int]:
+    items = value if isinstance(value, list) else [value]
+    missing = [] if source.missing == "empty" else [0]
+    bag = []
+    for item in items:
+        if item is None:
+            bag += missing
+        elif source.mode == "as_is":
+            bag.append(item)
+        else:
+            bag += hashed_rows(np.array([item]), vocabulary_size=SIZE, salt=source.salt).tolist()
+    return bag
+
+
+@settings(deadline=None)
+@given(scalars, modes, st.sampled_from([pa.int8(), pa.uint16(), pa.int64(), pa.uint64()]), st.data())
+def test_scalars_become_bags(values: list, source: IdColumn, kind: pa.DataType, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, kind)[start:]
+    assert decode_one(column, source) == [expected_bag(value, source) for value in values[start:]]
+
+
+@settings(deadline=None)
+@given(lists, modes, st.sampled_from([pa.list_, pa.large_list]), st.data())
+def test_lists_become_bags(values: list, source: IdColumn, kind, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    cut = data.draw(st.integers(start, len(values)))
+    whole = pa.array(values, kind(pa.int32()))
+    column = pa.chunked_array([whole[start:cut], whole[cut:]])
+    assert decode_one(column, source) == [expected_bag(value, source) for value in values[start:]]
+
+
+def test_fixed_size_lists_become_bags() -> None:
+    column = pa.array([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2))
+    assert decode_one(column, IdColumn("c", "as_is", SIZE)) == [[1, 2], [], [3]]
+    assert decode_one(column, IdColumn("c", "as_is", SIZE, missing="zero")) == [[1, 2], [0], [3, 0]]
+
+
+def test_what_lies_under_a_null_list_is_not_read() -> None:
+    offsets, hidden = pa.array([0, 2, 4, 5], pa.int32()), pa.array([1, 2, 999, 999, 3])
+    column = pa.ListArray.from_arrays(offsets, hidden, mask=pa.array([False, True, False]))
+    assert decode_one(column, IdColumn("c", "as_is", SIZE)) == [[1, 2], [], [3]]
+
+
+def test_hashing_keeps_row_0_free_reaches_every_other_row_and_is_fixed_for_good() -> None:
+    rows = hashed_rows(np.arange(10_000), vocabulary_size=SIZE)
+    counts = np.bincount(rows, minlength=SIZE)
+    assert counts[0] == 0
+    assert counts[1:].min() > 120
+    assert counts[1:].max() < 300
+    # A change here gives every id of a saved table another row.
+    assert hashed_rows(np.array([0, 1, -1, 2**40]), vocabulary_size=1000).tolist() == [737, 546, 459, 994]
+    assert hashed_rows(np.array([0, 1, -1, 2**40]), vocabulary_size=1000, salt=9).tolist() == [39, 243, 974, 679]
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [
+        (pa.array([1, None, 50, -1]), 102, "50"),
+        (pa.array([0, -1]), 101, "-1"),
+        (pa.array([0, 2**64 - 1], pa.uint64()), 101, str(2**64 - 1)),
+        (pa.array([[1], None, [], [None, 2, 50]]), 103, "50"),
+        (pa.array([[1, -7]]), 100, "-7"),
+        (pa.array([None, [1], [2, 99]])[1:], 101, "99"),
+    ],
+)
+def test_an_id_outside_the_table_is_named(column: pa.Array, row: int, value: str) -> None:
+    expected = f"Found id {value} in clicks.parquet, row group 2, row {row}, column 'c'. Ids are 0 to 49."
+    with pytest.raises(InputError) as caught:
+        decode_one(column, IdColumn("c", "as_is", SIZE))
+    assert str(caught.value).startswith(expected)
+
+
+def test_dense_numbers_are_transformed_and_missing_ones_are_zero() -> None:
+    column = pa.array([0, 3, -5, None], pa.int32())
+    assert decode_dense(column, "x").dense.tolist() == [[0], [3], [-5], [0]]
+    logs = decode_dense(column, DenseColumn("x", "log1p")).dense
+    np.testing.assert_array_equal(logs, np.log1p(np.array([[0], [3], [0], [0]], np.float32)))
+    assert decode_dense(pa.array([True, None, False]), "x").dense.tolist() == [[1], [0], [0]]
+    assert decode_dense(pa.array([1.5], pa.float16()), "x").dense.tolist() == [[1.5]]
+
+
+@pytest.mark.parametrize("transform", ["identity", "log1p"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_a_dense_number_that_is_not_finite_is_named(value: float, transform) -> None:
+    column = pa.array([0.0, None, value])
+    with pytest.raises(InputError, match=r"row group 2, row 102, column 'x'. Dense numbers are finite"):
+        decode_dense(column, DenseColumn("x", transform))
+
+
+def decode_columns(label: list, weight: list, number: list) -> Batch:
+    table = pa.table(
+        {"y": pa.array(label, pa.float64()), "w": pa.array(weight, pa.float64()), "n": pa.array(number, pa.int64())}
+    )
+    data = ParquetData("a", label="y", sample_weight="w", sample_id="n")
+    return decode(table, data, origin=ORIGIN, first_position=0)
+
+
+def test_labels_weights_and_sample_ids_are_read() -> None:
+    batch = decode_columns([0, 1.5], [0, 2], [9, 3])
+    assert (batch.labels.tolist(), batch.weights.tolist(), batch.sample_ids.tolist()) == ([0, 1.5], [0, 2], [9, 3])
+    assert batch.dense.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("label", "weight", "number", "message"),
+    [
+        ([0, None], [1, 1], [0, 1], "Found null in clicks.parquet, row group 2, row 101, column 'y'"),
+        ([0, np.nan], [1, 1], [0, 1], "Found nan .* column 'y'"),
+        ([0, 0], [None, 1], [0, 1], "Found null .* row 100, column 'w'"),
+        ([0, 0], [1, -1], [0, 1], "Found -1.0 .* row 101, column 'w'"),
+        ([0, 0], [1, 1], [0, -1], "Found -1 .* column 'n'"),
+        ([0, 0], [1, 1], [None, 1], "Found null .* column 'n'"),
+    ],
+)
+def test_rows_without_a_usable_label_weight_or_id_are_named(label, weight, number, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        decode_columns(label, weight, number)
+
+
+def test_without_an_id_column_rows_are_numbered_by_position() -> None:
+    assert decode_dense(pa.array([1.0, 2.0]), "x").sample_ids.tolist() == [7, 8]
+
+
+def test_an_unresolved_feature_is_refused() -> None:
+    with pytest.raises(InputError, match=r"ParquetData\.resolved"):
+        decode_one(pa.array([1]), IdColumn("c"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (pa.string(), "type string"),
+        (pa.dictionary(pa.int32(), pa.string()), "type dictionary"),
+        (pa.float32(), "type float"),
+        (pa.list_(pa.string()), "type list"),
+        (pa.list_(pa.list_(pa.int64())), "type list"),
+    ],
+)
+def test_columns_that_hold_no_ids_are_refused(kind: pa.DataType, message: str) -> None:
+    data = ParquetData("a", label="y", features={"f": IdColumn("c")})
+    with pytest.raises(InputError, match=rf"column 'c' of {message}.* in a.parquet"):
+        check_schema(pa.schema([("y", pa.int8()), ("c", kind)]), data, path="a.parquet")
+
+
+def test_missing_and_repeated_columns_are_refused_with_those_that_are_there() -> None:
+    data = ParquetData("a", label="y", dense=("x",))
+    with pytest.raises(InputError, match=r"no column named 'x' in a.parquet.*\['y', 'z'\]"):
+        check_schema(pa.schema([("y", pa.int8()), ("z", pa.int8())]), data, path="a.parquet")
+    with pytest.raises(InputError, match="2 columns named 'y'"):
+        check_schema(pa.schema([("y", pa.int8()), ("y", pa.int8())]), data, path="a.parquet")
+    with pytest.raises(InputError, match="column 'x' of type string"):
+        check_schema(pa.schema([("y", pa.int8()), ("x", pa.string())]), data, path="a.parquet")

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from workers.data_config import DataConfigError, DenseColumn, IdColumn, ParquetData
+
+
+def test_short_forms_stand_for_the_long_ones() -> None:
+    short = ParquetData("a.parquet", label="y", dense=("x",), features={"user": "user_id"})
+    long = ParquetData(("a.parquet",), label="y", dense=(DenseColumn("x"),), features={"user": IdColumn("user_id")})
+    assert short == long
+    assert short.columns == ("y", "x", "user_id")
+
+
+def test_a_column_read_twice_is_named_once() -> None:
+    features = {"a": IdColumn("id"), "b": IdColumn("id", "hash", 10)}
+    data = ParquetData("a", label="y", dense=("y",), features=features, sample_weight="w", sample_id="id")
+    assert data.columns == ("y", "id", "w")
+
+
+def test_missing_defaults_follow_the_mode() -> None:
+    assert IdColumn("c").missing == "empty"
+    assert IdColumn("c", mode="hash").missing == "zero"
+    assert IdColumn("c", mode="hash", missing="empty").missing == "empty"
+
+
+def test_resolved_takes_order_and_sizes_from_the_model() -> None:
+    data = ParquetData("a", label="y", features={"b": IdColumn("bb", "hash", salt=4)})
+    resolved = data.resolved({"a": 10, "b": 20})
+    assert list(resolved.id_columns.items()) == [
+        ("a", IdColumn("a", vocabulary_size=10)),
+        ("b", IdColumn("bb", "hash", 20, salt=4)),
+    ]
+    assert resolved.resolved({"a": 10, "b": 20}) == resolved
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"), [({"a": 10}, "only features of the model"), ({"b": 7}, "7 in its table")]
+)
+def test_resolved_refuses_what_the_model_contradicts(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(DataConfigError, match=message):
+        ParquetData("a", label="y", features={"b": IdColumn("b", vocabulary_size=8)}).resolved(sizes)
+
+
+def test_evaluation_swaps_the_files_alone() -> None:
+    data = ParquetData("train", label="y", dense=("x",), eval_paths="test")
+    assert data.for_evaluation() == ParquetData("test", label="y", dense=("x",))
+    with pytest.raises(DataConfigError, match="no eval_paths"):
+        data.for_evaluation().for_evaluation()
+
+
+def test_a_declaration_travels_between_processes() -> None:
+    data = ParquetData("a", label="y", features={"b": IdColumn("b", "hash", 20)})
+    assert pickle.loads(pickle.dumps(data)) == data  # noqa: S301 - our own bytes, a moment old
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: DenseColumn("x", "sqrt"), "'sqrt' as transform of dense column 'x'"),  # type: ignore[arg-type]
+        (lambda: IdColumn("x", "raw"), "'raw' as mode of id column 'x'"),  # type: ignore[arg-type]
+        (lambda: IdColumn("x", missing="drop"), "'drop' as missing"),  # type: ignore[arg-type]
+        (lambda: IdColumn("x", vocabulary_size=0), "at least 1"),
+        (lambda: IdColumn("x", "hash", 1), "at least 2"),
+        (lambda: ParquetData((), label="y"), "no paths"),
+        (lambda: ParquetData("a", label="y", dense=("x", DenseColumn("x", "log1p"))), r"\['x'\] more than once"),
+        (lambda: ParquetData("a", label="y", dense="xy"), "dense='xy'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_meant_is_refused(declare, message: str) -> None:
+    with pytest.raises(DataConfigError, match=message):
+        declare()

@@ -1,0 +1,495 @@
+"""The store: names, the same behaviour on every backend, races for a name, links, and retries without waiting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.retry import RetryPolicy, Waiting
+from workers.storage import Store, is_safe_name, validate_name
+from workers.storage_errors import (
+    NameNotFound,
+    NameTaken,
+    NotAPlainFile,
+    SingleWriterStore,
+    StorageError,
+    StoreCannotCreateExclusively,
+    StoreUnavailable,
+    UnsafeName,
+    WrongSize,
+)
+
+NO_WAIT = Waiting(sleep=lambda _: None)
+
+
+def key_of(path: str) -> str:
+    """The name of an object without the protocol."""
+    return path.split("://", 1)[-1].strip("/")
+
+
+class CloudFileSystem(AsyncFileSystem):
+    """Objects in a dictionary behind fsspec's asynchronous calls, with conditional puts and scripted faults."""
+
+    protocol = "abfss"
+    cachable = False
+    objects: dict[str, bytes] = {}  # noqa: RUF012  # shared by instances, as a service is
+    faults: list[tuple[str, str, Exception]] = []  # noqa: RUF012
+
+    @classmethod
+    def reset(cls, *faults: tuple[str, str, Exception]) -> None:
+        """Faults are (method, "before" or "after" its effect, error), each used once."""
+        cls.objects, cls.faults = {}, list(faults)
+
+    def _fault(self, method: str, when: str) -> None:
+        for fault in self.faults:
+            if fault[:2] == (method, when):
+                self.faults.remove(fault)
+                raise fault[2]
+
+    async def _pipe_file(self, path, value, mode="overwrite", **_):
+        path = key_of(path)
+        self._fault("pipe", "before")
+        if mode == "create" and path in self.objects:
+            raise FileExistsError(path)
+        self.objects[path] = bytes(value)
+        self._fault("pipe", "after")
+
+    async def _cat_file(self, path, start=None, end=None, **_):
+        self._fault("cat", "before")
+        return (await self._object(path))[start:end]
+
+    async def _info(self, path, **_):
+        self._fault("info", "before")
+        path = key_of(path)
+        if path in self.objects:
+            return {"name": path, "size": len(self.objects[path]), "type": "file"}
+        if any(name.startswith(path + "/") for name in self.objects):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(path)
+
+    async def _ls(self, path, detail=True, **_):
+        self._fault("ls", "before")
+        path = key_of(path)
+        below = {name[len(path) + 1 :].split("/")[0] for name in self.objects if name.startswith(path + "/")}
+        if not below:
+            raise FileNotFoundError(path)
+        entries = [await self._info(f"{path}/{name}") for name in sorted(below)]
+        return entries if detail else [entry["name"] for entry in entries]
+
+    async def _rm_file(self, path, **_):
+        await self._object(path)
+        del self.objects[key_of(path)]
+
+    async def _object(self, path):
+        try:
+            return self.objects[key_of(path)]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+class PlainFileSystem(AbstractFileSystem):
+    """A filesystem that only offers fsspec's common calls, so nothing in it decides a race."""
+
+    protocol = "plain"
+    cachable = False
+    files: dict[str, bytes] = {}  # noqa: RUF012
+
+    def pipe_file(self, path, value, mode="overwrite", **_):
+        self.files[key_of(path)] = bytes(value)
+
+    def cat_file(self, path, start=None, end=None, **_):
+        return self.files[key_of(path)][start:end]
+
+    def info(self, path, **_):
+        path = key_of(path)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.files[path]), "type": "file"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _filesystems():
+    fsspec.register_implementation("abfss", CloudFileSystem, clobber=True)
+    fsspec.register_implementation("plain", PlainFileSystem, clobber=True)
+
+
+@pytest.fixture(params=["local", "file", "memory", "cloud"])
+def store(request, tmp_path: Path) -> Store:
+    unique = secrets.token_hex(4)
+    CloudFileSystem.reset()
+    urls = {
+        "local": f"{tmp_path}/run",
+        "file": f"file://{tmp_path}/run",
+        "memory": f"memory://{unique}/run",
+        "cloud": f"abfss://{unique}/run",
+    }
+    return Store(urls[request.param], waiting=NO_WAIT)
+
+
+class TestEveryBackend:
+    def test_what_was_written_is_read(self, store: Store) -> None:
+        store.write_new("data/a/c/0", [b"abc", memoryview(b"defg"), bytearray(b"")])
+        assert store.read("data/a/c/0", max_bytes=7) == b"abcdefg"
+        assert store.read_range("data/a/c/0", start=2, length=3) == b"cde"
+        assert store.size("data/a/c/0") == 7
+        first, second = bytearray(3), bytearray(4)
+        store.read_into("data/a/c/0", [memoryview(first), memoryview(second)])
+        assert bytes(first + second) == b"abcdefg"
+
+    def test_an_empty_file_is_a_file(self, store: Store) -> None:
+        store.write_new("empty", [])
+        assert store.size("empty") == 0
+        assert store.read("empty", max_bytes=0) == b""
+        assert store.exists("empty")
+
+    def test_nothing_is_written_twice(self, store: Store) -> None:
+        store.write_new("data/x", [b"first"])
+        with pytest.raises(NameTaken, match="data/x"):
+            store.write_new("data/x", [b"second"])
+        assert store.create_exclusive("data/x", b"third") is False
+        assert store.read("data/x", max_bytes=100) == b"first"
+
+    def test_a_heartbeat_is_replaced_whole(self, store: Store) -> None:
+        store.replace("lease/g1.hb", b"a long heartbeat")
+        store.replace("lease/g1.hb", b"short")
+        assert store.read("lease/g1.hb", max_bytes=100) == b"short"
+
+    @pytest.mark.parametrize("name", ["missing", "data/missing", "data/a/b/missing"])
+    def test_a_missing_name_is_named(self, store: Store, name: str) -> None:
+        store.write_new("data/present", [b"x"])
+        with pytest.raises(NameNotFound, match=name):
+            store.read(name, max_bytes=10)
+        with pytest.raises(NameNotFound):
+            store.read_into(name, [memoryview(bytearray(1))])
+        assert not store.exists(name)
+
+    def test_listings_show_what_is_there(self, store: Store) -> None:
+        assert store.sizes() == {}
+        assert store.children("lease") == []
+        for name, data in {"a": b"1", "lease/g1.claim": b"22", "data/x/y/z": b"333", "data/x/w": b""}.items():
+            store.write_new(name, [data])
+        assert store.sizes() == {"a": 1, "data/x/w": 0, "data/x/y/z": 3, "lease/g1.claim": 2}
+        assert store.sizes("data/x") == {"data/x/w": 0, "data/x/y/z": 3}
+        assert store.list("data") == ["data/x/w", "data/x/y/z"]
+        assert store.children() == ["a", "data", "lease"]
+        assert store.children("data/x") == ["w", "y"]
+
+    def test_a_prefix_is_a_folder_not_a_beginning(self, store: Store) -> None:
+        store.write_new("data/run/a", [b"1"])
+        store.write_new("data/running/b", [b"1"])
+        assert store.list("data/run") == ["data/run/a"]
+
+    def test_deleting_leaves_the_others(self, store: Store) -> None:
+        store.write_new("data/x/a", [b"1"])
+        store.write_new("data/x/b", [b"2"])
+        store.delete("data/x/a")
+        store.delete("data/x/a")
+        assert store.list() == ["data/x/b"]
+        store.delete("data/x/b")
+        assert store.children() == []
+
+    def test_sizes_are_checked_before_reading(self, store: Store) -> None:
+        store.write_new("big", [b"x" * 100])
+        with pytest.raises(WrongSize, match="100 bytes"):
+            store.read("big", max_bytes=99)
+        with pytest.raises(WrongSize):
+            store.read_range("big", start=90, length=11)
+        for wrong in (99, 101):
+            with pytest.raises(WrongSize):
+                store.read_into("big", [memoryview(bytearray(wrong))])
+
+    def test_one_of_many_writers_creates_a_name(self, store: Store) -> None:
+        barrier = threading.Barrier(6)
+        for race in range(10):
+            won: list[int] = []
+
+            def write(writer: int, race: int = race, won: list[int] = won) -> None:
+                barrier.wait(timeout=20)
+                if store.create_exclusive(f"lease/g{race}", f"{writer}".encode()):
+                    won.append(writer)
+
+            threads = [threading.Thread(target=write, args=(writer,)) for writer in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(timeout=30)
+            assert len(won) == 1
+            assert store.read(f"lease/g{race}", max_bytes=10) == f"{won[0]}".encode()
+
+    def test_the_probe_passes_and_leaves_nothing(self, store: Store) -> None:
+        store.probe()
+        assert store.list() == []
+
+    @pytest.mark.parametrize(
+        "name", ["../x", "/etc/passwd", "a/../../b", "a//b", "", ".", "c/.hidden", "a\\b", "s3://b/x", "a\nb"]
+    )
+    def test_names_that_could_escape_are_refused_everywhere(self, store: Store, name: str) -> None:
+        for use in (
+            lambda: store.read(name, max_bytes=1),
+            lambda: store.write_new(name, [b"x"]),
+            lambda: store.create_exclusive(name, b"x"),
+            lambda: store.replace(name, b"x"),
+            lambda: store.delete(name),
+            lambda: store.size(name),
+            lambda: store.read_into(name, []),
+        ):
+            with pytest.raises(UnsafeName):
+                use()
+
+
+@given(
+    st.text(max_size=60)
+    | st.lists(st.sampled_from(["..", ".", "", "a", "b-1", "~", "c.json", "%2e", "-x"])).map("/".join)
+)
+def test_a_safe_name_stays_below_its_root(name: str) -> None:
+    if is_safe_name(name):
+        assert validate_name(name) == name
+        joined = os.path.normpath(os.path.join("/root/run", name))
+        assert joined == f"/root/run/{name}"
+        assert name.isascii()
+        assert name.isprintable()
+    else:
+        with pytest.raises(UnsafeName):
+            validate_name(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 201, "/".join(["abc"] * 200), "a/" + "b" * 300])
+def test_names_are_bounded(name: str) -> None:
+    assert not is_safe_name(name)
+
+
+class TestLocalFiles:
+    def test_links_below_the_root_are_not_followed(self, tmp_path: Path) -> None:
+        secret = tmp_path / "outside" / "secret"
+        secret.parent.mkdir()
+        secret.write_bytes(b"secret")
+        root = tmp_path / "run"
+        (root / "data").mkdir(parents=True)
+        (root / "data" / "file").symlink_to(secret)
+        (root / "data" / "folder").symlink_to(secret.parent)
+        store = Store(root)
+        for name in ("data/file", "data/folder/secret"):
+            with pytest.raises(NotAPlainFile):
+                store.read(name, max_bytes=100)
+        with pytest.raises((NotAPlainFile, NameTaken)):
+            store.write_new("data/folder/new", [b"x"])
+        with pytest.raises(NameTaken):
+            store.write_new("data/file", [b"x"])
+        with pytest.raises(NotAPlainFile):
+            store.delete("data/folder/secret")
+        assert store.sizes() == {}
+        assert store.children("data") == []
+        assert secret.read_bytes() == b"secret"
+        assert os.listdir(secret.parent) == ["secret"]
+
+    def test_the_root_may_be_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        Store(tmp_path / "link").write_new("a", [b"x"])
+        assert Store(tmp_path / "real").read("a", max_bytes=1) == b"x"
+
+    def test_folders_pipes_and_devices_are_not_read(self, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        os.mkfifo(tmp_path / "pipe")
+        store = Store(tmp_path)
+        for name in ("folder", "pipe"):
+            with pytest.raises(NotAPlainFile):
+                store.read(name, max_bytes=100)
+        with pytest.raises(NotAPlainFile):
+            store.delete("folder")
+
+    def test_a_file_in_the_place_of_a_folder_is_named(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.write_new("data", [b"x"])
+        with pytest.raises(NotAPlainFile, match="data"):
+            store.write_new("data/a", [b"x"])
+
+    def test_a_failed_write_leaves_no_file(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.write_new("seed", [b"x"])
+        # The disk refuses in the middle: the second buffer is no buffer at all.
+        with pytest.raises(TypeError):
+            store.write_new("torn", [b"abc", object()])  # pyright: ignore[reportArgumentType]
+        assert os.listdir(tmp_path) == ["seed"]
+
+    def test_a_full_disk_is_reported_at_once_and_cleaned_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def full(handle: int, views: object) -> int:
+            calls.append(handle)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "writev", full)
+        with pytest.raises(OSError, match="No space"):
+            Store(tmp_path, waiting=NO_WAIT).write_new("data/a", [b"abc"])
+        assert len(calls) == 1
+        assert os.listdir(tmp_path / "data") == []
+
+    @pytest.mark.parametrize("step", [1, 3, 7])
+    def test_short_writes_are_continued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        real = os.writev
+        monkeypatch.setattr(os, "writev", lambda handle, views: real(handle, [b"".join(views)[:step]]))
+        store = Store(tmp_path)
+        store.write_new("a", [b"abcde", b"", b"fghij", b"k"])
+        assert store.read("a", max_bytes=100) == b"abcdefghijk"
+
+    def test_temporary_files_of_a_killed_writer_are_invisible(self, tmp_path: Path) -> None:
+        (tmp_path / "lease").mkdir()
+        (tmp_path / "lease" / ".tmp-0123").write_bytes(b"torn")
+        store = Store(tmp_path)
+        assert store.list() == []
+        assert store.children("lease") == []
+
+    def test_a_network_disk_that_repeats_a_link_request_still_has_one_winner(self, tmp_path: Path, monkeypatch) -> None:
+        real = os.link
+
+        def link_twice(*arguments: object, **options: object) -> None:
+            real(*arguments, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            raise FileExistsError
+
+        monkeypatch.setattr(os, "link", link_twice)
+        assert Store(tmp_path).create_exclusive("claim", b"mine") is True
+        monkeypatch.setattr(os, "link", real)
+        assert Store(tmp_path).create_exclusive("claim", b"other") is False
+
+
+class TestFaults:
+    @pytest.fixture
+    def cloud(self) -> Store:
+        CloudFileSystem.reset()
+        return Store(f"abfss://{secrets.token_hex(4)}/run", waiting=NO_WAIT)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ConnectionError("reset"),
+            TimeoutError("slow"),
+            OSError("no errno: a wrapped answer"),
+            OSError(errno.EIO, "io"),
+        ],
+    )
+    def test_passing_errors_are_retried(self, cloud: Store, error: Exception) -> None:
+        cloud.write_new("a", [b"abc"])
+        CloudFileSystem.faults = [("cat", "before", error), ("info", "before", error)]
+        assert cloud.read("a", max_bytes=10) == b"abc"
+        assert CloudFileSystem.faults == []
+
+    def test_a_create_that_worked_without_an_answer_is_won(self, cloud: Store) -> None:
+        CloudFileSystem.faults = [("pipe", "after", ConnectionError("answer lost"))]
+        assert cloud.create_exclusive("claim", b"mine") is True
+        CloudFileSystem.faults = [("pipe", "after", ConnectionError("answer lost"))]
+        cloud.write_new("data", [b"mine"])
+        assert cloud.read("data", max_bytes=10) == b"mine"
+
+    def test_a_create_that_somebody_else_won_meanwhile_is_lost(self, cloud: Store) -> None:
+        CloudFileSystem.faults = [("pipe", "before", ConnectionError("request lost"))]
+        real = CloudFileSystem._fault
+
+        def lose(self: CloudFileSystem, method: str, when: str) -> None:
+            try:
+                real(self, method, when)
+            except ConnectionError:
+                self.objects[next(iter(self.objects)).replace("seed", "claim")] = b"theirs"
+                raise
+
+        cloud.write_new("seed", [b"x"])
+        CloudFileSystem.faults = [("pipe", "before", ConnectionError("request lost"))]
+        CloudFileSystem._fault = lose
+        try:
+            assert cloud.create_exclusive("claim", b"mine") is False
+        finally:
+            CloudFileSystem._fault = real
+
+    def test_permanent_errors_are_not_retried(self, cloud: Store) -> None:
+        cloud.write_new("a", [b"abc"])
+        CloudFileSystem.faults = [("info", "before", PermissionError("no")), ("info", "before", PermissionError("no"))]
+        with pytest.raises(PermissionError):
+            cloud.size("a")
+        assert len(CloudFileSystem.faults) == 1
+
+    def test_a_service_that_stays_away_is_given_up_in_bounded_time(self) -> None:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        waiting = Waiting(monotonic=lambda: now[0], sleep=sleep, random=lambda: 0.5)
+        policy = RetryPolicy(max_attempts=5, first_wait_s=1.0, max_wait_s=4.0, deadline_s=100.0)
+        CloudFileSystem.reset(*[("info", "before", ConnectionError(f"down {n}")) for n in range(9)])
+        store = Store("abfss://bucket/run", retry=policy, waiting=waiting)
+        with pytest.raises(StoreUnavailable, match=r"5 times.*down 4") as caught:
+            store.size("a")
+        assert caught.value.attempts == 5
+        assert now[0] == pytest.approx(0.75 * (1 + 2 + 4 + 4))
+        CloudFileSystem.reset(*[("info", "before", ConnectionError("down")) for _ in range(9)])
+        now[0] = 0.0
+        short = RetryPolicy(max_attempts=50, first_wait_s=1.0, max_wait_s=4.0, deadline_s=3.0)
+        with pytest.raises(StoreUnavailable):
+            Store("abfss://bucket/run", retry=short, waiting=waiting).size("a")
+        assert now[0] <= 3.0
+
+
+class TestExclusiveCreation:
+    def test_a_filesystem_that_looks_first_is_refused(self) -> None:
+        with pytest.raises(StoreCannotCreateExclusively, match="single_writer=True"):
+            Store("plain://bucket/run").probe()
+
+    def test_unless_the_user_says_that_there_is_one_writer(self) -> None:
+        with pytest.warns(SingleWriterStore, match="second driver"):
+            store = Store("plain://bucket/run", single_writer=True)
+        store.probe()
+        assert store.create_exclusive("a", b"1") is True
+        assert store.create_exclusive("a", b"2") is False
+
+    @pytest.mark.parametrize("option", ["mode", "overwrite"])
+    def test_both_ways_of_asking_a_service_are_known(self, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+        CloudFileSystem.reset()
+        real = CloudFileSystem._pipe_file
+
+        async def like_adlfs(self, path, value, overwrite=True, **options):
+            await real(self, path, value, mode="overwrite" if overwrite else "create", **options)
+
+        if option == "overwrite":
+            monkeypatch.setattr(CloudFileSystem, "_pipe_file", like_adlfs)
+        store = Store("abfss://bucket/run")
+        store.probe()
+        assert store.create_exclusive("a", b"1") is True
+        assert store.create_exclusive("a", b"2") is False
+
+    def test_a_service_that_ignores_the_condition_is_found_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        CloudFileSystem.reset()
+        real = CloudFileSystem._pipe_file
+
+        async def careless(self, path, value, mode="overwrite", **options):
+            await real(self, path, value, mode="overwrite", **options)
+
+        monkeypatch.setattr(CloudFileSystem, "_pipe_file", careless)
+        with pytest.raises(StoreCannotCreateExclusively, match="8 of 8"):
+            Store("abfss://bucket/run").probe()
+
+    def test_a_service_with_old_listings_is_found_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        CloudFileSystem.reset()
+
+        async def stale(self, path, detail=True, **_):
+            return []
+
+        monkeypatch.setattr(CloudFileSystem, "_ls", stale)
+        with pytest.raises(StoreCannotCreateExclusively, match="does not list"):
+            Store("abfss://bucket/run").probe()
+
+
+def test_chained_filesystems_are_refused() -> None:
+    with pytest.raises(StorageError, match="chains"):
+        Store("simplecache::memory://bucket/run")

@@ -1,0 +1,330 @@
+"""The files of one checkpoint attempt: which there are, what a manifest says of each, and how a host writes and reads its buckets.
+
+An attempt's files lie below `data/<commit name>/`: `tables/<table>/<array>/` for rows and each slot, `dense/<key>/` for each leaf of the
+dense state. The records here travel from hosts to the driver, which puts them into the manifest, and back to the hosts that load. Which
+bucket lies where, when to save and what counts as committed is not decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.chunks import (
+    ChunkDamaged,
+    ChunkReceipt,
+    chunk_name,
+    read_chunk,
+    whole_metadata,
+    write_array_metadata,
+    write_chunk,
+    write_whole,
+)
+from workers.digest import bucket_digest, rows_in_bucket
+from workers.storage import Store, is_safe_name
+from workers.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
+
+ROWS = "rows"
+_MAX_READABLE_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFiles:
+    """One array of a table on storage: its rows, or one slot.
+
+    Attributes:
+      name: `rows`, or the slot's name.
+      path: of the Zarr array, relative to the run.
+      width: elements of one row.
+      dtype: element type, as `zarr_metadata.DTYPES` spells it.
+      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+    """
+
+    name: str
+    path: str
+    width: int
+    dtype: str
+    metadata_size_bytes: int
+    metadata_crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkFile:
+    """One bucket of one array. `size_bytes` counts the whole file, `crc32c` covers it without its four-byte trailer."""
+
+    array: str
+    bucket: int
+    name: str
+    size_bytes: int
+    crc32c: int
+
+    @property
+    def receipt(self) -> ChunkReceipt:
+        return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=self.crc32c)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFiles:
+    """One table of a checkpoint.
+
+    Attributes:
+      arrays: rows first, then slots in their declared order.
+      chunks: every bucket of every array once, by array, then by bucket.
+      digests: per bucket, `digest.bucket_digest` over rows and slots.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    num_buckets: int
+    rows_per_bucket: int
+    arrays: tuple[ArrayFiles, ...]
+    chunks: tuple[ChunkFile, ...]
+    digests: tuple[str, ...]
+
+    @property
+    def slots(self) -> tuple[ArrayFiles, ...]:
+        return self.arrays[1:]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(chunk.size_bytes for chunk in self.chunks)
+
+    def chunk(self, array: ArrayFiles, bucket: int) -> ChunkFile:
+        """The entry of one bucket of one array."""
+        return self.chunks[self.arrays.index(array) * self.num_buckets + bucket]
+
+    def metadata(self, array: ArrayFiles) -> ArrayMetadata:
+        """What the array's `zarr.json` must say; its free attributes are left out."""
+        return ArrayMetadata(
+            path=array.path,
+            shape=(self.num_buckets, self.rows_per_bucket, array.width),
+            chunk_shape=(1, self.rows_per_bucket, array.width),
+            dtype=DTYPES[array.dtype],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseFile:
+    """One leaf of the dense state, a Zarr array of one chunk. An empty leaf has no chunk and `size_bytes` 0.
+
+    Attributes:
+      key: where the leaf belongs in the state, as its owner spells it.
+      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+    """
+
+    key: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    crc32c: int
+    metadata_size_bytes: int
+    metadata_crc32c: int
+
+    @property
+    def metadata(self) -> ArrayMetadata:
+        """What its `zarr.json` must say."""
+        return whole_metadata(self.path, self.shape, DTYPES[self.dtype])
+
+    @property
+    def chunk_file(self) -> str:
+        """The name of its one chunk."""
+        return chunk_name(self.metadata, (0,) * len(self.shape)) if self.size_bytes else f"{self.path}/c"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketReceipt:
+    """What a host wrote of one bucket: one chunk for each array, and the digest over all."""
+
+    bucket: int
+    chunks: tuple[ChunkFile, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """The arrays that an attempt will write for one table; every host of a save makes the same plan.
+
+    Attributes:
+      widths: array name → elements of one row; `rows` first, then slots in their declared order.
+      dtypes: array name → element type; float32 where it is missing.
+    """
+
+    attempt: str
+    name: str
+    num_rows: int
+    num_buckets: int
+    widths: Mapping[str, int]
+    dtypes: Mapping[str, np.dtype]
+
+    @property
+    def rows_per_bucket(self) -> int:
+        return -(-self.num_rows // self.num_buckets)
+
+    def metadata(self, array: str) -> ArrayMetadata:
+        """What `zarr.json` will say, with the layout for readers that have no manifest at hand."""
+        shape = (self.num_buckets, self.rows_per_bucket, self.widths[array])
+        layout = f"row r of {self.num_rows} is at [r mod {self.num_buckets}, r div {self.num_buckets}]"
+        return ArrayMetadata(
+            path=f"data/{self.attempt}/tables/{safe_segment(self.name)}/{safe_segment(array)}",
+            shape=shape,
+            chunk_shape=(1, *shape[1:]),
+            dtype=np.dtype(self.dtypes.get(array, np.float32)),
+            attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
+        )
+
+
+def safe_segment(text: str) -> str:
+    """A file name for any text: itself if it is safe, else its readable part with a hash, so that distinct texts stay distinct."""
+    # A text that looks like the second form is hashed too; otherwise it could be made to collide.
+    if (
+        is_safe_name(text)
+        and "/" not in text
+        and len(text) <= _MAX_READABLE_LENGTH
+        and not re.search(r"-[0-9a-f]{16}$", text)
+    ):
+        return text
+    readable = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:_MAX_READABLE_LENGTH]
+    return f"{readable or '_'}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def write_table_metadata(store: Store, plan: TablePlan) -> tuple[ArrayFiles, ...]:
+    """Writes `zarr.json` of each array of a table. One host of a save does this."""
+    described = []
+    for array in plan.widths:
+        metadata = plan.metadata(array)
+        receipt = write_array_metadata(store, metadata)
+        described.append(
+            ArrayFiles(
+                name=array,
+                path=metadata.path,
+                width=plan.widths[array],
+                dtype=dtype_name(metadata.dtype),
+                metadata_size_bytes=receipt.size_bytes,
+                metadata_crc32c=receipt.crc32c,
+            )
+        )
+    return tuple(described)
+
+
+def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
+    """Writes one bucket: a chunk for each array. Durable when it returns.
+
+    Args:
+      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; positions behind the table's last row are padding.
+    """
+    chunks = []
+    for array, value in zip(plan.widths, values, strict=True):
+        receipt = write_chunk(store, plan.metadata(array), (bucket, 0, 0), value)
+        chunks.append(
+            ChunkFile(
+                array=array, bucket=bucket, name=receipt.name, size_bytes=receipt.size_bytes, crc32c=receipt.crc32c
+            )
+        )
+    digest = _digest(values, bucket, num_rows=plan.num_rows, num_buckets=plan.num_buckets)
+    return BucketReceipt(bucket=bucket, chunks=tuple(chunks), digest=digest)
+
+
+def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
+    """Puts together what the hosts wrote of one table. Missing or double buckets are found later, by `checkpoint.commit`."""
+    order = {array: at for at, array in enumerate(plan.widths)}
+    chunks = sorted(
+        (chunk for receipt in receipts for chunk in receipt.chunks),
+        key=lambda chunk: (order[chunk.array], chunk.bucket),
+    )
+    return TableFiles(
+        name=plan.name,
+        num_rows=plan.num_rows,
+        dim=plan.widths[ROWS],
+        num_buckets=plan.num_buckets,
+        rows_per_bucket=plan.rows_per_bucket,
+        arrays=arrays,
+        chunks=tuple(chunks),
+        digests=tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket)),
+    )
+
+
+def read_bucket(
+    store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray | None] | None = None
+) -> list[np.ndarray]:
+    """Reads and verifies one bucket of all arrays, in the order of `table.arrays`.
+
+    Args:
+      out: per array the buffer to fill, `[rows_per_bucket, width]`, or None for a new array.
+
+    Raises:
+      ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's digest.
+    """
+    buffers = out if out is not None else [None] * len(table.arrays)
+    values = [
+        read_bucket_array(store, table, array, bucket, out=buffer)
+        for array, buffer in zip(table.arrays, buffers, strict=True)
+    ]
+    check_digest(table, bucket, values)
+    return values
+
+
+def read_bucket_array(
+    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Reads one bucket of one array and compares it with its own chunk's checksum, `[rows_per_bucket, width]`.
+
+    Raises:
+      ChunkDamaged: it is missing or differs from the manifest.
+    """
+    receipt = table.chunk(array, bucket).receipt
+    chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
+    return chunk if out is not None else chunk[0]
+
+
+def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:
+    """Compares rows and slots of a bucket, wherever they come from, with what was committed.
+
+    Args:
+      values: in the order of `table.arrays`, each `[rows_per_bucket, width]`.
+
+    Raises:
+      ChunkDamaged: they are not the committed ones.
+    """
+    digest = _digest(values, bucket, num_rows=table.num_rows, num_buckets=table.num_buckets)
+    if digest != table.digests[bucket]:
+        name = table.chunk(table.arrays[0], bucket).name
+        raise ChunkDamaged(name, f"bucket {bucket} with digest {digest}", f"{table.digests[bucket]} as committed")
+
+
+def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:
+    """Writes one leaf of the dense state. Durable when it returns."""
+    values = np.asarray(values)
+    metadata, described, receipt = write_whole(store, f"data/{attempt}/dense/{safe_segment(key)}", values)
+    return DenseFile(
+        key=key,
+        path=metadata.path,
+        shape=metadata.shape,
+        dtype=dtype_name(metadata.dtype),
+        size_bytes=receipt.size_bytes,
+        crc32c=receipt.crc32c,
+        metadata_size_bytes=described.size_bytes,
+        metadata_crc32c=described.crc32c,
+    )
+
+
+def read_dense(store: Store, file: DenseFile) -> np.ndarray:
+    """Reads and verifies one leaf.
+
+    Raises:
+      ChunkDamaged: it is missing or differs from the manifest.
+    """
+    if file.size_bytes == 0:
+        return np.empty(file.shape, DTYPES[file.dtype])
+    receipt = ChunkReceipt(name=file.chunk_file, size_bytes=file.size_bytes, crc32c=file.crc32c)
+    return read_chunk(store, file.metadata, (0,) * len(file.shape), receipt=receipt)
+
+
+def _digest(values: Sequence[np.ndarray], bucket: int, *, num_rows: int, num_buckets: int) -> str:
+    in_bucket = rows_in_bucket(num_rows=num_rows, num_buckets=num_buckets, bucket=bucket)
+    return bucket_digest(values, first_row=bucket, row_stride=num_buckets, num_rows=in_bucket)

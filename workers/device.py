@@ -1,0 +1,356 @@
+"""`DeviceWorker`: the JAX process of a host. Dense parameters, the optax state and the jitted step.
+
+It takes batches and pooled activations from its host through the handover, and gives the activations' gradients back there. Dense
+gradients are summed over all device processes by a JAX collective. It holds no table, reads no input and touches no storage: when a JAX
+process of the gang dies, all of them may be aborted and started again without losing a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from workers.handover import HandoverEnd, Record, RecordKind
+from workers.job import JobConfig
+
+AXIS = "data"
+Blocks = tuple[jax.Array, ...]
+
+
+class DenseStateError(ValueError):
+    """Dense arrays that do not fit the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """What a device worker did in one window of steps. `seconds` is inside the jitted step and its transfers."""
+
+    losses: tuple[float, ...]
+    num_steps: int
+    seconds: float
+
+
+def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
+    """Makes this process a member of the gang of JAX processes. A gang of one needs no coordinator.
+
+    Raises:
+      RuntimeError: the gang did not form within `timeout_s`.
+    """
+    # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
+    jax.config.update("jax_enable_preemption_service", False)
+    if num_processes == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        # Without this, the coordinator listens on every interface.
+        coordinator_bind_address=coordinator if process == 0 else None,
+        num_processes=num_processes,
+        process_id=process,
+        initialization_timeout=timeout_s,
+    )
+
+
+def leave_gang() -> None:
+    """Dissolves the gang in order; without this, the members that leave later take it for a crash and abort."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
+    return optax.sigmoid_binary_cross_entropy(scores, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """This host's share of a batch as parts of global arrays: `activations` one `[n, width]` a feature."""
+
+    dense: jax.Array
+    activations: Blocks
+    labels: jax.Array
+    weights: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A batch in the shared memory: what goes in, and where gradients (one `[n, width]` a feature) or scores go out."""
+
+    inputs: _Inputs
+    gradients: tuple[np.ndarray, ...]
+    scores: np.ndarray
+
+
+@dataclass(slots=True)
+class DeviceWorker:
+    """The dense half of a host. Mutated: `params`, `optimizer_state`.
+
+    Attributes:
+      job: the declared job.
+      num_samples: rows of this host's share of a batch, with padding; the same on every host.
+    """
+
+    job: JobConfig
+    num_samples: int
+    params: Any = None
+    optimizer_state: Any = None
+    _train: Callable[..., Any] = field(init=False)
+    _forward: Callable[..., Any] = field(init=False)
+    _sharding: NamedSharding = field(init=False)
+    _replicated: NamedSharding = field(init=False)
+    _optimizer: optax.GradientTransformation = field(init=False)
+    _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
+
+    def build(self) -> float:
+        """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
+
+        Raises:
+          DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss does not return one
+            number a sample, or two parameters have one key.
+        """
+        if self.num_samples % jax.local_device_count():
+            raise DenseStateError(
+                f"Found {self.num_samples} samples a host for {jax.local_device_count()} local devices. Expected a multiple. "
+                f"Choose batch_size and num_lanes so that batch_size / num_lanes is a multiple of {jax.local_device_count()}."
+            )
+        mesh = DeviceMesh(np.asarray(jax.devices()), (AXIS,))
+        self._sharding = NamedSharding(mesh, P(AXIS))
+        self._replicated = NamedSharding(mesh, P())
+        self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
+        num_dense = len(self.job.data.dense)
+
+        def initial() -> tuple[Any, Any]:
+            params = self.job.model.init(jax.random.key(self.job.seed), num_dense, self.job.widths)
+            return params, self._optimizer.init(params)
+
+        self.params, self.optimizer_state = jax.jit(initial, out_shardings=self._replicated)()
+        self._check_shapes(num_dense)
+        self.dense_arrays()
+        return self._compile(mesh, num_dense)
+
+    def _check_shapes(self, num_dense: int) -> None:
+        """Other shapes would be broadcast against each other and train something else without a word."""
+        n = self.num_samples
+        column = jax.ShapeDtypeStruct((n,), jnp.float32)
+        dense = jax.ShapeDtypeStruct((n, num_dense), jnp.float32)
+        blocks = tuple(jax.ShapeDtypeStruct((n, width), jnp.float32) for width in self.job.widths.values())
+        scores = jax.eval_shape(partial(_forward, self.job), self.params, dense, blocks)
+        _check_column("model.apply", scores, n)
+        _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
+
+    def _compile(self, mesh: DeviceMesh, num_dense: int) -> float:
+        started = time.perf_counter()
+        rows = self.num_samples * jax.process_count()
+        shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+        dense = shaped((rows, num_dense), sharding=self._sharding)
+        activations = tuple(shaped((rows, width), sharding=self._sharding) for width in self.job.widths.values())
+        column = shaped((rows,), sharding=self._sharding)
+        step = partial(_train_step, self.job, self._optimizer)
+        specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
+        train = jax.jit(
+            jax.shard_map(
+                step,
+                in_specs=(P(), P(), P(AXIS), P(AXIS), P(AXIS), P(AXIS), P()),
+                out_specs=(P(), P(), P(AXIS), P()),
+                **specs,
+            ),
+            donate_argnums=(0, 1),
+        )
+        forward = jax.jit(
+            jax.shard_map(partial(_forward, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
+        )
+        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
+        self._train = train.lower(
+            self.params, self.optimizer_state, dense, activations, column, column, scale
+        ).compile()
+        self._forward = forward.lower(self.params, dense, activations).compile()
+        return time.perf_counter() - started
+
+    def serve_window(
+        self, end: HandoverEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None
+    ) -> DeviceWindow:
+        """Answers the host's records until the window ends.
+
+        Raises:
+          HandoverLost, HandoverTimeout: the host is gone or silent.
+        """
+        losses, num_steps, seconds = [], 0, 0.0
+        while True:
+            record = end.receive(timeout_s=timeout_s, keep_waiting=keep_waiting)
+            if record.kind is RecordKind.END:
+                return DeviceWindow(losses=tuple(float(x) for x in losses), num_steps=num_steps, seconds=seconds)
+            started = time.perf_counter()
+            share = self._share_of(end, record.buffer)
+            if record.kind is RecordKind.TRAIN:
+                losses.append(self.train(share, weight_sum=record.weight_sum))
+            else:
+                self.evaluate(share)
+            num_steps += 1
+            seconds += time.perf_counter() - started
+            end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
+
+    def _share_of(self, end: HandoverEnd, buffer: int) -> _Share:
+        arrays, layout = end.buffers[buffer], end.layout.activations
+        inputs = None
+        if _reads_in_place():
+            # The arrays are the shared memory itself: built once, they show each batch in turn.
+            inputs = self._inputs_in_place.get(buffer)
+        if inputs is None:
+            blocks = tuple(self._to_device(block) for block in layout.blocks(arrays["activations"]))
+            dense, labels, weights = (self._to_device(arrays[name]) for name in ("dense", "labels", "weights"))
+            inputs = _Inputs(dense, blocks, labels, weights)
+        if _reads_in_place():
+            self._inputs_in_place[buffer] = inputs
+        return _Share(inputs, layout.blocks(arrays["gradients"]), arrays["scores"])
+
+    def train(self, share: _Share, *, weight_sum: float) -> jax.Array:
+        """One step on this host's share. Writes its gradients, changes parameters and optimizer state.
+
+        Args:
+          weight_sum: weight of the global batch, over all hosts.
+
+        Returns:
+          The global mean loss, still being computed.
+        """
+        scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
+        inputs = share.inputs
+        self.params, self.optimizer_state, gradients, loss = self._train(
+            self.params,
+            self.optimizer_state,
+            inputs.dense,
+            inputs.activations,
+            inputs.labels,
+            inputs.weights,
+            jax.device_put(scale, self._replicated),
+        )
+        for gradient, block in zip(gradients, share.gradients, strict=True):
+            _to_host(gradient, block, scale)
+        return loss
+
+    def evaluate(self, share: _Share) -> None:
+        """Forward pass on this host's share. Writes its scores."""
+        _to_host(self._forward(self.params, share.inputs.dense, share.inputs.activations), share.scores)
+
+    def _to_device(self, array: np.ndarray) -> jax.Array:
+        """This host's rows as its part of the global array. On one CPU device the memory is used in place."""
+        devices = jax.local_devices()
+        shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
+        if _reads_in_place():
+            parts = [jax.dlpack.from_dlpack(array)]
+        else:
+            parts = [
+                jax.device_put(part, device)
+                for part, device in zip(np.split(array, len(devices)), devices, strict=True)
+            ]
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
+
+    def dense_arrays(self) -> dict[str, np.ndarray]:
+        """Parameters and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
+        state = {"params": self.params, "optimizer": self.optimizer_state}
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        arrays = {_key(path): np.asarray(leaf) for path, leaf in leaves}
+        if len(arrays) != len(leaves):
+            keys = [_key(path) for path, _ in leaves]
+            doubled = sorted({key for key in keys if keys.count(key) > 1})
+            raise DenseStateError(
+                f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them so. "
+                f"Leave '/' out of the names of the model's parameters."
+            )
+        return arrays
+
+    def load_dense_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replaces parameters and optimizer state. Keys, shapes and dtypes must be those of `dense_arrays`.
+
+        Raises:
+          DenseStateError: an array is missing, unknown, or has another shape or dtype.
+        """
+        state = {"params": self.params, "optimizer": self.optimizer_state}
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+        known = {_key(path): leaf for path, leaf in leaves}
+        if set(known) != set(arrays):
+            raise DenseStateError(
+                f"Found dense arrays {sorted(set(arrays) - set(known))} that the job does not have and missed "
+                f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense optimizer of the run."
+            )
+        for key, leaf in known.items():
+            found = arrays[key]
+            if found.shape != leaf.shape or found.dtype != leaf.dtype:
+                raise DenseStateError(
+                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {leaf.dtype}{list(leaf.shape)}. "
+                    f"Resume with the model and the dense optimizer of the run."
+                )
+        values = [jax.device_put(arrays[_key(path)], self._replicated) for path, _ in leaves]
+        restored = jax.tree_util.tree_unflatten(structure, values)
+        self.params, self.optimizer_state = restored["params"], restored["optimizer"]
+
+
+def _check_column(what: str, found: Any, num_samples: int) -> None:
+    shape = getattr(found, "shape", None)
+    if shape != (num_samples,):
+        raise DenseStateError(
+            f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for {num_samples} samples. "
+            f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
+        )
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _reads_in_place() -> bool:
+    devices = jax.local_devices()
+    return len(devices) == 1 and devices[0].platform == "cpu"
+
+
+def _forward(job: JobConfig, params: Any, dense: jax.Array, activations: Blocks) -> jax.Array:
+    return job.model.apply(params, dense, dict(zip(job.widths, activations, strict=True)))
+
+
+def _train_step(
+    job: JobConfig,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    state: Any,
+    dense: jax.Array,
+    activations: Blocks,
+    labels: jax.Array,
+    weights: jax.Array,
+    scale: jax.Array,
+) -> tuple[Any, Any, Blocks, jax.Array]:
+    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without it."""
+    per_sample = job.loss or sigmoid_binary_cross_entropy
+
+    def weighted_loss(params: Any, activations: Blocks) -> jax.Array:
+        return jnp.sum(per_sample(_forward(job, params, dense, activations), labels) * weights)
+
+    loss, (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1))(params, activations)
+    # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
+    # which need no other host and can be handed back while it runs.
+    flat, unravel = ravel_pytree(dense_gradients)
+    total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
+    updates, state = optimizer.update(unravel(total[:-1]), state, params)
+    return optax.apply_updates(params, updates), state, gradients, total[-1]
+
+
+def _to_host(array: jax.Array, out: np.ndarray, scale: np.float32 | None = None) -> None:
+    """Copies this host's rows of a global array, times `scale`; its shards lie one after another in the order of their devices."""
+    at = 0
+    for shard in sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0):
+        rows = np.asarray(shard.data)
+        if scale is None:
+            out[at : at + len(rows)] = rows
+        else:
+            np.multiply(rows, scale, out=out[at : at + len(rows)])
+        at += len(rows)

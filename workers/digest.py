@@ -1,0 +1,111 @@
+"""Digest of a bucket: 128 bits that two holders of the same rows agree on, in whatever order they look at them.
+
+The digest is the sum over rows of a hash of (row number, bytes of the row, bytes of its slots), in two lanes of 64 bits that add without
+carry between them. A sum can be maintained: subtract a row's old hash, add its new one. It finds damage and disagreement, not an
+adversary: whoever can choose rows can construct equal sums. `docs/checkpoint-format.md` gives the function for other languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+# Odd constants: the golden ratio and the multipliers of the MurmurHash3 and SplitMix64 finalizers (public domain).
+_ROW_A = 0x9E3779B97F4A7C15
+_ROW_B = 0xD1B54A32D192ED03
+_WORD_A = 0xFF51AFD7ED558CCD
+_WORD_B = 0xC4CEB9FE1A85EC53
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def bucket_digest(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: int, num_rows: int) -> str:
+    """Digest of the first `num_rows` positions of a bucket.
+
+    Args:
+      arrays: rows, then slots in their declared order; each `[positions, ...]` of any element type, at least `num_rows` positions.
+      first_row: row number at position 0, which is the bucket's number.
+      row_stride: row numbers between positions, which is the number of buckets.
+      num_rows: positions that hold a row of the table; padding behind them does not count.
+
+    Returns:
+      32 hexadecimal digits: lane a, then lane b. A bucket without rows has 32 zeros.
+    """
+    return format_digest(row_hashes(arrays, first_row=first_row, row_stride=row_stride, num_rows=num_rows))
+
+
+def rows_in_bucket(*, num_rows: int, num_buckets: int, bucket: int) -> int:
+    """How many rows of a table lie in a bucket: the r < num_rows with r mod num_buckets = bucket."""
+    return max(0, -(-(num_rows - bucket) // num_buckets))
+
+
+def row_hashes(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: int, num_rows: int) -> np.ndarray:
+    """Hash of each row, uint64 `[num_rows, 2]`. Arguments as `bucket_digest`."""
+    numbers = np.uint64(first_row) + np.arange(num_rows, dtype=np.uint64) * np.uint64(row_stride)
+    state = np.empty((num_rows, 2), np.uint64)
+    _start(numbers, state)
+    for array in arrays:
+        _absorb(_words(array[:num_rows]), state)
+    _finish(state)
+    return state
+
+
+def format_digest(hashes: np.ndarray) -> str:
+    """Sum of row hashes, uint64 `[rows, 2]`, as 32 hexadecimal digits."""
+    lane_a, lane_b = (int(lane) for lane in hashes.sum(axis=0, dtype=np.uint64))
+    return f"{lane_a:016x}{lane_b:016x}"
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    """Bytes of each row as 64-bit words, uint64 `[rows, words]`; the last word is filled up with zeros."""
+    flat = np.ascontiguousarray(array).reshape(len(array), math.prod(array.shape[1:]))
+    row_bytes = flat.shape[1] * flat.dtype.itemsize
+    if row_bytes % 8 == 0 and row_bytes:
+        return flat.view(np.uint64)
+    padded = np.zeros((len(flat), -(-row_bytes // 8) * 8), np.uint8)
+    padded[:, :row_bytes] = flat.view(np.uint8).reshape(len(flat), row_bytes)
+    return padded.view(np.uint64)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _mix(value):
+    """Finalizer of SplitMix64 (Steele, Lea, Flood 2014, variant 13 of Stafford): every input bit reaches every output bit."""
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(_MIX_1)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(_MIX_2)
+    return value ^ (value >> np.uint64(31))
+
+
+@numba.njit(cache=True, nogil=True)
+def _start(numbers, state):
+    for row in range(len(numbers)):
+        state[row, 0] = _mix(numbers[row] + np.uint64(_ROW_A))
+        state[row, 1] = _mix(numbers[row] + np.uint64(_ROW_B))
+
+
+@numba.njit(cache=True, nogil=True)
+def _absorb(words, state):
+    """Feeds the words of one array into each row's state, in place."""
+    for row in range(len(words)):
+        a = state[row, 0]
+        b = state[row, 1]
+        for at in range(words.shape[1]):
+            word = words[row, at]
+            a = (a ^ word) * np.uint64(_WORD_A)
+            a ^= a >> np.uint64(32)
+            b = (b + word) * np.uint64(_WORD_B)
+            b ^= b >> np.uint64(29)
+        # The number of words separates one array from the next.
+        state[row, 0] = _mix(a + np.uint64(words.shape[1]))
+        state[row, 1] = _mix(b + np.uint64(words.shape[1]))
+
+
+@numba.njit(cache=True, nogil=True)
+def _finish(state):
+    for row in range(len(state)):
+        state[row, 0] = _mix(state[row, 0])
+        state[row, 1] = _mix(state[row, 1])

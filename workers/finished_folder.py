@@ -1,0 +1,98 @@
+"""A folder that is either complete or not there: how prepared data sets are written once and then only read.
+
+A set is written into a temporary sibling folder, its report is written last as `COMPLETE.json`, and one rename puts the folder in place.
+Whoever finds the folder with its report can trust every file in it; whoever loses the race of two writers finds the winner's folder.
+Local folders only: a rename of a folder is not atomic in an object store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPORT_NAME = "COMPLETE.json"
+
+
+class FolderError(RuntimeError):
+    """A prepared folder is not what its report says, or its place is taken by something else."""
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """The report of a complete folder, or None if there is no folder or an empty one.
+
+    Raises:
+      FolderError: the folder is there without a readable report, or a file that the report lists is missing or of another size.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    try:
+        report = json.loads((folder / REPORT_NAME).read_text())
+        sizes = {str(name): int(size) for name, size in report["file_bytes"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FolderError(
+            f"Found {folder} without a readable {REPORT_NAME} ({error!r}). Expected a folder that was prepared to its end. "
+            "Remove the folder, or choose another one."
+        ) from error
+    for name, size_bytes in sizes.items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size_bytes:
+            raise FolderError(
+                f"Found {path} with {found} bytes. Expected {size_bytes}, as {REPORT_NAME} says. Remove {folder} to have it prepared again."
+            )
+    return report
+
+
+def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Fills a folder with `write` and puts it in place, or takes the one that is already there.
+
+    Args:
+      folder: where the complete folder ends up; its parents are created.
+      write: writes the files into the empty folder it is given and returns what to report, ready for JSON.
+
+    Returns:
+      The report, with `file_bytes` (name to size of every file) added.
+
+    Raises:
+      FolderError: something incomplete is in the way, see `read_report`.
+    """
+    present = read_report(folder)
+    if present is not None:
+        return present
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.parent / f".{folder.name}.unfinished-{uuid.uuid4().hex[:12]}"
+    unfinished.mkdir()
+    try:
+        report = write(unfinished)
+        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+        _write_durably(unfinished / REPORT_NAME, json.dumps(report | {"file_bytes": sizes}, indent=1))
+        _put_in_place(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    written = read_report(folder)
+    if written is None:
+        raise FolderError(
+            f"Found {folder} gone right after it was written. Expected it to stay. Look for who removes it."
+        )
+    return written
+
+
+def _put_in_place(unfinished: Path, folder: Path) -> None:
+    try:
+        os.rename(unfinished, folder)
+    except OSError:
+        # A rename onto a folder that has files fails: another writer was faster, and its folder is as good. Any other reason stands.
+        if read_report(folder) is None:
+            raise
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,226 @@
+"""`InputReader`: the rows of given lanes at a given step, from Parquet files.
+
+It joins what the neighbours know: `input_index` the files, `lanes` which rows a step takes, `columns` how a row group becomes arrays. A
+reader holds, for every lane, the decoded rows that the lane is in the middle of, and nothing else: reading on is cheap, and reading
+anywhere else gives the same rows at the price of decoding a row group a lane. One thread uses a reader at a time; `read_ahead` gives it
+one of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workers.batch import Batch
+from workers.columns import Origin, decode
+from workers.data_config import ParquetData
+from workers.gather import Part, gather_rows
+from workers.input_errors import InputError
+from workers.input_index import InputIndex, RowGroup, build_index, check_unchanged, open_parquet
+from workers.lanes import EpochOrder, LanePlan, Piece
+
+__all__ = [
+    "InputError",
+    "InputIndex",
+    "InputReader",
+    "LanePlan",
+    "build_index",
+    "evaluation_plan",
+    "training_plan",
+]
+
+MAX_OPEN_FILES = 64
+# Rows that are put into the order of steps at once. Putting lanes together costs a few microseconds a feature and lane, too much to do it
+# for every step on its own; beyond this it no longer shows.
+WINDOW_ROWS = 8_192
+
+
+def training_plan(index: InputIndex, *, num_lanes: int, batch_size: int, seed: int) -> LanePlan:
+    """Shuffled, epoch after epoch."""
+    return LanePlan(row_group_rows=index.row_group_rows, num_lanes=num_lanes, batch_size=batch_size, seed=seed)
+
+
+def evaluation_plan(index: InputIndex, *, num_lanes: int, batch_size: int) -> LanePlan:
+    """Everything once in file order, in `steps_per_epoch` steps."""
+    return LanePlan(row_group_rows=index.row_group_rows, num_lanes=num_lanes, batch_size=batch_size, shuffle=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Window:
+    """Steps `first_step` to `stop_step - 1`, one after the other in `rows`, each of the same number of rows."""
+
+    first_step: int
+    stop_step: int
+    rows: Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _DecodedPiece:
+    """The rows of a piece, in the order of that epoch."""
+
+    epoch: int
+    piece: Piece
+    rows: Batch
+
+
+class InputReader:
+    """Reads the rows of some lanes, step by step or at any step.
+
+    What mutates: the decoded rows kept per lane, the window of steps, the order of the current epoch, and the open files.
+    """
+
+    def __init__(
+        self,
+        data: ParquetData,
+        index: InputIndex,
+        plan: LanePlan,
+        lanes: Sequence[int],
+        *,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+          data: resolved (`ParquetData.resolved`), as the index was built from.
+          index: of all files, the same on every host.
+          plan: made from that index.
+          lanes: the lanes to read, in the order in which their rows stand in a batch.
+          storage_options: for fsspec.
+
+        Raises:
+          InputError: the plan was made from other data.
+          DataConfigError: there is no such lane.
+        """
+        if plan.row_group_rows != index.row_group_rows:
+            raise InputError(
+                f"Found a plan over {len(plan.row_group_rows)} row groups of {plan.num_rows:,} rows and an index of "
+                f"{len(index.row_group_rows)} of {index.num_rows:,}. Expected both of the same data. Make the plan from this index."
+            )
+        for lane in lanes:
+            plan.lane_bounds(lane)
+        self.plan = plan
+        self.lanes = tuple(lanes)
+        self._data = data
+        self._columns = list(data.columns)
+        self._row_groups = index.row_groups()
+        self._storage_options = storage_options
+        self._order: EpochOrder | None = None
+        self._kept: dict[int, _DecodedPiece] = {}
+        self._open_files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
+        self._window: _Window | None = None
+        self._no_rows = Batch.empty(list(data.features), num_dense=len(data.dense))
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of every batch, padding included: lanes × rows of a lane in a step."""
+        return len(self.lanes) * self.plan.rows_per_lane_step
+
+    def read(self, step: int) -> Batch:
+        """The rows of this reader's lanes at a step, lane after lane, each lane padded to `plan.rows_per_lane_step`.
+
+        Args:
+          step: counted from 0 over all epochs.
+
+        Raises:
+          InputError: a file changed, is damaged, or holds a value that the declaration refuses.
+        """
+        if self._window is None or not self._window.first_step <= step < self._window.stop_step:
+            self._window = self._read_window(step)
+        at = (step - self._window.first_step) * self.num_samples
+        return self._window.rows.slice(at, at + self.num_samples)
+
+    def close(self) -> None:
+        """Closes the files and drops decoded rows. Reading again opens them anew."""
+        for opened in self._open_files.values():
+            opened.close(force=True)
+        self._open_files.clear()
+        self._kept.clear()
+        self._window = None
+
+    def _read_window(self, step: int) -> _Window:
+        """The step and as many of those after it, up to the end of its epoch, as fit a window."""
+        epoch, first = self.plan.position_of(step)
+        num_steps = min(max(1, WINDOW_ROWS // max(1, self.num_samples)), self.plan.steps_per_epoch - first)
+        order = self._epoch_order(epoch)
+        parts: list[Part] = []
+        for at, lane in enumerate(self.lanes):
+            # Row k of the lane goes to step k // rows_per_step, behind the rows of the lanes before this one.
+            per_step = self.plan.rows_per_lane_step
+            row = np.arange(num_steps * per_step)
+            destinations = (row // per_step) * self.num_samples + at * per_step + row % per_step
+            parts += self._lane_parts(lane, order, first, destinations)
+        rows = gather_rows(parts, num_samples=num_steps * self.num_samples, like=self._no_rows)
+        return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
+
+    def _lane_parts(self, lane: int, order: EpochOrder, first_step: int, destinations: np.ndarray) -> list[Part]:
+        """The lane's next rows from a step of the epoch on, one for each destination; fewer at the lane's end."""
+        lane_bounds = self.plan.lane_bounds(lane)
+        start, _ = self.plan.step_bounds(lane, first_step)
+        stop = min(lane_bounds[1], start + len(destinations))
+        parts: list[Part] = []
+        for piece in order.pieces(lane=lane_bounds, span=(start, stop)):
+            first = max(start, piece.position)
+            last = min(stop, piece.position + piece.num_rows)
+            parts.append(
+                Part(
+                    block=self._decoded(lane, order.epoch, piece),
+                    rows=np.arange(first - piece.position, last - piece.position),
+                    destinations=destinations[first - start : last - start],
+                )
+            )
+        return parts
+
+    def _decoded(self, lane: int, epoch: int, piece: Piece) -> Batch:
+        """The rows of a piece in the order in which the lane reads them; the last piece of each lane is kept."""
+        kept = self._kept.get(lane)
+        if kept is not None and (kept.epoch, kept.piece) == (epoch, piece):
+            return kept.rows
+        # Given up before the next is decoded, so that a lane never holds two.
+        self._kept.pop(lane, None)
+        rows = self._decode_group(self._row_groups[piece.row_group])
+        if self.plan.shuffle or piece.num_rows < rows.num_samples:
+            # Now, while the columns are in the processor's cache: from here on the lane reads them front to back.
+            order = self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop]
+            shuffled = Part(block=rows, rows=order, destinations=np.arange(piece.num_rows))
+            rows = gather_rows([shuffled], num_samples=piece.num_rows, like=self._no_rows)
+        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, rows=rows)
+        return rows
+
+    def _decode_group(self, group: RowGroup) -> Batch:
+        origin = Origin(path=group.file.path, row_group=group.group_in_file, first_row=group.first_row)
+        opened = self._opened(group)
+        try:
+            table = opened.read_row_group(group.group_in_file, columns=self._columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"Found row group {group.group_in_file} of {group.file.path} unreadable ({error}). Expected Parquet pages as the footer "
+                "describes them. Write the file again from its source."
+            ) from error
+        if table.num_rows != group.num_rows:
+            raise InputError(
+                f"Found {table.num_rows} rows in row group {group.group_in_file} of {group.file.path}. Expected {group.num_rows}, as the "
+                "index says. Build a new index, and start a run on it."
+            )
+        return decode(table, self._data, origin=origin, first_position=group.first_position)
+
+    def _opened(self, group: RowGroup) -> pq.ParquetFile:
+        path = group.file.path
+        if path not in self._open_files:
+            check_unchanged(group.file, self._storage_options)
+            self._open_files[path] = open_parquet(path, self._storage_options)
+            if len(self._open_files) > MAX_OPEN_FILES:
+                _, oldest = self._open_files.popitem(last=False)
+                oldest.close(force=True)
+        self._open_files.move_to_end(path)
+        return self._open_files[path]
+
+    def _epoch_order(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order.epoch != epoch:
+            self._order = self.plan.epoch_order(epoch)
+        return self._order

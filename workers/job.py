@@ -1,0 +1,200 @@
+"""`JobConfig`: what a user declares about one training job, and what follows from it for tables, features and widths.
+
+A job is a Python function that returns a frozen `JobConfig`; the command line names the function, and the run record keeps that name with
+its arguments, so that a run can be resumed from its folder alone. Where and how long a job runs is not said here (`orchestrator.config`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from embedding.config import FeatureConfig, TableConfig
+from embedding.optimizers import Adagrad, Optimizer
+from workers.data_config import ParquetData
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+
+class JobError(ValueError):
+    """A job that cannot run as declared."""
+
+
+class Model(Protocol):
+    """The dense half of a job, as two pure functions."""
+
+    def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its activation."""
+        ...
+
+    def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`."""
+        ...
+
+
+Loss = Callable[["jax.Array", "jax.Array"], "jax.Array"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """One training job.
+
+    Attributes:
+      name: used for the run's folder and in messages.
+      features: per input the table it looks up in; features that share a table share the `TableConfig` object.
+      model: the dense half.
+      data: where samples come from; its feature names are those of `features`.
+      batch_size: samples of a step over all hosts.
+      optimizer: row optimizer of every table that has none of its own.
+      dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
+      loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The step's loss is its
+        mean over the global batch, weighted by the samples' weights.
+      num_epochs: passes over the training data.
+      num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
+      seed: of the order of the samples, of the rows' first values and of the model's.
+      best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
+    """
+
+    name: str
+    features: Mapping[str, FeatureConfig]
+    model: Model
+    data: ParquetData
+    batch_size: int
+    optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
+    dense_optimizer: optax.GradientTransformation | None = None
+    loss: Loss | None = None
+    num_epochs: int = 1
+    num_lanes: int = 16
+    seed: int = 0
+    best_auc: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
+            raise JobError(
+                f"Found batch_size={self.batch_size}, num_epochs={self.num_epochs}, num_lanes={self.num_lanes}. "
+                f"Expected whole numbers of at least 1."
+            )
+        if self.batch_size % self.num_lanes:
+            raise JobError(
+                f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the batch. "
+                f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
+            )
+        self._refuse_what_is_not_trained()
+        self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
+
+    def _refuse_what_is_not_trained(self) -> None:
+        """Declarations that only the step-by-step interface (`TPUEmbedding`) honours; ignoring them would train something else.
+
+        Raises:
+          JobError: naming the feature or table and the declaration.
+        """
+        for name, feature in self.features.items():
+            table, where = feature.table, f"feature '{name}'"
+            optimizer = table.optimizer or self.optimizer
+            found = {
+                "max_sequence_length": bool(feature.max_sequence_length and not feature.output_shape),
+                "output_shape": bool(feature.output_shape),
+                "quantization_config of its table": table.quantization_config is not None,
+                f"invalid_ids={table.invalid_ids!r} of its table": table.invalid_ids != "error",
+                "use_gradient_accumulation=False of its table's optimizer": not optimizer.use_gradient_accumulation,
+            }
+            unsupported = next((what for what, is_set in found.items() if is_set), None)
+            if unsupported:
+                raise JobError(
+                    f"Found {where} with {unsupported}. Expected pooled bags of valid ids and summed gradients, which is what a job trains. "
+                    f"Leave it out, or use TPUEmbedding under a PodStrategy."
+                )
+
+    @property
+    def resolved_data(self) -> ParquetData:
+        """The data with exactly the features of the model, in its order, and the tables' vocabulary sizes.
+
+        Raises:
+          DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
+        """
+        return self.data.resolved({name: feature.table.vocabulary_size for name, feature in self.features.items()})
+
+    @property
+    def tables(self) -> tuple[TableConfig, ...]:
+        """The distinct tables, in the order in which the features first use them."""
+        return tuple({id(feature.table): feature.table for feature in self.features.values()}.values())
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """A table's own name, or `table_<position>`.
+
+        Raises:
+          JobError: two tables have one name.
+        """
+        names = tuple(table.name or f"table_{at}" for at, table in enumerate(self.tables))
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise JobError(
+                f"Multiple tables with name {doubles[0]} found. Expected distinct names. Give each TableConfig its own, "
+                f"or use one TableConfig object where features share a table."
+            )
+        return names
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The width of each feature's activation, in the features' order."""
+        return {name: feature.table.dim for name, feature in self.features.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReference:
+    """A job by the name of the function that returns it: `module:function` and its keyword arguments.
+
+    Attributes:
+      function: `package.module:function`.
+      arguments: plain JSON values.
+    """
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def resolve(self) -> JobConfig:
+        """Imports the module, calls the function and returns its job.
+
+        Raises:
+          JobError: the name does not lead to a function that returns a `JobConfig`, or the function does not take these arguments.
+        """
+        module_name, _, function_name = self.function.partition(":")
+        if not module_name or module_name.startswith(".") or not function_name:
+            raise JobError(
+                f"Found job '{self.function}'. Expected package.module:function, such as jobs.criteo:synthetic."
+            )
+        try:
+            function = getattr(importlib.import_module(module_name), function_name)
+        except (ImportError, AttributeError) as error:
+            raise JobError(
+                f"Found job '{self.function}', which cannot be imported ({error}). Expected package.module:function. "
+                f"Run from the folder that holds the module, or install it."
+            ) from error
+        _check_arguments(self.function, function, self.arguments)
+        job = function(**self.arguments)
+        if not isinstance(job, JobConfig):
+            raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
+        return job
+
+    def to_json(self) -> dict[str, Any]:
+        return {"function": self.function, "arguments": json.loads(json.dumps(dict(self.arguments)))}
+
+
+def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> None:
+    if not callable(function):
+        raise JobError(f"Found '{name}', a {type(function).__name__}. Expected a function that returns a JobConfig.")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise JobError(
+            f"Found arguments {sorted(arguments)} for job '{name}' ({error}). Expected some of {', '.join(signature.parameters) or 'none'}. "
+            f"Give them as --set name=value, or in JobReference(arguments=...)."
+        ) from error

@@ -1,0 +1,78 @@
+"""`Progress`: what a worker says of itself while it works, and the timers of a step's phases.
+
+The working thread writes a `Tracker`; the control thread reads it. Every field is replaced whole, so a reader sees old or new values,
+never torn ones.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A worker's state at one moment.
+
+    Attributes:
+      step: the step it works on, or did last.
+      phase: what it is doing.
+      marks: grows with every finished step or file; two equal readings far apart mean it is stuck.
+      step_unix_s: wall-clock time of the last finished step, 0 before the first.
+    """
+
+    step: int
+    phase: str
+    marks: int
+    step_unix_s: float
+
+
+def machine_identity() -> str:
+    """This boot of this machine, in this process namespace: where a process id means the same process."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+class Tracker:
+    """Phase timers of one worker, written by its working thread only."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._phase = "idle"
+        self._marks = 0
+        self._step_unix_s = 0.0
+        self.phase_s: dict[str, float] = {}
+
+    def progress(self) -> Progress:
+        return Progress(step=self._step, phase=self._phase, marks=self._marks, step_unix_s=self._step_unix_s)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time inside towards `name`."""
+        self._phase = name
+        started = time.perf_counter()
+        try:
+            yield
+            # After an exception the phase stays, so that a report can name it.
+            self._phase = "between phases"
+        finally:
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + time.perf_counter() - started
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+
+    def mark(self) -> None:
+        """Something other than a step got done."""
+        self._marks += 1
+
+    def finish_step(self) -> None:
+        self._marks += 1
+        self._step_unix_s = time.time()
+
+    def take_phase_s(self) -> dict[str, float]:
+        """The timers since the last call, which start again at 0."""
+        taken, self.phase_s = self.phase_s, {}
+        return taken

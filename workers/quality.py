@@ -1,0 +1,116 @@
+"""How well scores rank and predict: exact AUC and log loss of an evaluation, from the scores of all its rows.
+
+An evaluation keeps one score, label and weight a row (`Scores`), so results of hosts merge by concatenation and the figures are exact,
+whatever the number of hosts; a histogram of scores would be neither. Numbers only; who computes scores is none of its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class QualityError(ValueError):
+    """The figure is not defined for these rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What an evaluation yields, one entry a row; rows of weight 0 count for nothing.
+
+    Attributes:
+      logits: float `[n]`, the model's log odds of label 1.
+      labels: float `[n]`, 0 or 1.
+      weights: float `[n]`, 0 or more.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+    @staticmethod
+    def concatenate(parts: Sequence[Scores]) -> Scores:
+        """The rows of all parts; of steps or of hosts. No parts are no rows."""
+        empty = np.zeros(0, np.float32)
+        return Scores(
+            np.concatenate([empty, *(part.logits for part in parts)]),
+            np.concatenate([empty, *(part.labels for part in parts)]),
+            np.concatenate([empty, *(part.weights for part in parts)]),
+        )
+
+    def auc(self) -> float:
+        """See `area_under_curve`."""
+        return area_under_curve(self.logits, self.labels, self.weights)
+
+    def log_loss(self) -> float:
+        """See `mean_log_loss`."""
+        return mean_log_loss(self.logits, self.labels, self.weights)
+
+
+def area_under_curve(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Probability that a random row of label 1 scores above one of label 0, ties counted half.
+
+    The weighted Mann-Whitney statistic: the sum over distinct scores of (weight of ones there) × (weight of zeros below + half the weight
+    of zeros there), divided by both total weights. Sums are in float64.
+
+    Args:
+      scores: `[n]`, in any unit that rises with the probability.
+      labels: `[n]`, 0 or 1.
+      weights: `[n]`, or None for all ones.
+
+    Raises:
+      QualityError: one of the two labels has no weight, labels are neither 0 nor 1, or a score is NaN.
+    """
+    scores, labels, weights = _checked(scores, labels, weights)
+    order = np.argsort(scores)
+    ones = (weights * labels)[order]
+    zeros = (weights * (1 - labels))[order]
+    total = ones.sum() * zeros.sum()
+    if total <= 0:
+        raise QualityError(
+            f"Found weight {ones.sum():g} of label 1 and {zeros.sum():g} of label 0. Expected some of both. "
+            "Evaluate on rows of both labels."
+        )
+    ranked = scores[order]
+    group_starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+    ones_at = np.add.reduceat(ones, group_starts)
+    zeros_at = np.add.reduceat(zeros, group_starts)
+    zeros_below = np.cumsum(zeros_at) - zeros_at
+    return float((ones_at * (zeros_below + zeros_at / 2)).sum() / total)
+
+
+def mean_log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Weighted mean of -log(probability given to the label), in nats, from log odds z:
+    log(1 + exp(-z)) for label 1 and log(1 + exp(z)) for label 0, in float64.
+
+    Raises:
+      QualityError: there is no weight at all, labels are neither 0 nor 1, or a logit is NaN.
+    """
+    logits, labels, weights = _checked(logits, labels, weights)
+    if weights.sum() <= 0:
+        raise QualityError("Found no weight in any row. Expected at least one row to evaluate. Evaluate on some rows.")
+    losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
+    return float((losses * weights).sum() / weights.sum())
+
+
+def _checked(
+    scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows that have weight, as float64."""
+    weights = np.ones(len(labels)) if weights is None else np.asarray(weights, np.float64)
+    counts = weights > 0
+    scores, labels, weights = (
+        np.asarray(scores, np.float64)[counts],
+        np.asarray(labels, np.float64)[counts],
+        weights[counts],
+    )
+    if np.isnan(scores).any():
+        raise QualityError(
+            f"Found {int(np.isnan(scores).sum())} NaN among {len(scores)} scores. Expected numbers. Look for a diverged loss before this."
+        )
+    if ((labels != 0) & (labels != 1)).any():
+        wrong = labels[(labels != 0) & (labels != 1)][0]
+        raise QualityError(f"Found label {wrong:g}. Expected 0 or 1. AUC and log loss are for binary labels.")
+    return scores, labels, weights

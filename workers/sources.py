@@ -1,0 +1,35 @@
+"""Where the batches of a host come from: the reader that belongs to a job's data.
+
+Declared data is Parquet files unless its declaration can open a reader of its own, which is how benchmarks and generated data feed the same
+hosts from memory. Readers are used by one thread at a time, see `workers.read_ahead`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from workers.data_config import ParquetData
+from workers.input import InputReader
+from workers.input_index import InputIndex
+from workers.lanes import LanePlan
+from workers.read_ahead import StepReader
+
+
+@runtime_checkable
+class ReaderSource(Protocol):
+    """Declared data that opens its own reader."""
+
+    def open_reader(self, plan: LanePlan, lanes: range) -> StepReader:
+        """A reader of the given lanes, `plan.rows_per_lane_step` samples of each at every step."""
+        ...
+
+
+def open_reader(data: ParquetData, index: InputIndex, plan: LanePlan, lanes: range) -> StepReader:
+    """The reader of some lanes of declared data.
+
+    Raises:
+      InputError, OSError: the data cannot be read.
+    """
+    if isinstance(data, ReaderSource):
+        return data.open_reader(plan, lanes)
+    return InputReader(data, index, plan, lanes)

@@ -1,0 +1,101 @@
+"""What can go wrong between the system and its storage, as types with fields.
+
+Every error says what was found, what was expected and what to do. None of them is raised for a wrong checksum or a wrong manifest: those
+belong to the modules that know what the bytes should have been (`chunks`, `strict_json`).
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Base of everything the storage layer raises on purpose."""
+
+
+class UnsafeName(StorageError):
+    """A name that could leave the store's root, or that no writer of ours would have made."""
+
+    def __init__(self, name: str, reason: str):
+        shown = repr(name if len(name) <= 120 else name[:117] + "...")
+        super().__init__(
+            f"Name {shown} {reason}. Names are relative: segments of letters, digits, '.', '_' and '-' that start with a letter, a digit "
+            "or '_', joined by '/'. If it was read from a file, that file is damaged or not ours: do not use it."
+        )
+        self.name = name
+        self.reason = reason
+
+
+class NameNotFound(StorageError):
+    """Nothing is stored under this name."""
+
+    def __init__(self, name: str, location: str):
+        super().__init__(
+            f"'{name}' is missing in {location}; a file was expected there. Restore it from a copy, or load an older commit."
+        )
+        self.name = name
+        self.location = location
+
+
+class NameTaken(StorageError):
+    """A write that must not replace anything met an existing file."""
+
+    def __init__(self, name: str, location: str):
+        super().__init__(
+            f"'{name}' already exists in {location}, but files are written once and never replaced. Two writers use one generation, or the "
+            "same save ran twice: start a new generation."
+        )
+        self.name = name
+        self.location = location
+
+
+class NotAPlainFile(StorageError):
+    """A symbolic link, a folder, a device or a pipe stands where a file or folder of ours should be."""
+
+    def __init__(self, name: str, location: str, found: str):
+        super().__init__(
+            f"'{name}' in {location} is or passes through {found}; plain files and folders are expected, links are not followed. "
+            "Replace it by a real file, or make the link the root of the store."
+        )
+        self.name = name
+        self.location = location
+        self.found = found
+
+
+class WrongSize(StorageError):
+    """A file is longer or shorter than the reader was told. Raised before anything is allocated."""
+
+    def __init__(self, name: str, *, found_bytes: int, expected: str):
+        super().__init__(
+            f"'{name}' holds {found_bytes} bytes; {expected} expected. The file is torn or not the one meant: load an older commit."
+        )
+        self.name = name
+        self.found_bytes = found_bytes
+
+
+class StoreUnavailable(StorageError):
+    """The storage kept failing with errors that usually pass. The last one is the cause."""
+
+    def __init__(self, what: str, *, attempts: int, elapsed_s: float, last: BaseException):
+        super().__init__(
+            f"{what} failed {attempts} times in {elapsed_s:.1f} s, last with {type(last).__name__}: {last}. An answer within the deadline "
+            "was expected: check the service and the network, then run again; committed state is not affected."
+        )
+        self.what = what
+        self.attempts = attempts
+        self.elapsed_s = elapsed_s
+
+
+class StoreCannotCreateExclusively(StorageError):
+    """Two writers could both believe that they created a file, so two drivers could both commit."""
+
+    def __init__(self, location: str, found: str):
+        super().__init__(
+            f"{location} {found}; exactly one of several writers may create a name. Use a local path, or s3://, gs:// "
+            "or abfs:// with a current s3fs, gcsfs or adlfs, or open the store with single_writer=True if you are sure that only one "
+            "driver ever runs."
+        )
+        self.location = location
+        self.found = found
+
+
+class SingleWriterStore(UserWarning):
+    """This store cannot create exclusively; nothing protects the run from a second driver."""
