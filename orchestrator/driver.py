@@ -1,0 +1,439 @@
+"""The driver: one loop that plans, starts, trains in windows, commits, evaluates and recovers. Read this file first.
+
+The driver names steps, not data, and holds no state that matters: what counts is what the run's folder says was committed. One pass of
+`Driver.run`'s loop is one generation; a host fault ends it, and the next one begins from the last commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embedding.buckets import split_evenly
+from embedding.placement import place_tables
+from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig
+from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused
+from orchestrator.keep import keep_latest
+from orchestrator.lease import Lease
+from orchestrator.manifest import Manifest
+from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end
+from orchestrator.progress import Reporter, WindowReport
+from orchestrator.run_folder import OpenRun
+from orchestrator.signals import StopSignals
+from orchestrator.worker_group import Backend, Deadlines, WorkerGroup
+from workers.device_process import DeviceSpec
+from workers.host import HostReady, HostSpec
+from workers.input import training_plan
+from workers.quality import Scores
+from workers.storage_errors import StorageError
+from workers.tables import features_per_table, table_specs
+
+HEARTBEAT_S = 5.0
+
+
+@dataclass(slots=True)
+class _History:
+    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is lost.
+
+    Attributes:
+      samples: (last step, samples) of each window.
+      rates: samples a second of each window.
+    """
+
+    losses: dict[int, float] = field(default_factory=dict)
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    phase_s: dict[str, float] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    def cut(self, step: int) -> None:
+        """Forgets what was done after `step` steps."""
+        self.losses = {at: loss for at, loss in self.losses.items() if at < step}
+        self.samples = [(at, count) for at, count in self.samples if at <= step]
+        self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
+
+
+class _StoppedAtStart(Exception):
+    """A stop was asked for before the first step of a generation; nothing needs a commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """A lost generation, on the way to the next one."""
+
+    cause: str
+    reached_step: int
+    detect_s: float
+    stop_s: float
+
+
+class Driver:
+    """Runs one job to its end, through faults.
+
+    Args:
+      run: the opened run; its folder, record and job.
+      scaling: hosts of this call; may differ from those of earlier ones.
+      config: policies.
+      backend: how worker processes are started.
+      reporter: who is told.
+      stop: asked between windows whether to leave after a commit.
+    """
+
+    def __init__(
+        self,
+        run: OpenRun,
+        *,
+        scaling: ScalingConfig,
+        config: RunConfig,
+        backend: Backend,
+        reporter: Reporter,
+        stop: StopSignals,
+    ) -> None:
+        self._run = run
+        self._scaling = scaling
+        self._config = config
+        self._backend = backend
+        self._reporter = reporter
+        self._stop = stop
+        self._history = _History()
+        plan = training_plan(
+            run.train_index, num_lanes=run.job.num_lanes, batch_size=run.job.batch_size, seed=run.job.seed
+        )
+        total = plan.steps_per_epoch * run.job.num_epochs
+        self._schedule = Schedule(
+            total_steps=total if config.max_steps is None else min(total, config.max_steps),
+            commit_every=config.checkpoint_config.every_steps,
+            eval_every=config.eval_every_steps if run.eval_index is not None else None,
+        )
+        self._committed_unix_s: float | None = None
+        self._is_starting = False
+        self._lease: Lease | None = None
+
+    def run(self) -> Result:
+        """Trains until all steps are done, or until a signal asks to stop.
+
+        Raises:
+          JobFailed: the job, its data or its model raised.
+          CrashLoop: host faults came one after another without a commit in between.
+          Fenced: another driver took the run.
+        """
+        try:
+            return self._generations()
+        finally:
+            # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
+            if self._lease is not None:
+                with contextlib.suppress(StorageError):
+                    self._lease.release()
+
+    def _generations(self) -> Result:
+        """Generation after generation until one ends well."""
+        fault: _Fault | None = None
+        failures = 0
+        while True:
+            self._lease = lease = self._run.acquire()
+            base = self._run.load_base(lease)
+            base_step = base.step if base else 0
+            self._committed_unix_s = base.created_unix_s if base else None
+            self._history.cut(base_step)
+            group: WorkerGroup | None = None
+            try:
+                self._is_starting = True
+                group = self._start(lease, base)
+                self._is_starting = False
+                self._announce(group, lease, base, fault)
+                result = self._generation(group, lease, base)
+                self._leave(group)
+                return result
+            except _StoppedAtStart:
+                return self._result(base_step, base)
+            except WorkerFailure as failure:
+                noticed_s = time.time()
+                committed = self._run.head_step(lease)
+                if committed > base_step:
+                    failures = 0
+                decision = after_failure(
+                    failure.failures,
+                    failures_since_commit=failures,
+                    max_failures=self._config.failure_config.max_failures,
+                )
+                fault = self._stop_lost(group, failure, decision, noticed_s, max(committed, base_step))
+                failures += 1
+            finally:
+                if group is not None:
+                    group.stop()
+                self._reporter.close()
+
+    def _poll(self, lease: Lease) -> Callable[[], None]:
+        """What is done while waiting for workers: the heartbeat; and while they start, leaving at once if asked to stop."""
+        heartbeat = _at_most_every(HEARTBEAT_S, lease.heartbeat)
+
+        def poll() -> None:
+            heartbeat()
+            if self._is_starting and self._stop.reason is not None:
+                raise _StoppedAtStart
+
+        return poll
+
+    # ------------------------------------------------------------------ one generation
+
+    def _start(self, lease: Lease, base: Manifest | None) -> WorkerGroup:
+        """Plans who owns what and starts all processes."""
+        run, job = self._run, self._run.job
+        num_hosts = self._scaling.num_hosts
+        specs = table_specs(job, run.table_buckets)
+        previous = None if base is None else [np.asarray(base.placement[spec.name], np.int32) for spec in specs]
+        placement = tuple(
+            place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts, previous=previous)
+        )
+        lanes = tuple(split_evenly(job.num_lanes, num_hosts))
+        self._placement = {
+            spec.name: tuple(int(o) for o in owners) for spec, owners in zip(specs, placement, strict=True)
+        }
+        token = secrets.token_bytes(32)
+        timeouts = self._config.failure_config
+        hosts = [
+            HostSpec(
+                job=run.job_for_workers,
+                run_id=run.record.run_id,
+                generation=lease.generation,
+                token=token,
+                plan_hash=_plan_hash(placement, lanes),
+                host=host,
+                num_hosts=num_hosts,
+                lanes=lanes,
+                table_buckets=run.table_buckets,
+                placement=placement,
+                storage_url=run.url,
+                train_index=run.train_index,
+                eval_index=run.eval_index,
+                bind_address="",
+                step_timeout_s=timeouts.step_timeout_s,
+            )
+            for host in range(num_hosts)
+        ]
+
+        def device(host: int, ready: HostReady, coordinator: str) -> DeviceSpec:
+            return DeviceSpec(
+                job=run.job_for_workers,
+                host=host,
+                num_hosts=num_hosts,
+                coordinator=coordinator,
+                num_samples=ready.num_samples,
+                invitation=ready.invitation,
+                storage_url=run.url,
+                start_timeout_s=timeouts.start_timeout_s,
+                step_timeout_s=timeouts.step_timeout_s,
+            )
+
+        group = WorkerGroup.start(
+            self._backend,
+            hosts,
+            device,
+            deadlines=Deadlines(start_s=timeouts.start_timeout_s, step_s=timeouts.step_timeout_s),
+            on_poll=self._poll(lease),
+        )
+        try:
+            group.restore(base)
+        except BaseException:
+            group.stop()
+            raise
+        return group
+
+    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Result:
+        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop."""
+        step = committed = base.step if base else 0
+        head = base
+        step_s: float | None = None
+        while step < self._schedule.total_steps and self._stop.reason is None:
+            end = window_end(step=step, boundary=self._schedule.next_boundary(step), step_s=step_s)
+            step_s = self._window(group, step, end, committed)
+            step = end
+            if self._schedule.evaluates_at(step):
+                self._evaluate(group, step)
+            if self._schedule.commits_at(step):
+                head = self._commit(group, lease, step, head)
+                committed = step
+        if self._stop.reason is not None and step > committed:
+            head = self._commit(group, lease, step, head)
+        elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
+            self._evaluate(group, step)
+        return self._result(step, head)
+
+    def _leave(self, group: WorkerGroup) -> None:
+        """Lets the workers go. All is committed by now, so one that does not leave in order is no fault of the run."""
+        try:
+            group.close()
+        except WorkerFailure as failure:
+            self._reporter.notice(f"workers were ended without leaving in order: {failure}")
+
+    def _window(self, group: WorkerGroup, first: int, last: int, committed: int) -> float:
+        """Runs steps `first` to `last - 1`; the seconds of one step."""
+        started = time.monotonic()
+        hosts, devices = group.train(first, last)
+        seconds = time.monotonic() - started
+        self._check_losses(first, devices[0].losses)
+        history, num_steps = self._history, last - first
+        history.losses.update(zip(range(first, last), devices[0].losses, strict=True))
+        num_samples = sum(host.num_samples for host in hosts)
+        history.samples.append((last, num_samples))
+        history.rates.append(num_samples / seconds)
+        for phase, spent in hosts[0].phase_s.items():
+            history.phase_s[phase] = history.phase_s.get(phase, 0.0) + spent
+        self._reporter.window(
+            WindowReport(
+                step=last,
+                total_steps=self._schedule.total_steps,
+                samples_per_s=num_samples / seconds,
+                loss=statistics.fmean(devices[0].losses),
+                phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
+                num_hosts=group.num_hosts,
+                generation=self._run.generation,
+                committed_step=committed,
+                committed_unix_s=self._committed_unix_s,
+            )
+        )
+        return seconds / num_steps
+
+    def _check_losses(self, first: int, losses: Sequence[float]) -> None:
+        """A loss that is not finite has spoilt the parameters; nothing of them may be committed.
+
+        Raises:
+          JobFailed: naming the first such step.
+        """
+        for step, loss in enumerate(losses, first):
+            if not math.isfinite(loss):
+                raise JobFailed(
+                    f"The loss of step {step} is {loss}. Expected a finite number. The last commit, from before, stands. Lower the learning "
+                    f"rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or look for extreme inputs."
+                )
+
+    def _evaluate(self, group: WorkerGroup, step: int) -> None:
+        parts = group.evaluate()
+        scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights) for part in parts])
+        evaluation = Evaluation(step=step, auc=scores.auc(), log_loss=scores.log_loss(), num_samples=len(scores.labels))
+        self._history.evaluations.append(evaluation)
+        self._reporter.evaluation(evaluation, self._run.job.best_auc)
+
+    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Manifest:
+        """Writes, verifies and publishes the state after `step` steps."""
+        started = time.monotonic()
+        manifest = self._run.commit(
+            lease, step=step, parent=parent, placement=self._placement, num_hosts=group.num_hosts, save=group.save
+        )
+        self._committed_unix_s = manifest.created_unix_s
+        self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=time.monotonic() - started)
+        keep = self._config.checkpoint_config.num_to_keep
+        if keep is not None:
+            keep_latest(self._run.store, lease, num_to_keep=keep)
+        return manifest
+
+    # ------------------------------------------------------------------ between generations
+
+    def _announce(self, group: WorkerGroup, lease: Lease, base: Manifest | None, fault: _Fault | None) -> None:
+        """Says that a generation runs, and after a fault what that took."""
+        if fault is None:
+            origin = f"from commit {base.name}" if base else "from the first step"
+            self._reporter.notice(
+                f"generation {lease.generation}: {group.num_hosts} host{'s' if group.num_hosts > 1 else ''}, {origin}; "
+                f"started in {group.spent_s['start']:.1f} s, compiled in {group.spent_s['compile']:.1f} s"
+            )
+            return
+        base_step = base.step if base else 0
+        recovery = Recovery(
+            generation=lease.generation,
+            cause=fault.cause,
+            base_step=base_step,
+            discarded_steps=max(0, fault.reached_step - base_step),
+            detect_s=fault.detect_s,
+            stop_s=fault.stop_s,
+            start_s=group.spent_s["start"],
+            restore_s=group.spent_s["restore"],
+            compile_s=group.spent_s["compile"],
+        )
+        self._history.recoveries.append(recovery)
+        self._reporter.recovery(recovery)
+
+    def _stop_lost(
+        self,
+        group: WorkerGroup | None,
+        failure: WorkerFailure,
+        decision: Recover | GiveUp,
+        noticed_s: float,
+        base_step: int,
+    ) -> _Fault:
+        """Ends a lost generation, or the run if the decision says so."""
+        if isinstance(decision, GiveUp):
+            # Many hosts fail alike; one traceback is enough.
+            details = next((f.details for f in failure.failures if f.details), "")
+            if decision.is_job_error and all(f.is_refusal for f in failure.failures if f.kind is FailureKind.ERROR):
+                raise WorkerRefused(decision.cause) from failure
+            if decision.is_job_error:
+                raise JobFailed(f"{decision.cause}\n{details}".strip()) from failure
+            raise CrashLoop(
+                f"{decision.cause}. That was fault {self._config.failure_config.max_failures + 1} in a row without a new commit. "
+                f"Look at the hosts named above; then `podembed resume` goes on from the last commit.\n{details}".strip()
+            ) from failure
+        self._reporter.close()
+        self._reporter.notice(f"fault: {decision.cause}")
+        reached, last_step_s = base_step, 0.0
+        started = time.monotonic()
+        if group is not None:
+            progress = group.last_progress()
+            # A host counts the step it works on; that many are done.
+            reached = max([base_step, *(p.step for p in progress if p.step_unix_s)])
+            last_step_s = max((p.step_unix_s for p in progress), default=0.0)
+            group.stop()
+        return _Fault(
+            cause=decision.cause,
+            reached_step=reached,
+            detect_s=max(0.0, noticed_s - last_step_s) if last_step_s else 0.0,
+            stop_s=time.monotonic() - started,
+        )
+
+    def _result(self, step: int, head: Manifest | None) -> Result:
+        history = self._history
+        return Result(
+            path=self._run.url,
+            step=step,
+            total_steps=self._schedule.total_steps,
+            num_samples=sum(count for _, count in history.samples),
+            # The first window compiles nothing but is a single step; it says little.
+            samples_per_s=statistics.median(history.rates[1:] or history.rates or [0.0]),
+            losses=dict(history.losses),
+            evaluations=tuple(history.evaluations),
+            recoveries=tuple(history.recoveries),
+            phase_s=dict(history.phase_s),
+            commit=head.name if head else None,
+            stopped_by=self._stop.reason if step < self._schedule.total_steps else None,
+        )
+
+
+def _plan_hash(placement: Sequence[np.ndarray], lanes: Sequence[range]) -> bytes:
+    """32 bytes that hosts compare before they exchange anything: they must agree on who owns what."""
+    digest = hashlib.sha256()
+    for owners in placement:
+        digest.update(np.ascontiguousarray(owners, "<i4").tobytes() + b";")
+    digest.update(repr([(lane.start, lane.stop) for lane in lanes]).encode())
+    return digest.digest()
+
+
+def _at_most_every(interval_s: float, action: Callable[[], None]) -> Callable[[], None]:
+    """The same action, skipped when it ran less than `interval_s` ago."""
+    last_s = -math.inf
+
+    def throttled() -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= interval_s:
+            last_s = time.monotonic()
+            action()
+
+    return throttled

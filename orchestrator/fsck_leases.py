@@ -1,0 +1,60 @@
+"""Whether the claims and bases of a run can be read and belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from orchestrator.lease import Claim, read_base, read_claims
+from orchestrator.records import decode
+from orchestrator.verification import Damage
+from workers.storage import Store
+from workers.storage_errors import NameNotFound, StorageError
+from workers.strict_json import DocumentRefused
+
+LEASE_FILE = re.compile(r"g(\d{8,12})\.(claim|base\.json|hb)")
+_MAX_CLAIM_BYTES = 1 << 14
+
+
+def lease_findings(store: Store) -> Iterator[Damage]:
+    """Claims and bases that cannot be read, or that contradict their names, and bases without a claim.
+
+    A claim without a base is no damage: its driver ended before it chose one, and later drivers pass over it.
+    """
+    claims = read_claims(store)
+    for generation in claims:
+        yield from _claim_findings(store, generation)
+    for generation in _generations_with_base(store):
+        if generation not in claims:
+            found = f"a base, but no g{generation:08d}.claim"
+            yield Damage(name=_name(generation, "base.json"), found=found, expected="a claim, which is never deleted")
+        try:
+            read_base(store, generation)
+        except DocumentRefused as error:
+            yield Damage(name=error.name, found=error.found, expected=error.expected)
+        except StorageError as error:
+            yield Damage(name=_name(generation, "base.json"), found=str(error), expected="a base that can be read")
+
+
+def _claim_findings(store: Store, generation: int) -> Iterator[Damage]:
+    name = _name(generation, "claim")
+    try:
+        claim = decode(Claim, name, store.read(name, max_bytes=_MAX_CLAIM_BYTES))
+    except DocumentRefused as error:
+        yield Damage(name=name, found=error.found, expected=error.expected)
+    except NameNotFound:
+        yield Damage(name=name, found="no file", expected="a claim, which is never deleted")
+    except StorageError as error:
+        yield Damage(name=name, found=str(error), expected="a claim that can be read")
+    else:
+        if claim.generation != generation:
+            yield Damage(name=name, found=f"the claim of generation {claim.generation}", expected=f"of {generation}")
+
+
+def _generations_with_base(store: Store) -> list[int]:
+    matches = map(LEASE_FILE.fullmatch, store.children("lease"))
+    return sorted(int(match.group(1)) for match in matches if match and match.group(2) == "base.json")
+
+
+def _name(generation: int, kind: str) -> str:
+    return f"lease/g{generation:08d}.{kind}"

@@ -1,0 +1,78 @@
+"""One host inside the driver's own process, without Ray: for laptops, notebooks and tests.
+
+Threads: one works for the host, one for the device, each behind a queue of one pool; control calls run in the caller's thread, as the
+control group of an actor would. The pools are shut down by `stop`, which first aborts the wait that a thread may be in.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.cluster import LOOPBACK, failure_of
+from orchestrator.config import ConfigurationError
+from orchestrator.errors import Failure
+from orchestrator.worker_group import Call, HostHandles
+from workers.device_process import DeviceProcess
+from workers.host import HostWorker
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadCall:
+    """A method call of a worker under way."""
+
+    worker: str
+    future: Future[Any]
+
+
+class ThreadHandle:
+    """One worker with a thread of its own."""
+
+    def __init__(self, worker: str, target: HostWorker | DeviceProcess) -> None:
+        self.worker = worker
+        self.target = target
+        self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=worker.replace(" ", "-"))
+
+    @property
+    def where(self) -> str:
+        return "this process"
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        if method == "start" and isinstance(self.target, HostWorker):
+            arguments = (replace(arguments[0], bind_address=LOOPBACK),)
+        return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arguments))
+
+    def control(self, method: str, *arguments: Any) -> Call:
+        done: Future[Any] = Future()
+        done.set_result(getattr(self.target, method)(*arguments))
+        return ThreadCall(self.worker, done)
+
+
+class InProcessBackend:
+    """A backend of one host."""
+
+    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+        if num_hosts != 1:
+            raise ConfigurationError(f"Found {num_hosts} hosts in one process. Expected 1. Use Ray for several.")
+        return [HostHandles(ThreadHandle("host 0", HostWorker()), ThreadHandle("device 0", DeviceProcess()))]
+
+    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
+        futures = {call.future: call for call in calls}  # type: ignore[attr-defined]
+        done, running = wait(futures, timeout=timeout_s, return_when=FIRST_COMPLETED)
+        return [call for f, call in futures.items() if f in done], [call for f, call in futures.items() if f in running]
+
+    def result(self, call: Call) -> Any | Failure:
+        error = call.future.exception()  # type: ignore[attr-defined]
+        if error is None:
+            return call.future.result()  # type: ignore[attr-defined]
+        return failure_of(call.worker, error, details="".join(traceback.format_exception(error)))
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        for pair in handles:
+            for handle in (pair.device, pair.host):
+                handle.target.abort("the driver stopped it")  # type: ignore[attr-defined]
+                handle.pool.shutdown(wait=True, cancel_futures=True)  # type: ignore[attr-defined]
+                handle.target.close()  # type: ignore[attr-defined]

@@ -1,0 +1,156 @@
+"""What a run's folder holds, for people: its record, its commits, and how to read a table without us.
+
+`describe` reads manifests and returns a value; `render` turns it into text. Neither opens an array, so both are quick on any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.checkpoint import CommitInfo, list_commits
+from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
+from orchestrator.manifest import TableFiles
+from orchestrator.run_record import RunRecord, find_run
+from workers.storage import Store
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """A run at one moment.
+
+    Attributes:
+      record: None if the folder is no run.
+      generation: the highest claimed; 0 before the first driver.
+      heartbeat: of that generation, if its driver left one.
+      commits: those that count, newest first, then leftovers.
+    """
+
+    location: str
+    described_unix_s: float
+    record: RunRecord | None
+    generation: int
+    heartbeat: Heartbeat | None
+    commits: tuple[CommitInfo, ...]
+
+    @property
+    def head(self) -> CommitInfo | None:
+        return next((commit for commit in self.commits if commit.is_head), None)
+
+
+def describe(store: Store, *, now_unix_s: float) -> RunDescription:
+    """Reads what `render` shows. Damaged manifests are part of the answer, not errors.
+
+    Raises:
+      DocumentRefused: RUN.json or a base is damaged, so nothing can be said about which commits count.
+    """
+    claims = read_claims(store)
+    return RunDescription(
+        location=store.location,
+        described_unix_s=now_unix_s,
+        record=find_run(store),
+        generation=claims[-1] if claims else 0,
+        heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
+        commits=list_commits(store),
+    )
+
+
+def render(description: RunDescription) -> str:
+    """Text of the description, ready to print."""
+    parts = [_header(description), _commits(description)]
+    head = description.head
+    if head and head.manifest:
+        tables = head.manifest.tables
+        parts.append(f"Tables of {head.name}\n" + _columns(_table_lines(tables)))
+        parts += [reading_example(description.location, tables[0])] if tables else []
+    # Names and messages come from files; a terminal must not obey what is in them.
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n\n".join(parts))
+
+
+def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
+    """Three lines of Python that read one array of a table with zarr.
+
+    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's padding is cut off.
+    """
+    files = table.arrays[array]
+    path = f"{location.rstrip('/')}/{files.path}"
+    return (
+        f"Read table '{table.name}' in Python:\n"
+        f"  import zarr\n"
+        f'  array = zarr.open({path!r}, mode="r")  # [bucket, position, column]\n'
+        f"  {files.name if files.name.isidentifier() else 'values'} = "
+        f"array[:].transpose(1, 0, 2).reshape(-1, {files.width})[:{table.num_rows}]"
+    )
+
+
+def format_bytes(num_bytes: int) -> str:
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def format_age(seconds: float) -> str:
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds / size))} {unit}"
+    return f"{int(seconds / 86400)} d"
+
+
+def _header(description: RunDescription) -> str:
+    record = description.record
+    if record is None:
+        return f"{description.location} is not a run: RUN.json is missing."
+    age = format_age(description.described_unix_s - record.created_unix_s)
+    job = f"{record.job_function} {record.job_arguments}" if record.job_function else "given as a value"
+    lines = [
+        f"Run {record.run_id} in {description.location}, created {age} ago",
+        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}",
+        f"Generation {description.generation}{_holder(description)}",
+    ]
+    return "\n".join(lines)
+
+
+def _holder(description: RunDescription) -> str:
+    beat = description.heartbeat
+    if beat is None:
+        return ", no driver"
+    age = format_age(description.described_unix_s - beat.written_unix_s)
+    return f", driver {beat.holder.submission} (process {beat.holder.process} on {beat.holder.hostname}) seen {age} ago"
+
+
+def _commits(description: RunDescription) -> str:
+    if not description.commits:
+        return "No commits yet"
+    rows = [("commit", "step", "gen", "parent", "age", "size", "hosts", "")]
+    rows += [_commit_line(commit, description.described_unix_s) for commit in description.commits]
+    return "Commits\n" + _columns(rows)
+
+
+def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:
+    state = "head" if commit.is_head else "" if commit.counts else "leftover, does not count"
+    manifest = commit.manifest
+    if manifest is None:
+        state = f"{state or 'lineage'}, DAMAGED: {commit.problem}"
+        return (commit.name, str(commit.step), str(commit.generation), "?", "?", "?", "?", state)
+    age = format_age(now_unix_s - manifest.created_unix_s)
+    size = format_bytes(manifest.size_bytes)
+    parent = manifest.parent or "-"
+    return (commit.name, str(commit.step), str(commit.generation), parent, age, size, str(manifest.hosts), state)
+
+
+def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
+    rows = [("table", "rows", "dim", "buckets", "slots", "size")]
+    for table in tables:
+        slots = ", ".join(f"{slot.name} ({slot.width})" for slot in table.slots) or "-"
+        sizes = (f"{table.num_rows:,}", str(table.dim), str(table.num_buckets), slots, format_bytes(table.size_bytes))
+        rows.append((table.name, *sizes))
+    return rows
+
+
+def _columns(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,94 @@
+"""The keep policy: which commits stay, and the deletion of what no reader can need.
+
+Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and those of attempts of
+older generations that never joined the lineage. A file that a kept commit names stays, wherever it lies. Claims are listed before every
+batch, so a driver that was replaced stops; what it had already planned is garbage for its successor too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from orchestrator.checkpoint import load
+from orchestrator.lease import Lease, read_commit_names, read_lineage
+from orchestrator.manifest import commit_file, parse_commit_name
+from workers.storage import Store
+from workers.storage_errors import StorageError
+
+MIN_KEPT = 2
+_BATCH_FILES = 500
+_STALE_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What a pass removed.
+
+    Attributes:
+      commits: whose manifest was deleted.
+      attempts: folders of `data/` that were emptied, whether they had been commits or not.
+    """
+
+    commits: tuple[str, ...]
+    attempts: tuple[str, ...]
+    num_files: int
+    num_bytes: int
+
+
+def keep_latest(store: Store, lease: Lease, *, num_to_keep: int, unix_s: Callable[[], float] = time.time) -> Removal:
+    """Deletes what the newest `num_to_keep` commits of the lineage do not need. A pass that is cut short is finished by a later one.
+
+    Args:
+      num_to_keep: at least 2, so that a damaged commit has an ancestor.
+      unix_s: the wall clock, for the age of half-written files that killed drivers left.
+
+    Raises:
+      Fenced: a newer driver has taken over; nothing more is deleted.
+      StorageError: a kept commit cannot be read, so what it needs is unknown; nothing is deleted.
+    """
+    if num_to_keep < MIN_KEPT:
+        raise ValueError(
+            f"num_to_keep={num_to_keep}; at least {MIN_KEPT} expected, so that a damaged commit has an ancestor."
+        )
+    lease.check()
+    lineage = read_lineage(store)
+    if lease.head is not None and lease.head not in lineage[:1]:
+        raise StorageError(
+            f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was deleted: look into "
+            "commit/ and lease/ of the run."
+        )
+    kept = lineage[:num_to_keep]
+    removable = [name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)]
+    attempts = [name for name in store.children("data") if name not in kept and _is_settled(name, lineage, lease)]
+    needed = {name for commit in kept for name in load(store, commit).file_sizes()} if attempts else set()
+    for name in removable:
+        # The manifest goes first: from then on its files are an attempt that nobody refers to.
+        lease.check()
+        store.delete(commit_file(name))
+    num_files, num_bytes = _delete_unneeded(store, lease, attempts, needed)
+    for folder in ("commit", "lease"):
+        store.remove_stale_temporaries(folder, written_before_unix_s=unix_s() - _STALE_S)
+    return Removal(commits=tuple(removable), attempts=tuple(attempts), num_files=num_files, num_bytes=num_bytes)
+
+
+def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
+    """Whether nobody can still be writing an attempt: it is an older commit of the lineage, or its generation is over."""
+    parsed = parse_commit_name(name)
+    return parsed is not None and (name in lineage or parsed[1] < lease.generation)
+
+
+def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed: set[str]) -> tuple[int, int]:
+    """Returns how many files and bytes went."""
+    num_files = num_bytes = 0
+    for attempt in attempts:
+        for name, size_bytes in store.sizes(f"data/{attempt}").items():
+            if name in needed:
+                continue
+            if num_files % _BATCH_FILES == 0:
+                lease.check()
+            store.delete(name)
+            num_files += 1
+            num_bytes += size_bytes
+    return num_files, num_bytes

@@ -1,0 +1,326 @@
+"""The lease on a run: a generation that this driver claimed, and the proof that nobody claimed a newer one.
+
+Carries out the steps of `lease_protocol` on a store. Files: `lease/g<generation>.claim` and `.base.json`, created exclusively and kept for
+ever, and `.hb`, a heartbeat that only spares people an accident: whether a driver may commit never depends on it or on any clock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED
+from orchestrator.lease_protocol import Base, DriverState, Phase, after, head, is_fenced, lineage, propose
+from orchestrator.manifest import commit_file, parse_commit_name
+from orchestrator.records import decode, encode
+from workers.storage import Store
+from workers.storage_errors import NameNotFound, StorageError
+from workers.strict_json import DocumentRefused
+
+HEARTBEAT_EVERY_S = 5.0
+HEARTBEAT_FRESH_S = 30.0
+_LEASE_FILE = re.compile(r"g(\d{8,12})\.(claim|base\.json|hb)")
+_MAX_LEASE_BYTES = 1 << 14
+
+
+class Fenced(RuntimeError):
+    """A newer driver has taken over the run. Not to be retried."""
+
+    exit_code = EXIT_FENCED
+
+    def __init__(self, generation: int, newest: int, location: str):
+        super().__init__(
+            f"Generation {newest} of the run in {location} has been claimed; this driver holds generation {generation}. The newer driver "
+            "owns the run now: this one stops, and what it did not acknowledge does not count."
+        )
+        self.generation = generation
+        self.newest = newest
+
+
+class RunIsHeld(RuntimeError):
+    """Another driver was alive on this run a moment ago."""
+
+    exit_code = EXIT_CONFIGURATION
+
+    def __init__(self, holder: Holder, age_s: float, location: str):
+        super().__init__(
+            f"The run in {location} is held by submission '{holder.submission}', process {holder.process} on {holder.hostname}, seen "
+            f"{age_s:.0f} s ago. Stop it, or wait until it has been silent for {HEARTBEAT_FRESH_S:.0f} s, or take the run over "
+            "(take_over=True, --take-over)."
+        )
+        self.holder = holder
+        self.age_s = age_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who drives.
+
+    Attributes:
+      submission: shared by the attempts of one submitted job; a driver never waits for its own submission.
+      machine: tells whether `process` is a number of this machine's process table; empty if that cannot be known.
+    """
+
+    submission: str
+    hostname: str
+    process: int
+    machine: str
+
+    @staticmethod
+    def current(submission: str) -> Holder:
+        return Holder(submission=submission, hostname=socket.gethostname(), process=os.getpid(), machine=_machine())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Content of a claim. `token` makes it unique, so that a repeated request can recognize its own."""
+
+    generation: int
+    holder: Holder
+    created_unix_s: float
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseRecord:
+    """Content of a base: the commit from which the generation starts."""
+
+    generation: int
+    commit: str | None
+    created_unix_s: float
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Content of a heartbeat."""
+
+    generation: int
+    holder: Holder
+    written_unix_s: float
+
+
+class Lease:
+    """One generation's right to commit. Made by `acquire`. Mutated: the protocol state, by `publish`; the time of the last beat."""
+
+    def __init__(self, *, store: Store, holder: Holder, state: DriverState, unix_s: Callable[[], float]):
+        self.store = store
+        self.holder = holder
+        self._state = state
+        self._unix_s = unix_s
+        self._last_beat_unix_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Lease(generation={self.generation}, head={self.head!r}, store={self.store!r})"
+
+    @property
+    def generation(self) -> int:
+        return self._state.generation
+
+    @property
+    def head(self) -> str | None:
+        """The last acknowledged commit of this lineage; the base at first."""
+        return self._state.head
+
+    def check(self) -> None:
+        """Looks for newer claims.
+
+        Raises:
+          Fenced: there is one.
+        """
+        claims = read_claims(self.store)
+        if is_fenced(self.generation, claims) or self._state.phase is Phase.FENCED:
+            raise Fenced(self.generation, max(claims), self.store.location)
+
+    def publish(self, name: str, manifest: bytes) -> None:
+        """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to anybody.
+
+        Raises:
+          Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
+          StorageError: the storage failed, and whether the commit stands is unknown. The lease cannot publish any more.
+        """
+        state, self._state = propose(self._state, name), replace(self._state, phase=Phase.FENCED)
+        state = after(state, self.store.create_exclusive(commit_file(name), manifest))
+        if state.phase is Phase.FENCED:
+            raise StorageError(
+                f"Commit {name} existed before generation {self.generation} created it, though the generation is ours alone. Somebody "
+                f"wrote into {self.store.location} by hand: look at {commit_file(name)}, then start the driver again."
+            )
+        claims = read_claims(self.store)
+        state = after(state, claims)
+        if state.phase is Phase.FENCED:
+            raise Fenced(self.generation, max(claims), self.store.location)
+        self._state = after(state, None)
+
+    def heartbeat(self) -> None:
+        """Says that this driver lives. Advisory. May be called as often as one likes; it writes every `HEARTBEAT_EVERY_S`."""
+        now_unix_s = self._unix_s()
+        if self._last_beat_unix_s is not None and abs(now_unix_s - self._last_beat_unix_s) < HEARTBEAT_EVERY_S:
+            return
+        self._last_beat_unix_s = now_unix_s
+        beat = Heartbeat(generation=self.generation, holder=self.holder, written_unix_s=now_unix_s)
+        self.store.replace(_lease_file(self.generation, "hb"), encode(beat))
+
+    def release(self) -> None:
+        """Ends the heartbeat, so that the next driver need not wait. The claim stays: generations are never used twice."""
+        self.store.delete(_lease_file(self.generation, "hb"))
+
+
+def acquire(
+    store: Store,
+    *,
+    holder: Holder,
+    take_over: bool = False,
+    choose_base: Callable[[str | None], str | None] = lambda newest: newest,
+    unix_s: Callable[[], float] = time.time,
+) -> Lease:
+    """Claims the next generation of a run and fixes the commit that it starts from.
+
+    Args:
+      take_over: fence a driver of another submission even if its heartbeat is fresh.
+      choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising leaves the
+        claim without a base, which changes nothing for later drivers.
+      unix_s: the wall clock, for heartbeats and records only.
+
+    Raises:
+      RunIsHeld: another submission's driver is alive and `take_over` is not set.
+      Fenced: a newer claim appeared meanwhile.
+    """
+    state = DriverState()
+    while state.phase is not Phase.READY:
+        generation = state.generation
+        match state.phase:
+            case Phase.LIST_CLAIMS:
+                answer: Any = read_claims(store)
+                if not take_over:
+                    _refuse_if_held(store, answer, holder, unix_s())
+            case Phase.CLAIM:
+                claim = Claim(
+                    generation=generation, holder=holder, created_unix_s=unix_s(), token=secrets.token_hex(16)
+                )
+                answer = store.create_exclusive(_lease_file(generation, "claim"), encode(claim))
+            case Phase.READ_BASE:
+                Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
+                answer = read_newest_base(store)
+            case Phase.LIST_COMMITS:
+                answer = read_commit_names(store)
+            case Phase.CHOOSE_BASE:
+                try:
+                    answer = choose_base(state.head)
+                except BaseException:
+                    # Nobody should wait for a driver that gave up.
+                    Lease(store=store, holder=holder, state=state, unix_s=unix_s).release()
+                    raise
+            case Phase.CREATE_BASE:
+                record = BaseRecord(
+                    generation=generation, commit=state.head, created_unix_s=unix_s(), token=secrets.token_hex(16)
+                )
+                answer = store.create_exclusive(_lease_file(generation, "base.json"), encode(record))
+            case Phase.CONFIRM_CLAIM:
+                answer = read_claims(store)
+            case _:
+                raise Fenced(generation, max(read_claims(store)), store.location)
+        state = after(state, answer)
+    return Lease(store=store, holder=holder, state=state, unix_s=unix_s)
+
+
+def read_claims(store: Store) -> list[int]:
+    """Generations that have been claimed, in order."""
+    return _generations(store, "claim")
+
+
+def read_commit_names(store: Store) -> list[str]:
+    """Names of all published commits, whether they count or not."""
+    files = (file.removesuffix(".json") for file in store.children("commit") if file.endswith(".json"))
+    return [name for name in files if parse_commit_name(name)]
+
+
+def read_base(store: Store, generation: int) -> Base:
+    """The base of one generation.
+
+    Raises:
+      NameNotFound: it has none; DocumentRefused: it is damaged.
+    """
+    name = _lease_file(generation, "base.json")
+    record = decode(BaseRecord, name, store.read(name, max_bytes=_MAX_LEASE_BYTES))
+    if record.generation != generation:
+        raise DocumentRefused(name, f"the base of generation {record.generation}", f"generation {generation}")
+    if record.commit is not None:
+        parsed = parse_commit_name(record.commit)
+        if parsed is None or parsed[1] >= generation:
+            raise DocumentRefused(name, f"base {record.commit[:60]!r}", "a commit of an older generation")
+    return Base(generation, record.commit)
+
+
+def read_newest_base(store: Store) -> Base | None:
+    """The base of the highest generation that has one: the one that decides which commits count."""
+    generations = _generations(store, "base.json")
+    return read_base(store, generations[-1]) if generations else None
+
+
+def read_head(store: Store) -> str | None:
+    """The newest commit that counts, for readers that hold no lease."""
+    return head(read_newest_base(store), read_commit_names(store))
+
+
+def read_lineage(store: Store) -> tuple[str, ...]:
+    """The commits that count, newest first."""
+    base = read_newest_base(store)
+    return lineage(base, read_commit_names(store), lambda generation: read_base(store, generation).commit)
+
+
+def read_heartbeat(store: Store, generation: int) -> Heartbeat | None:
+    """The heartbeat of a generation, or None if there is none that can be read."""
+    name = _lease_file(generation, "hb")
+    try:
+        return decode(Heartbeat, name, store.read(name, max_bytes=_MAX_LEASE_BYTES))
+    except (NameNotFound, DocumentRefused):
+        # Advisory: a released or torn heartbeat must not stop anybody.
+        return None
+
+
+def _refuse_if_held(store: Store, claims: list[int], holder: Holder, now_unix_s: float) -> None:
+    beat = read_heartbeat(store, claims[-1]) if claims else None
+    if beat is None or beat.holder.submission == holder.submission:
+        return
+    # A clock that is ahead of ours makes a heartbeat look young, never old.
+    age_s = max(0.0, now_unix_s - beat.written_unix_s)
+    if age_s < HEARTBEAT_FRESH_S and not _is_known_dead(beat.holder):
+        raise RunIsHeld(beat.holder, age_s, store.location)
+
+
+def _is_known_dead(holder: Holder) -> bool:
+    """Whether the holder ran on this very machine and its process is gone, so that nobody waits after a crash."""
+    if not holder.machine or holder.machine != _machine() or holder.process < 1:
+        return False
+    try:
+        os.kill(holder.process, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _machine() -> str:
+    """This boot and process namespace, or nothing where the kernel does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _generations(store: Store, kind: str) -> list[int]:
+    matches = map(_LEASE_FILE.fullmatch, store.children("lease"))
+    return sorted(int(match.group(1)) for match in matches if match and match.group(2) == kind)
+
+
+def _lease_file(generation: int, kind: str) -> str:
+    return f"lease/g{generation:08d}.{kind}"

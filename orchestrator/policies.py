@@ -1,0 +1,82 @@
+"""Decisions of the driver as pure functions: how long the next window is, and what to do after a failure. No clock, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import Failure, cause, is_host_fault
+
+WINDOW_TARGET_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Steps at which something happens besides training. None means never.
+
+    Attributes:
+      total_steps: steps of the whole run.
+      commit_every, eval_every: steps between commits and evaluations.
+    """
+
+    total_steps: int
+    commit_every: int | None
+    eval_every: int | None
+
+    def next_boundary(self, step: int) -> int:
+        """The next step, above `step`, at which the run must pause."""
+        ahead = [(step // every + 1) * every for every in (self.commit_every, self.eval_every) if every]
+        return min([*ahead, self.total_steps])
+
+    def commits_at(self, step: int) -> bool:
+        if self.commit_every is None:
+            return step == self.total_steps or self.evaluates_at(step)
+        return step == self.total_steps or step % self.commit_every == 0
+
+    def evaluates_at(self, step: int) -> bool:
+        """Evaluations on the way; the one at the end is the driver's last act."""
+        return self.eval_every is not None and step % self.eval_every == 0 and step < self.total_steps
+
+
+def window_end(*, step: int, boundary: int, step_s: float | None) -> int:
+    """The step at which the next window ends.
+
+    Args:
+      step: steps done.
+      boundary: the window does not pass it.
+      step_s: measured seconds of a step; None before the first window, which is kept to one step.
+    """
+    if step_s is None:
+        return min(step + 1, boundary)
+    return min(step + max(1, round(WINDOW_TARGET_S / max(step_s, 1e-6))), boundary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recover:
+    """Start a new generation from the last commit."""
+
+    cause: str
+    failures_since_commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Stop. `is_job_error` tells the job's own error from a crash loop."""
+
+    cause: str
+    is_job_error: bool
+
+
+def after_failure(failures: Sequence[Failure], *, failures_since_commit: int, max_failures: int) -> Recover | GiveUp:
+    """What to do after workers failed.
+
+    Args:
+      failures: of one attempt.
+      failures_since_commit: host faults before this one, since the last commit.
+      max_failures: how many are borne in a row.
+    """
+    if not is_host_fault(failures):
+        return GiveUp(cause=cause(failures), is_job_error=True)
+    if failures_since_commit + 1 > max_failures:
+        return GiveUp(cause=cause(failures), is_job_error=False)
+    return Recover(cause=cause(failures), failures_since_commit=failures_since_commit + 1)

@@ -1,0 +1,159 @@
+"""What a run tells its user while it goes on: a live panel on a terminal, plain lines elsewhere.
+
+The driver reports facts as values; how they look is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.config import Evaluation, Recovery
+
+LINE_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """State of a run after a window of steps.
+
+    Attributes:
+      loss: mean over the window's steps.
+      phase_s: seconds a step of each phase, on host 0.
+      committed_unix_s: time of the last commit, None before the first.
+    """
+
+    step: int
+    total_steps: int
+    samples_per_s: float
+    loss: float
+    phase_s: Mapping[str, float]
+    num_hosts: int
+    generation: int
+    committed_step: int
+    committed_unix_s: float | None
+
+
+class Reporter(Protocol):
+    """Who is told about the facts of a run."""
+
+    def notice(self, text: str) -> None: ...
+
+    def window(self, report: WindowReport) -> None: ...
+
+    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None: ...
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
+
+    def recovery(self, recovery: Recovery) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SilentReporter:
+    """Tells nobody."""
+
+    def notice(self, text: str) -> None: ...
+
+    def window(self, report: WindowReport) -> None: ...
+
+    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None: ...
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
+
+    def recovery(self, recovery: Recovery) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ConsoleReporter:
+    """Prints to a terminal or a log. Mutated: the live panel and the time of the last line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._live: Live | None = None
+        self._last_line_s = 0.0
+
+    def notice(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False)
+
+    def window(self, report: WindowReport) -> None:
+        # A dumb terminal shows no live panel at all.
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+                self._live.start()
+            self._live.update(_panel(report))
+        elif time.monotonic() - self._last_line_s >= LINE_INTERVAL_S or report.step == report.total_steps:
+            self._last_line_s = time.monotonic()
+            self._console.print(_line(report), soft_wrap=True, markup=False)
+
+    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None:
+        best = "" if best_auc is None else f"  (best reachable {best_auc:.4f})"
+        self.notice(
+            f"step {evaluation.step:>6}  evaluation: AUC {evaluation.auc:.4f}{best}  log loss {evaluation.log_loss:.4f}  "
+            f"on {evaluation.num_samples:,} samples"
+        )
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
+        self.notice(f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s")
+
+    def recovery(self, recovery: Recovery) -> None:
+        self.notice(
+            f"recovered in {recovery.total_s:.1f} s as generation {recovery.generation}: {recovery.discarded_steps} steps discarded, "
+            f"back at step {recovery.base_step}; noticed within {recovery.detect_s:.1f} s, stop {recovery.stop_s:.1f} s, "
+            f"start {recovery.start_s:.1f} s, restore {recovery.restore_s:.1f} s, compile {recovery.compile_s:.1f} s"
+        )
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def _age(report: WindowReport) -> str:
+    if report.committed_unix_s is None:
+        return "no commit yet"
+    return f"committed step {report.committed_step}, {max(0.0, time.time() - report.committed_unix_s):.0f} s ago"
+
+
+def _phases(report: WindowReport) -> str:
+    longest = sorted(report.phase_s.items(), key=lambda item: -item[1])
+    return "  ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in longest if seconds >= 5e-5)
+
+
+def _line(report: WindowReport) -> str:
+    return (
+        f"step {report.step:>6}/{report.total_steps}  {report.samples_per_s:>8,.0f} samples/s  loss {report.loss:.4f}  "
+        f"hosts {report.num_hosts}  generation {report.generation}  {_age(report)}  |  ms a step: {_phases(report)}"
+    )
+
+
+def _panel(report: WindowReport) -> Group:
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(f"step {report.step}/{report.total_steps}", style="bold"),
+        ProgressBar(total=report.total_steps, completed=report.step, width=30),
+        f"{report.samples_per_s:,.0f} samples/s",
+        f"loss {report.loss:.4f}",
+        f"hosts {report.num_hosts}",
+        f"generation {report.generation}",
+    )
+    return Group(head, Text(f"ms a step: {_phases(report)}", style="dim"), Text(_age(report), style="dim"))

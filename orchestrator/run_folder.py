@@ -1,0 +1,283 @@
+"""`OpenRun`: a run's folder, its record, its job and its data, opened and checked; and the commits in it.
+
+The folder is the only truth about a run. What is here stands between the driver's loop and the files: creating or opening the record,
+leases, the commit that a generation starts from, and putting together a manifest from what the hosts wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from orchestrator import checkpoint
+from orchestrator.config import ConfigurationError
+from orchestrator.lease import Holder, Lease, acquire, read_head
+from orchestrator.manifest import Manifest, commit_name, parse_commit_name
+from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
+from workers.checkpoint_files import TableFiles, assemble_table
+from workers.device_process import DenseReceipt
+from workers.input import InputIndex, build_index
+from workers.job import JobConfig, JobReference
+from workers.shards import ShardReceipt, table_plan
+from workers.storage import Store
+from workers.tables import choose_buckets, table_specs
+
+Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
+
+
+class ReplicasDiffer(RuntimeError):
+    """The dense parameters of two hosts are no longer equal; nothing was committed."""
+
+
+class InputChanged(ConfigurationError):
+    """The data files are not those that the run began with."""
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """One run. Mutated: `generation`, by `acquire`.
+
+    Attributes:
+      url: the folder, absolute.
+      record: what the run is.
+      job: resolved.
+      reference: how workers get the job, if it has a name; otherwise it is sent as a value.
+    """
+
+    url: str
+    store: Store
+    record: RunRecord
+    job: JobConfig
+    reference: JobReference | None
+    train_index: InputIndex
+    eval_index: InputIndex | None
+    take_over: bool = False
+    allow_ancestor: bool = False
+    notice: Callable[[str], None] = print
+    generation: int = 0
+    _submission: str = field(default_factory=lambda: os.environ.get("RAY_JOB_SUBMISSION_ID") or uuid.uuid4().hex[:12])
+
+    @property
+    def job_for_workers(self) -> JobConfig | JobReference:
+        return self.reference or self.job
+
+    @property
+    def table_buckets(self) -> tuple[int, ...]:
+        """The number of buckets of each table, in the job's order."""
+        buckets = {table.name: table.num_buckets for table in self.record.tables}
+        return tuple(buckets[name] for name in self.job.table_names)
+
+    def acquire(self) -> Lease:
+        """Claims the next generation.
+
+        Raises:
+          RunIsHeld, Fenced: another driver is at work.
+        """
+        lease = acquire(
+            self.store,
+            holder=Holder.current(self._submission),
+            take_over=self.take_over,
+            choose_base=lambda newest: checkpoint.newest_loadable(
+                self.store,
+                newest,
+                allow_ancestors=self.allow_ancestor,
+                on_skip=lambda name, why: self.notice(
+                    f"commit {name} is damaged and passed over, its steps are done again: {why}"
+                ),
+            ),
+        )
+        self.generation = lease.generation
+        return lease
+
+    def load_base(self, lease: Lease) -> Manifest | None:
+        """The commit that the lease starts from."""
+        return checkpoint.load(self.store, lease.head) if lease.head else None
+
+    def head_step(self, lease: Lease) -> int:
+        """The step of the lease's last acknowledged commit, 0 before the first."""
+        parsed = parse_commit_name(lease.head) if lease.head else None
+        return parsed[0] if parsed else 0
+
+    def commit(
+        self,
+        lease: Lease,
+        *,
+        step: int,
+        parent: Manifest | None,
+        placement: Mapping[str, tuple[int, ...]],
+        num_hosts: int,
+        save: Save,
+    ) -> Manifest:
+        """Lets the hosts write, and publishes the manifest.
+
+        Raises:
+          ReplicasDiffer: the dense replicas are not bitwise equal.
+          CommitRefused, Fenced: see `checkpoint.commit`.
+        """
+        attempt = commit_name(step=step, generation=lease.generation)
+        shards, replicas = save(attempt)
+        if len({replica.digest for replica in replicas}) != 1:
+            raise ReplicasDiffer(
+                f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. Expected equal ones. "
+                f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
+            )
+        manifest = Manifest(
+            run_id=self.record.run_id,
+            step=step,
+            generation=lease.generation,
+            parent=parent.name if parent else None,
+            created_unix_s=time.time(),
+            hosts=num_hosts,
+            cursor={"step": step},
+            tables=self._assemble(attempt, shards),
+            dense=tuple(file for replica in replicas for file in replica.files),
+            placement=dict(placement),
+            counters={"samples": self._samples(step)},
+            versions=_versions(),
+        )
+        checkpoint.commit(self.store, manifest, lease)
+        return manifest
+
+    def _samples(self, step: int) -> int:
+        """Samples of the first `step` steps, each counted once an epoch, padding left out."""
+        rows, batch = self.train_index.num_rows, self.record.batch_size
+        per_lane = -(-rows // self.record.num_lanes)
+        steps_per_epoch = -(-per_lane // (batch // self.record.num_lanes))
+        epochs, rest = divmod(step, steps_per_epoch)
+        lane_rows = rest * (batch // self.record.num_lanes)
+        base, extra = divmod(rows, self.record.num_lanes)
+        return epochs * rows + sum(min(lane_rows, base + (lane < extra)) for lane in range(self.record.num_lanes))
+
+    def _assemble(self, attempt: str, shards: Sequence[ShardReceipt]) -> tuple[TableFiles, ...]:
+        tables = []
+        for at, spec in enumerate(table_specs(self.job, self.table_buckets)):
+            parts = [shard.tables[at] for shard in shards]
+            arrays = next(part.arrays for part in parts if part.arrays)
+            buckets = [bucket for part in parts for bucket in part.buckets]
+            tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
+        return tuple(tables)
+
+
+def create_run(url: str, job: JobConfig, reference: JobReference | None) -> OpenRun:
+    """Creates the run's folder, or opens it if the same run is there.
+
+    Raises:
+      RunMismatch: the folder holds another run.
+      ConfigurationError: nothing can be written there.
+      StorageError, InputError: the storage or the data cannot be used.
+    """
+    store = Store(url)
+    try:
+        store.probe()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write to. "
+            f"Choose another one: --storage, RunConfig(storage_path=...)."
+        ) from error
+    train_index, eval_index = _indexes(job)
+    record = open_or_create(store, _record(job, reference, train_index))
+    return OpenRun(
+        url=store.location,
+        store=store,
+        record=record,
+        job=job,
+        reference=reference,
+        train_index=train_index,
+        eval_index=eval_index,
+    )
+
+
+def open_run(
+    url: str, *, take_over: bool = False, accept_input_change: bool = False, allow_ancestor: bool = False
+) -> OpenRun:
+    """Opens an existing run by its folder alone.
+
+    Args:
+      take_over: fence another driver that still holds the run.
+      accept_input_change: go on although files have other names, sizes or times; the number of rows must be the same.
+      allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
+
+    Raises:
+      ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data changed.
+      RunMismatch: the job's function no longer returns the job of the run.
+    """
+    store = Store(url)
+    record = find_run(store)
+    if record is None:
+        raise ConfigurationError(
+            f"Found no run in {store.location}. Expected a folder with RUN.json. `podembed train` prints the folder of its run."
+        )
+    if not record.job_function:
+        raise ConfigurationError(
+            f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "
+            f"Run that program again with RunConfig(name=...) to go on."
+        )
+    reference = JobReference(function=record.job_function, arguments=json.loads(record.job_arguments))
+    job = reference.resolve()
+    train_index, eval_index = _indexes(job)
+    found = _record(job, reference, train_index)
+    if found.input_fingerprint != record.input_fingerprint and not accept_input_change:
+        raise InputChanged(
+            f"The data files of the run in {store.location} changed since it began (names, sizes, times or row counts). Expected the same, "
+            f"since the position in the data counts their rows. Restore them, or pass --accept-input-change if the rows are the same."
+        )
+    # Also with --accept-input-change: the position in the data counts rows, so their number must be the same.
+    check_same(record, found, store.location, free=frozenset({"input_fingerprint"}))
+    return OpenRun(
+        url=store.location,
+        store=store,
+        record=record,
+        job=job,
+        reference=reference,
+        train_index=train_index,
+        eval_index=eval_index,
+        take_over=take_over,
+        allow_ancestor=allow_ancestor,
+    )
+
+
+def last_num_hosts(run: OpenRun) -> int | None:
+    """Hosts that wrote the run's head, or None before the first commit."""
+    name = read_head(run.store)
+    return checkpoint.load(run.store, name).hosts if name else None
+
+
+def _indexes(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
+    data = job.resolved_data
+    return build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
+
+
+def _record(job: JobConfig, reference: JobReference | None, train_index: InputIndex) -> RunRecord:
+    specs = table_specs(job, choose_buckets(job))
+    return RunRecord(
+        run_id=uuid.uuid4().hex,
+        created_unix_s=time.time(),
+        seed=job.seed,
+        num_lanes=job.num_lanes,
+        batch_size=job.batch_size,
+        tables=tuple(
+            TableRecord(
+                name=spec.name,
+                num_rows=spec.num_rows,
+                dim=spec.dim,
+                num_buckets=spec.layout.num_buckets,
+                slots={name: width for name, width in spec.widths.items() if name != "rows"},
+            )
+            for spec in specs
+        ),
+        job_function=reference.function if reference else "",
+        job_arguments=json.dumps(dict(reference.arguments) if reference else {}, sort_keys=True),
+        num_samples=train_index.num_rows,
+        input_fingerprint=hashlib.sha256(train_index.to_json().encode()).hexdigest(),
+        staleness=0,
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("podembed", "jax", "optax", "numpy", "numba", "ray")}

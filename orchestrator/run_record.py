@@ -1,0 +1,143 @@
+"""`RUN.json`: what a run is, written once when it is created and never changed.
+
+Everything that the content of a step depends on is here: the seed, the batch, the lanes, how each table is cut into buckets, and the input.
+A later start that differs in any of it would train something else under the same name, so it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import EXIT_CONFIGURATION
+from orchestrator.manifest import FORMAT_VERSION
+from orchestrator.records import decode, encode
+from workers.storage import Store
+from workers.storage_errors import NameNotFound
+from workers.strict_json import DocumentRefused
+
+RUN_FILE = "RUN.json"
+_MAX_RUN_BYTES = 4 << 20
+# What may differ between starts: who and when.
+_FREE_FIELDS = frozenset({"run_id", "created_unix_s"})
+
+
+class RunMismatch(RuntimeError):
+    """The folder holds a run with other data, tables or settings."""
+
+    exit_code = EXIT_CONFIGURATION
+
+    def __init__(self, differences: Mapping[str, tuple[Any, Any]], location: str):
+        shown = "; ".join(
+            f"{key} is {_short(found)}, given {_short(given)}" for key, (found, given) in differences.items()
+        )
+        super().__init__(
+            f"The run in {location} was created differently: {shown}. The same settings are expected, since steps already done depend on "
+            "them. Use them, or another name for a new run."
+        )
+        self.differences = dict(differences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRecord:
+    """How a table is cut. `slots` maps each slot's name to its width."""
+
+    name: str
+    num_rows: int
+    dim: int
+    num_buckets: int
+    slots: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The identity of a run.
+
+    Attributes:
+      run_id: random; also in every manifest.
+      created_unix_s: wall clock, for people.
+      num_lanes: fixed parts of an epoch; hosts own lanes.
+      job_function: `package.module:function` that returned the job; empty if the job was given as a value.
+      job_arguments: its arguments as JSON text.
+      num_samples: rows of the training data.
+      input_fingerprint: hash of names, sizes, times and row counts of the input.
+      staleness: steps between a lookup and the newest applied update.
+    """
+
+    run_id: str
+    format_version: int = FORMAT_VERSION
+    created_unix_s: float
+    seed: int
+    num_lanes: int
+    batch_size: int
+    tables: tuple[TableRecord, ...]
+    job_function: str
+    job_arguments: str
+    num_samples: int
+    input_fingerprint: str
+    staleness: int
+
+
+def open_or_create(store: Store, record: RunRecord) -> RunRecord:
+    """Creates the run, or opens it if it exists and is the same.
+
+    Returns:
+      The record on storage, whose `run_id` is the run's.
+
+    Raises:
+      RunMismatch: the run exists and differs in what its steps depend on.
+      DocumentRefused: the record on storage is damaged or of another format.
+    """
+    if store.create_exclusive(RUN_FILE, encode(record)):
+        return record
+    found = read_run(store)
+    check_same(found, record, store.location)
+    return found
+
+
+def check_same(found: RunRecord, given: RunRecord, location: str, *, free: frozenset[str] = frozenset()) -> None:
+    """Compares what the content of steps depends on.
+
+    Args:
+      free: further fields that may differ.
+
+    Raises:
+      RunMismatch: with every field that differs.
+    """
+    differences = {
+        field.name: (getattr(found, field.name), getattr(given, field.name))
+        for field in dataclasses.fields(RunRecord)
+        if field.name not in _FREE_FIELDS | free and getattr(found, field.name) != getattr(given, field.name)
+    }
+    if differences:
+        raise RunMismatch(differences, location)
+
+
+def read_run(store: Store) -> RunRecord:
+    """The record of an existing run.
+
+    Raises:
+      NameNotFound: there is no run here; DocumentRefused: damaged, or of another format version.
+    """
+    record = decode(RunRecord, RUN_FILE, store.read(RUN_FILE, max_bytes=_MAX_RUN_BYTES), max_bytes=_MAX_RUN_BYTES)
+    if record.format_version != FORMAT_VERSION:
+        found = f"format version {record.format_version}"
+        raise DocumentRefused(
+            RUN_FILE, found, f"{FORMAT_VERSION}, which this program reads; use a matching version of podembed"
+        )
+    return record
+
+
+def find_run(store: Store) -> RunRecord | None:
+    """The record, or None if no run was created here."""
+    try:
+        return read_run(store)
+    except NameNotFound:
+        return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

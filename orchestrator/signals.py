@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM: the first asks the driver to commit and leave at the end of the window, the second means now."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopSignals:
+    """Context manager that takes over SIGINT and SIGTERM while a run goes on, where Python allows it (the main thread).
+
+    Attributes:
+      reason: None, or why the run should stop.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._previous: dict[int, Any] = {}
+
+    def request(self, reason: str) -> None:
+        """Asks for a stop after the current window."""
+        self.reason = reason
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.reason is not None:
+            raise KeyboardInterrupt
+        self.reason = signal.Signals(number).name
+        print(f"\n{self.reason}: the run commits and leaves after this window. Once more to leave at once.", flush=True)

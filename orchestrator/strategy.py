@@ -1,0 +1,259 @@
+"""`PodStrategy`: the strategy over real hosts. `TPUEmbedding`s made in its scope have their tables sharded over the hosts' memory.
+
+On the driver, batches are global: each host gets its share of the samples. `run` calls a function on the device process of every host,
+where the same embedding works on that host's share. The processes start when they are first needed and end with `close`, with the
+program, or when the strategy is forgotten. Ids and activations travel between driver and hosts as Ray objects, between hosts over the mesh.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from embedding.buckets import place
+from embedding.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
+from embedding.strategies import PerReplica, entered, local_value, register, split_over
+from orchestrator.cluster import RayBackend, connected
+from orchestrator.config import ScalingConfig
+from orchestrator.errors import WorkerFailure
+from orchestrator.pod import Pod
+from workers import embedding_files
+from workers.storage import Store
+
+
+class PodStrategy:
+    """Hosts that hold the tables and run functions together.
+
+    ```python
+    with PodStrategy(num_hosts=2) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(features, batch_size=1024, optimizer=Adagrad(0.05))
+    ```
+
+    Args:
+      num_hosts: hosts, and replicas.
+      seed: of the first values of the rows.
+      resources_per_host: Ray resources reserved for each host; None takes an even part of the cluster's CPUs, at most one.
+      threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
+      start_timeout_s: for processes to start and join.
+      step_timeout_s: longest wait of a host for its peers within a call.
+      run_timeout_s: longest time that a function may run.
+      notice: told about facts such as hosts that share a machine.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        *,
+        seed: int = 0,
+        resources_per_host: Mapping[str, float] | None = None,
+        threads_per_host: int | None = None,
+        start_timeout_s: float = 300.0,
+        step_timeout_s: float = 120.0,
+        run_timeout_s: float = 3600.0,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        self.num_hosts = num_hosts
+        self.seed = seed
+        self.running: Engine | None = None
+        self._scaling = ScalingConfig(
+            num_hosts=num_hosts, resources_per_host=resources_per_host, threads_per_host=threads_per_host
+        )
+        self._timeouts = {"start_timeout_s": start_timeout_s, "step_timeout_s": step_timeout_s}
+        self._run_timeout_s = run_timeout_s
+        self._notice = notice or (lambda text: None)
+        self._started: Pod | None = None
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return self.num_hosts
+
+    @contextmanager
+    def scope(self) -> Iterator[PodStrategy]:
+        """Objects made inside the block belong to this strategy."""
+        with entered(self):
+            yield self
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls `fn` on the device process of every host at the same time.
+
+        `fn` travels with what it refers to, so values that it changes stay behind; `get_replica_context().state` stays on the host.
+        `TPUEmbedding`s that it refers to work on the host's share.
+
+        Args:
+          args, kwargs: given to every replica; of `PerReplica` values each gets its own.
+
+        Returns:
+          A `PerReplica` of what the calls returned; with one host the value itself.
+
+        Raises:
+          Exception: what `fn` raised on the first replica where it did.
+          PodLost: a process is gone or did not end in time.
+        """
+        pod = self._pod
+        pod.join_gang()
+        spec = None if self.running is None else self.running.spec
+        calls = []
+        for replica, handles in enumerate(pod.handles):
+            own = [local_value(arg, replica) for arg in args]
+            named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
+            calls.append((fn, own, named, spec, _link(handles.host, pod.call_timeout_s)))
+        results = pod.call_devices("run_function", calls, timeout_s=self._run_timeout_s)
+        return results[0] if len(results) == 1 else PerReplica(tuple(results))
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of all replicas."""
+        return value.values if isinstance(value, PerReplica) else (value,)
+
+    def split(self, batch: Any) -> Any:
+        """A batch as `PerReplica` arguments for `run`, cut as `enqueue` cuts features, see `embedding.strategies.split_over`."""
+        return split_over(batch, self.num_replicas_in_sync)
+
+    def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
+        location = None if restore_from is None else Store(restore_from).location
+        self.running = _PodEngine(self._pod, spec, restore_from=location)
+        register(self)
+        return self.running
+
+    def stop_engine(self) -> None:
+        if self.running is not None:
+            self.running.close()
+            self.running = None
+
+    def close(self) -> None:
+        """Ends all processes; their tables are gone. Safe to call twice."""
+        self.running = None
+        if self._started is not None:
+            self._started.close()
+
+    def __enter__(self) -> PodStrategy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _pod(self) -> Pod:
+        if self._started is None:
+            self._started = self._start()
+            weakref.finalize(self, self._started.close)
+        return self._started
+
+    def _start(self) -> Pod:
+        cluster = ExitStack()
+        try:
+            cluster.enter_context(connected(self.num_hosts))
+            from workers.stepwise_actor import StepwiseDeviceActor, StepwiseHostActor
+
+            backend = RayBackend(self._scaling, self._notice, (StepwiseHostActor, StepwiseDeviceActor))
+            outcome = _Outcomes(backend)
+            return Pod(backend, outcome, cluster, num_hosts=self.num_hosts, **self._timeouts)
+        except BaseException:
+            cluster.close()
+            raise
+
+
+def _link(host: Any, timeout_s: float) -> Any:
+    from workers.stepwise_actor import ActorLink
+
+    return ActorLink(host.actor, timeout_s)
+
+
+class _Outcomes:
+    """Values and errors of ended calls: refusals and exceptions with their type, lost processes as `WorkerFailure`."""
+
+    def __init__(self, backend: RayBackend) -> None:
+        self._backend = backend
+
+    def __call__(self, call: Any) -> Any | BaseException:
+        import ray
+        import ray.exceptions
+
+        from workers.mesh_errors import MeshError
+        from workers.stepwise_actor import Refused
+
+        try:
+            answer = ray.get(call.reference)
+        except ray.exceptions.RayTaskError as error:
+            # A host that reports a lost peer is an echo of the loss.
+            return WorkerFailure([self._backend.result(call)]) if isinstance(error.cause, MeshError) else error
+        except ray.exceptions.RayError:
+            return WorkerFailure([self._backend.result(call)])
+        return answer.error() if isinstance(answer, Refused) else answer
+
+
+class _PodEngine:
+    """The engine over all hosts of a pod, as the driver sees it."""
+
+    def __init__(self, pod: Pod, spec: EngineSpec, *, restore_from: str | None) -> None:
+        self.spec = spec
+        self._pod = pod
+        self.num_shares = len(pod.handles)
+        sizes = [np.full(table.layout.num_buckets, table.bucket_bytes, np.int64) for table in spec.tables]
+        placement = tuple(place(bucket_bytes=sizes, num_hosts=self.num_shares))
+        self._all("start_engine", spec, placement, restore_from)
+
+    def enqueue(self, shares: Sequence[Share]) -> None:
+        self._pod.call_hosts("enqueue", [(share,) for share in shares])
+
+    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
+        return self._all("dequeue", name)
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
+    ) -> None:
+        rates = list(learning_rates(self._all("num_steps")[0]))
+        self._pod.call_hosts("apply_gradients", [(list(own), rates, name) for own in gradients])
+
+    def discard(self) -> None:
+        self._all("discard")
+
+    def drain(self) -> None:
+        self._all("drain")
+
+    def metrics(self) -> EngineMetrics:
+        of_hosts: list[EngineMetrics] = self._all("metrics")
+        return EngineMetrics(
+            num_steps=of_hosts[0].num_steps,
+            learning_rates=of_hosts[0].learning_rates,
+            altered_ids=tuple(sum(counts) for counts in zip(*(one.altered_ids for one in of_hosts), strict=True)),
+        )
+
+    def read_tables(self) -> list[dict[str, np.ndarray]]:
+        self.drain()
+        found = []
+        for at, table in enumerate(self.spec.tables):
+            arrays = {name: np.empty((table.num_rows, width), np.float32) for name, width in table.widths.items()}
+            num_buckets = table.layout.num_buckets
+            for held in self._all("read_buckets", at):
+                for bucket, values in held.items():
+                    for name, whole in arrays.items():
+                        own = whole[bucket::num_buckets]
+                        own[...] = values[name][: len(own)]
+            found.append(arrays)
+        return found
+
+    def save(self, path: str) -> None:
+        self.drain()
+        embedding_files.require_free(path)
+        attempt = embedding_files.new_attempt()
+        answers = self._all("save", Store(path).location, attempt)
+        receipts = [receipt for receipt, _ in answers]
+        embedding_files.publish(path, self.spec.tables, attempt, receipts, num_steps=answers[0][1])
+
+    def restore(self, path: str) -> None:
+        # Read here first: what is wrong with the whole shows before any host has changed.
+        embedding_files.read_index(path)
+        self.drain()
+        self._all("restore", Store(path).location)
+
+    def close(self) -> None:
+        self._all("stop_engine")
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """The same call on every host."""
+        return self._pod.call_hosts(method, [arguments] * self.num_shares)

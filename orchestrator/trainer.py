@@ -1,0 +1,87 @@
+"""`Trainer`: what a Python program calls. Opens the run, the cluster and the driver, and closes them in every case."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+
+from orchestrator.cluster import RayBackend, connected
+from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.driver import Driver
+from orchestrator.in_process import InProcessBackend
+from orchestrator.progress import ConsoleReporter, Reporter
+from orchestrator.run_folder import OpenRun, create_run
+from orchestrator.signals import StopSignals
+from workers.job import JobConfig, JobReference
+
+
+class Trainer:
+    """Trains a job on a number of hosts.
+
+    Args:
+      job: the job itself, or the name of the function that returns it. A run of the latter can be resumed from its folder alone.
+      scaling_config: hosts.
+      run_config: name, place and policies of the run.
+      reporter: who is told about progress; the console by default.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig | JobReference,
+        *,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self._job = job
+        self._scaling = scaling_config or ScalingConfig()
+        self._config = run_config or RunConfig()
+        self._reporter = reporter or ConsoleReporter()
+
+    def fit(self) -> Result:
+        """Creates the run, or goes on with it if `RunConfig.name` names one that exists, and trains to its end.
+
+        Raises:
+          JobFailed, CrashLoop, Fenced, RunIsHeld, ConfigurationError and the errors of data and storage.
+        """
+        reference = self._job if isinstance(self._job, JobReference) else None
+        job = self._job.resolve() if isinstance(self._job, JobReference) else self._job
+        check_hosts(job, self._scaling)
+        name = self._config.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = create_run(f"{self._config.storage_path.rstrip('/')}/{name}", job, reference)
+        run.take_over = self._config.take_over
+        return fit(run, scaling=self._scaling, config=replace(self._config, name=name), reporter=self._reporter)
+
+
+def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Reporter) -> Result:
+    """Drives an opened run to its end, on a cluster that is joined or started for it.
+
+    Raises:
+      As `Trainer.fit`.
+    """
+    check_hosts(run.job, scaling)
+    reporter.notice(f"run folder {run.url}")
+    run.notice = reporter.notice
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        stack.callback(reporter.close)
+        if scaling.in_process:
+            backend = InProcessBackend()
+        else:
+            stack.enter_context(connected(scaling.num_hosts))
+            backend = RayBackend(scaling, reporter.notice)
+        return Driver(run, scaling=scaling, config=config, backend=backend, reporter=reporter, stop=stop).run()
+
+
+def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
+    """Refuses more hosts than there are lanes to read.
+
+    Raises:
+      ConfigurationError: a host would have nothing to do.
+    """
+    if scaling.num_hosts > job.num_lanes:
+        raise ConfigurationError(
+            f"Found {scaling.num_hosts} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
+            f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.num_hosts}."
+        )

@@ -1,0 +1,138 @@
+"""Runs whose tables are given as plain arrays in row order, cut into any number of buckets: real files, real manifests, real leases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator import checkpoint
+from orchestrator.lease import Lease
+from orchestrator.manifest import Manifest, commit_name
+from orchestrator.run_record import TableRecord, open_or_create
+from tests.orchestrator.checkpoint_samples import RECORD, VERSIONS, take
+from workers.checkpoint_files import (
+    TableFiles,
+    TablePlan,
+    assemble_table,
+    write_bucket,
+    write_dense,
+    write_table_metadata,
+)
+from workers.storage import Store
+
+# Array name → values in row order, `[num_rows, width]`.
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    num_buckets: int
+    arrays: Arrays
+
+
+def random_table(seed: int, *, num_rows: int, num_buckets: int, widths: Mapping[str, int]) -> SampleTable:
+    rng = np.random.default_rng(seed)
+    arrays = {name: rng.standard_normal((num_rows, width), np.float32) for name, width in widths.items()}
+    return SampleTable(num_buckets=num_buckets, arrays=arrays)
+
+
+def two_tables(seed: int = 0) -> dict[str, SampleTable]:
+    return {
+        "users": random_table(seed, num_rows=37, num_buckets=4, widths={"rows": 3, "accumulator": 1}),
+        "items": random_table(seed + 1, num_rows=5, num_buckets=8, widths={"rows": 2, "m": 2, "v": 2}),
+    }
+
+
+def create_run(path: Path, tables: Mapping[str, SampleTable], *, run_id: str = "run-1") -> tuple[Store, Lease]:
+    """A run's record, and the lease of its first driver."""
+    store = Store(path)
+    records = tuple(
+        TableRecord(
+            name=name,
+            num_rows=len(table.arrays["rows"]),
+            dim=table.arrays["rows"].shape[1],
+            num_buckets=table.num_buckets,
+            slots={array: values.shape[1] for array, values in table.arrays.items() if array != "rows"},
+        )
+        for name, table in tables.items()
+    )
+    open_or_create(store, dataclasses.replace(RECORD, run_id=run_id, tables=records))
+    return store, take(store)
+
+
+def commit_tables(
+    store: Store,
+    lease: Lease,
+    step: int,
+    tables: Mapping[str, SampleTable],
+    *,
+    dense: Mapping[str, np.ndarray] | None = None,
+    run_id: str = "run-1",
+    publish: bool = True,
+) -> Manifest:
+    """Writes a checkpoint and, unless told not to, commits it."""
+    attempt = commit_name(step=step, generation=lease.generation)
+    dense = {"w": np.full((2, 3), step, np.float32), "count": np.array(step, np.int32)} if dense is None else dense
+    manifest = Manifest(
+        run_id=run_id,
+        step=step,
+        generation=lease.generation,
+        parent=lease.head,
+        created_unix_s=1_700_000_000.5 + step,
+        hosts=1,
+        cursor={"step": step},
+        tables=tuple(_write_table(store, attempt, name, table) for name, table in tables.items()),
+        dense=tuple(write_dense(store, attempt, key, values) for key, values in dense.items()),
+        placement={name: (0,) * table.num_buckets for name, table in tables.items()},
+        counters={"samples": 8 * step},
+        versions=VERSIONS,
+    )
+    if publish:
+        checkpoint.commit(store, manifest, lease)
+    return manifest
+
+
+def run_with(
+    path: Path, tables: Mapping[str, SampleTable], *steps: int, run_id: str = "run-1"
+) -> tuple[Store, list[Manifest]]:
+    """A run that committed the same tables at each of these steps, and whose driver has ended."""
+    store, lease = create_run(path, tables, run_id=run_id)
+    manifests = [commit_tables(store, lease, step, tables, run_id=run_id) for step in steps]
+    lease.release()
+    return store, manifests
+
+
+def flip_byte(path: Path | str, at: int = 5) -> None:
+    """Changes one bit of a file behind everybody's back."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _write_table(store: Store, attempt: str, name: str, table: SampleTable) -> TableFiles:
+    num_rows = len(table.arrays["rows"])
+    plan = TablePlan(
+        attempt=attempt,
+        name=name,
+        num_rows=num_rows,
+        num_buckets=table.num_buckets,
+        widths={array: values.shape[1] for array, values in table.arrays.items()},
+        dtypes={array: values.dtype for array, values in table.arrays.items()},
+    )
+    described = write_table_metadata(store, plan)
+    receipts = []
+    for bucket in range(table.num_buckets):
+        pieces = []
+        for values in table.arrays.values():
+            # Padding may hold anything: something that no test may ever see.
+            piece = np.full((plan.rows_per_bucket, values.shape[1]), 99, values.dtype)
+            mine = values[bucket :: table.num_buckets]
+            piece[: len(mine)] = mine
+            pieces.append(piece)
+        receipts.append(write_bucket(store, plan, bucket, pieces))
+    return assemble_table(plan, described, receipts)

@@ -1,0 +1,252 @@
+"""The same training whatever the number of hosts, the cuts and the faults: losses, bytes, and how often each sample was seen."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from embedding.initializers import initial_rows
+from orchestrator import checkpoint
+from orchestrator.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.trainer import Trainer
+from tests.processes import actor_processes
+from tests.run_state import assert_same_bytes, committed_state
+from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
+from workers.input import InputReader, build_index, training_plan
+from workers.job import JobConfig, JobReference
+from workers.storage import Store
+from workers.tables import choose_buckets, table_specs
+
+NUM_STEPS = 50
+COMMIT_EVERY = 10
+
+
+def train_small(
+    folder: str,
+    tmp_path: Path,
+    name: str,
+    *,
+    num_hosts: int,
+    in_process: bool = False,
+    max_steps: int = NUM_STEPS,
+    reporter: SilentReporter | None = None,
+) -> Result:
+    trainer = Trainer(
+        JobReference(function="tests.small_job:small_job", arguments={"folder": folder}),
+        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=in_process),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(tmp_path),
+            max_steps=max_steps,
+            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
+        ),
+        reporter=reporter or SilentReporter(),
+    )
+    return trainer.fit()
+
+
+def _losses(result: Result) -> np.ndarray:
+    assert sorted(result.losses) == list(range(NUM_STEPS))
+    return np.array([result.losses[step] for step in range(NUM_STEPS)])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one_host(small_data: str, runs: Path) -> Result:
+    """The run without Ray, in this process."""
+    return train_small(small_data, runs, "one", num_hosts=1, in_process=True)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(ray_cluster: None, small_data: str, runs: Path) -> Result:
+    return train_small(small_data, runs, "two", num_hosts=2)
+
+
+class _PlainJax:
+    """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense half."""
+
+    def __init__(self, job: JobConfig) -> None:
+        self.job = job
+        self.specs = table_specs(job, choose_buckets(job))
+        self.tables, self.slots = [], []
+        for spec in self.specs:
+            rows = np.empty((spec.num_rows, spec.dim), np.float32)
+            every = np.arange(spec.num_rows)
+            initial_rows(spec.initializer, seed=spec.seed, table_name=spec.name, rows=every, out=rows)
+            self.tables.append(jnp.asarray(rows))
+            optimizer = spec.optimizer
+            assert optimizer is not None
+            self.slots.append(
+                [jnp.full((spec.num_rows, slot.columns(spec.dim)), slot.initial_value) for slot in optimizer.slots]
+            )
+        self.params = job.model.init(jax.random.key(job.seed), 2, job.widths)
+        assert job.dense_optimizer is not None
+        self.state = job.dense_optimizer.init(self.params)
+
+    def step(self, batch) -> float:
+        def loss_of(params, tables):
+            activations = {}
+            for name, feature in self.job.features.items():
+                ragged = batch.features[name]
+                table = tables[self.job.tables.index(feature.table)]
+                bag = np.repeat(np.arange(ragged.num_samples), np.diff(ragged.row_splits))
+                length = jnp.asarray(np.maximum(np.diff(ragged.row_splits), 1), jnp.float32)[:, None]
+                total = jax.ops.segment_sum(table[ragged.values], bag, ragged.num_samples)
+                combiner = feature.combiner or feature.table.combiner
+                activations[name] = total / {"sum": 1.0, "mean": length, "sqrtn": jnp.sqrt(length)}[combiner]
+            logits = self.job.model.apply(params, jnp.asarray(batch.dense), activations)
+            loss = jnp.maximum(logits, 0) - logits * batch.labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+            return (loss * batch.weights).sum() / batch.weights.sum()
+
+        loss, (dense, rows) = jax.value_and_grad(loss_of, argnums=(0, 1))(self.params, self.tables)
+        assert self.job.dense_optimizer is not None
+        updates, self.state = self.job.dense_optimizer.update(dense, self.state, self.params)
+        self.params = optax.apply_updates(self.params, updates)
+        for at, spec in enumerate(self.specs):
+            touched = np.zeros((spec.num_rows, 1), bool)
+            for name, feature in self.job.features.items():
+                if feature.table is self.job.tables[at]:
+                    touched[batch.features[name].values] = True
+            new, slots = self._updated(spec, self.tables[at], self.slots[at], rows[at])
+            self.tables[at] = jnp.where(touched, new, self.tables[at])
+            self.slots[at] = [jnp.where(touched, n, o) for n, o in zip(slots, self.slots[at], strict=True)]
+        return float(loss)
+
+    @staticmethod
+    def _updated(spec, table, slots, g):
+        optimizer = spec.optimizer
+        rate = optimizer.learning_rate
+        match type(optimizer).__name__:
+            case "SGD":
+                return table - rate * g, []
+            case "Adagrad":
+                a = slots[0] + g * g
+                return table - rate * g / jnp.sqrt(a), [a]
+            case "RowWiseAdagrad":
+                a = slots[0] + (g * g).mean(axis=1, keepdims=True)
+                return table - rate * g / (jnp.sqrt(a) + optimizer.epsilon), [a]
+            case "Adam":
+                m = optimizer.beta_1 * slots[0] + (1 - optimizer.beta_1) * g
+                v = optimizer.beta_2 * slots[1] + (1 - optimizer.beta_2) * g * g
+                return table - rate * m / jnp.sqrt(v + optimizer.epsilon**2), [m, v]
+        raise AssertionError(optimizer)
+
+
+def test_one_host_equals_plain_jax(one_host: Result, small_data: str, runs: Path) -> None:
+    job = small_job(folder=small_data)
+    index = build_index(job.resolved_data)
+    plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+    reader = InputReader(job.resolved_data, index, plan, range(job.num_lanes))
+    plain = _PlainJax(job)
+    expected = [plain.step(reader.read(step)) for step in range(NUM_STEPS)]
+    np.testing.assert_allclose(_losses(one_host), expected, rtol=1e-5)
+    state = committed_state(one_host.path)
+    for spec, table in zip(plain.specs, plain.tables, strict=True):
+        if spec.name == "audit":
+            continue  # its gradient is defined by hand, per sample and not per mean; the resume test checks it
+        np.testing.assert_allclose(state[f"{spec.name}/rows"], table, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.ray
+def test_two_and_three_hosts_have_the_losses_of_one(
+    one_host: Result, two_hosts: Result, small_data: str, runs: Path
+) -> None:
+    three = train_small(small_data, runs, "three", num_hosts=3)
+    np.testing.assert_allclose(_losses(two_hosts), _losses(one_host), rtol=1e-5)
+    np.testing.assert_allclose(_losses(three), _losses(one_host), rtol=1e-5)
+
+
+@pytest.mark.ray
+def test_rows_travel_for_one_table_and_vectors_for_the_others(two_hosts: Result) -> None:
+    """What the other tests compare covers both ways across the network."""
+    manifest = checkpoint.load_head(Store(two_hosts.path))
+    assert manifest is not None
+    hosts_of = {table: set(owners) for table, owners in manifest.placement.items()}
+    assert hosts_of.pop("b") == {0, 1}
+    assert all(len(owners) == 1 for owners in hosts_of.values())
+    assert set().union(*hosts_of.values()) == {0, 1}
+
+
+@pytest.mark.ray
+def test_two_runs_are_bitwise_equal(two_hosts: Result, small_data: str, runs: Path) -> None:
+    again = train_small(small_data, runs, "two-again", num_hosts=2)
+    assert (_losses(again) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(again.path), committed_state(two_hosts.path))
+
+
+class _Killer(SilentReporter):
+    """Kills one actor of the run with SIGKILL a random moment after a given step was reported."""
+
+    def __init__(self, kind: str, after_step: int, seed: int) -> None:
+        self.kind, self.after_step = kind, after_step
+        self.delay_s = random.Random(seed).uniform(0.0, 0.2)
+        self.killed: list[int] = []
+
+    def window(self, report: WindowReport) -> None:
+        if report.step >= self.after_step and not self.killed:
+            victim = actor_processes(self.kind)[0]
+            self.killed.append(victim)
+            threading.Timer(self.delay_s, os.kill, (victim, signal.SIGKILL)).start()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
+def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, small_data: str, runs: Path) -> None:
+    seed = int(time.time())
+    killer = _Killer(kind, after_step=random.Random(seed).randrange(2, 40), seed=seed)
+    result = train_small(small_data, runs, f"killed-{kind}", num_hosts=2, reporter=killer)
+    print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
+    assert killer.killed
+    assert len(result.recoveries) == 1
+    assert result.recoveries[0].discarded_steps <= COMMIT_EVERY
+    assert (_losses(result) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
+
+
+def _expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
+    """What one visit of each sample in each epoch leaves: a visit in a batch of weight W takes BATCH_SIZE / W."""
+    index = build_index(job.resolved_data)
+    plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+    reader = InputReader(job.resolved_data, index, plan, range(job.num_lanes))
+    expected, visits = np.zeros(NUM_ROWS), np.zeros(NUM_ROWS, int)
+    for step in range(num_steps):
+        batch = reader.read(step)
+        real = batch.sample_ids[~batch.is_padding]
+        visits[real] += 1
+        expected[real] -= BATCH_SIZE / batch.weights.sum()
+    full_epochs = num_steps // plan.steps_per_epoch
+    assert visits.min() >= full_epochs
+    assert visits.max() <= full_epochs + 1
+    return expected
+
+
+@pytest.mark.ray
+def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
+    ray_cluster: None, small_data: str, runs: Path
+) -> None:
+    """2 → 3 → 1 hosts, over two whole epochs; the audit table counts the visits, and it is rolled back and moved like any table."""
+    job = small_job(folder=small_data)
+    plan = training_plan(
+        build_index(job.resolved_data), num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed
+    )
+    total = 2 * plan.steps_per_epoch
+    for num_hosts, max_steps in ((2, 13), (3, 27), (1, total)):
+        result = train_small(small_data, runs, "elastic", num_hosts=num_hosts, max_steps=max_steps)
+    assert result.step == total
+    audit = committed_state(result.path)["audit/rows"][:, 0]
+    np.testing.assert_allclose(audit, _expected_audit(job, total), atol=1e-4)

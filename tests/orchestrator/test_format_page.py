@@ -1,0 +1,218 @@
+"""docs/checkpoint-format.md, read literally: a reader that imports nothing of ours, and members that the page lists completely.
+
+Everything between the two marks is what a stranger would write from the page alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import struct
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from orchestrator import checkpoint, lease, manifest, run_record
+from tests.orchestrator.checkpoint_samples import TABLES, take, values_of, write_next
+from workers import checkpoint_files
+from workers.storage import Store
+
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
+MASK = (1 << 64) - 1
+
+# ---------------------------------------------------------------- begin of the independent reader
+
+
+def read_sealed(path: Path) -> dict:
+    import hashlib
+
+    data = path.read_bytes()
+    if hashlib.sha256(data[:-78] + b"}").hexdigest() != data[-67:-3].decode():
+        raise ValueError(f"{path} is damaged")
+    return json.loads(data)
+
+
+def find_head(run: Path) -> str | None:
+    bases = {int(path.name[1:].split(".")[0]): path for path in (run / "lease").glob("g*.base.json")}
+    if not bases:
+        return None
+    newest = max(bases)
+    own = [path.stem for path in (run / "commit").glob(f"s*-g{newest:08d}.json")]
+    return max(own, key=lambda name: int(name[1:].split("-")[0])) if own else read_sealed(bases[newest])["commit"]
+
+
+def read_chunk(run: Path, name: str, size_bytes: int, crc32c: int) -> bytes:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*", name):
+        raise ValueError(f"unsafe name {name}")
+    path = run / name
+    if path.stat().st_size != size_bytes:
+        raise ValueError(f"{name} is torn")
+    data = path.read_bytes()
+    found = google_crc32c.value(data[:-4])
+    if found != struct.unpack("<I", data[-4:])[0] or found != crc32c:
+        raise ValueError(f"{name} is damaged")
+    return data[:-4]
+
+
+def mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def row_hash(row: int, parts: list[bytes]) -> tuple[int, int]:
+    a, b = mix((row + 0x9E3779B97F4A7C15) & MASK), mix((row + 0xD1B54A32D192ED03) & MASK)
+    for part in parts:
+        words = struct.unpack(f"<{-(-len(part) // 8)}Q", part + bytes(-len(part) % 8))
+        for word in words:
+            a = ((a ^ word) * 0xFF51AFD7ED558CCD) & MASK
+            a ^= a >> 32
+            b = ((b + word) * 0xC4CEB9FE1A85EC53) & MASK
+            b ^= b >> 29
+        a, b = mix((a + len(words)) & MASK), mix((b + len(words)) & MASK)
+    return mix(a), mix(b)
+
+
+def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
+    """Rows and slots of a table in the order of row numbers, with every check of the page."""
+    document = read_sealed(run / "commit" / f"{commit}.json")
+    if document["format_version"] != 1:
+        raise ValueError("unknown format")
+    (table,) = [table for table in document["tables"] if table["name"] == name]
+    num_buckets, num_rows = table["num_buckets"], table["num_rows"]
+    buckets: dict[str, list[np.ndarray]] = {}
+    for array in table["arrays"]:
+        described = table["chunks"][array["name"]]
+        chunks = zip(described["name"], described["size_bytes"], described["crc32c"], strict=True)
+        dtype = np.dtype(array["dtype"]).newbyteorder("<")
+        buckets[array["name"]] = [
+            np.frombuffer(read_chunk(run, *chunk), dtype).reshape(table["rows_per_bucket"], array["width"])
+            for chunk in chunks
+        ]
+    for bucket in range(num_buckets):
+        a = b = 0
+        for row in range(bucket, num_rows, num_buckets):
+            hashes = row_hash(row, [values[bucket][row // num_buckets].tobytes() for values in buckets.values()])
+            a, b = (a + hashes[0]) & MASK, (b + hashes[1]) & MASK
+        if f"{a:016x}{b:016x}" != table["digests"][bucket]:
+            raise ValueError(f"bucket {bucket} of {name} is damaged")
+    return {
+        array: np.stack(values).transpose(1, 0, 2).reshape(-1, values[0].shape[1])[:num_rows]
+        for array, values in buckets.items()
+    }
+
+
+def read_leaf(run: Path, commit: str, key: str) -> np.ndarray:
+    (leaf,) = [leaf for leaf in read_sealed(run / "commit" / f"{commit}.json")["dense"] if leaf["key"] == key]
+    chunk = "/".join([leaf["path"], "c", *["0"] * len(leaf["shape"])])
+    return np.frombuffer(read_chunk(run, chunk, leaf["size_bytes"], leaf["crc32c"]), leaf["dtype"]).reshape(
+        leaf["shape"]
+    )
+
+
+# ---------------------------------------------------------------- end of the independent reader
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "run")
+    first = take(store)
+    for step in (10, 20):
+        checkpoint.commit(store, write_next(store, first, step), first)
+    second = take(store, "b")
+    checkpoint.commit(store, write_next(store, second, 15 + 10), second)
+    store.create_exclusive("commit/s000000099-g00000001.json", b"a zombie's late commit")
+    return tmp_path / "run"
+
+
+def test_a_stranger_reads_our_tables(run: Path) -> None:
+    commit = find_head(run)
+    assert commit == "s000000025-g00000002"
+    for name, (num_rows, num_buckets, widths) in TABLES.items():
+        read = read_table(run, commit, name)
+        assert list(read) == list(widths)
+        for array, values in read.items():
+            expected = values_of(25, name, array)
+            for row in range(num_rows):
+                np.testing.assert_array_equal(values[row], expected[row % num_buckets, row // num_buckets])
+    np.testing.assert_array_equal(read_leaf(run, commit, "w"), np.full((2, 3), 25, np.float32))
+    assert read_leaf(run, commit, "count") == 25
+
+
+def test_a_strangers_head_is_ours(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    assert find_head(tmp_path / "run") is None
+    leases = [take(store)]
+    assert find_head(tmp_path / "run") is None
+    for step in (10, 20, 30):
+        leases[-1].publish(f"s{step:09d}-g{len(leases):08d}", b"{}")
+        assert find_head(tmp_path / "run") == lease.read_head(store)
+        leases.append(take(store))
+        assert find_head(tmp_path / "run") == lease.read_head(store) == leases[-1].head
+
+
+@pytest.mark.parametrize("pattern", ["tables/users/rows/c/1/0/0", "tables/items/v/c/0/0/0", "dense/w/c/0/0"])
+def test_a_stranger_finds_damage(run: Path, pattern: str) -> None:
+    path = run / "data" / "s000000025-g00000002" / pattern
+    data = bytearray(path.read_bytes())
+    data[5] ^= 16
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        _ = (
+            [read_table(run, "s000000025-g00000002", name) for name in TABLES],
+            read_leaf(run, "s000000025-g00000002", "w"),
+        )
+
+
+def test_a_stranger_finds_a_damaged_manifest(run: Path) -> None:
+    path = run / "commit" / "s000000025-g00000002.json"
+    path.write_bytes(path.read_bytes().replace(b'"step":25', b'"step":26'))
+    with pytest.raises(ValueError, match="damaged"):
+        read_table(run, "s000000025-g00000002", "users")
+
+
+def listed_members(section: str) -> set[str]:
+    """Every word in code style or as a JSON member of one section of the page."""
+    text = PAGE.read_text().split(f"## {section}")[1].split("\n## ")[0]
+    return set(re.findall(r'"(\w+)":', text)) | set(re.findall(r"`(\w+)`", text))
+
+
+@pytest.mark.parametrize(
+    ("section", "records"),
+    [
+        (
+            "4.",
+            [manifest.Manifest, checkpoint_files.TableFiles, checkpoint_files.ArrayFiles, checkpoint_files.DenseFile],
+        ),
+        (
+            "7.",
+            [
+                run_record.RunRecord,
+                run_record.TableRecord,
+                lease.Claim,
+                lease.Holder,
+                lease.BaseRecord,
+                lease.Heartbeat,
+            ],
+        ),
+    ],
+)
+def test_the_page_names_every_member(section: str, records: list[type]) -> None:
+    members = {field.name for record in records for field in dataclasses.fields(record)}
+    assert members - listed_members(section) == set()
+
+
+def test_the_example_of_the_page_has_exactly_the_members_of_a_manifest() -> None:
+    example = json.loads(PAGE.read_text().split("```json\n")[1].split("```")[0])
+    assert set(example) == {field.name for field in dataclasses.fields(manifest.Manifest)}
+    assert set(example["tables"][0]) == {field.name for field in dataclasses.fields(checkpoint_files.TableFiles)}
+    assert set(example["tables"][0]["arrays"][0]) == {
+        field.name for field in dataclasses.fields(checkpoint_files.ArrayFiles)
+    }
+    assert set(example["dense"][0]) == {field.name for field in dataclasses.fields(checkpoint_files.DenseFile)}
+    table = example["tables"][0]
+    assert table["rows_per_bucket"] == -(-table["num_rows"] // table["num_buckets"])
+    assert table["chunks"]["rows"]["size_bytes"][0] == table["rows_per_bucket"] * table["dim"] * 4 + 4

@@ -1,0 +1,232 @@
+"""Whole runs in this process, without Ray: train, evaluate, stop and go on, fail; and no thread, file or lease stays behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.driver import Driver
+from orchestrator.errors import JobFailed, WorkerRefused
+from orchestrator.in_process import InProcessBackend
+from orchestrator.lease import read_claims, read_heartbeat
+from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.run_folder import create_run, open_run
+from orchestrator.signals import StopSignals
+from orchestrator.trainer import Trainer
+from tests.run_state import assert_same_bytes, committed_state
+from tests.small_job import small_job
+from workers.job import JobReference
+from workers.storage import Store
+
+STEPS = 24
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    threads = {thread.name for thread in threading.enumerate()}
+    yield
+    left = [
+        t.name for t in threading.enumerate() if t.name.startswith(("host", "device", "read")) and t.name not in threads
+    ]
+    assert left == []
+    assert f"@podembed-{os.getpid()}-" not in Path("/proc/net/unix").read_text()
+
+
+class Stopper(SilentReporter):
+    """Asks for a stop once a step is reached, as a signal would."""
+
+    def __init__(self, stop: StopSignals, at: int) -> None:
+        self.stop, self.at = stop, at
+
+    def window(self, report: WindowReport) -> None:
+        if report.step >= self.at:
+            self.stop.request("a test")
+
+
+def train(folder: str, path: Path, *, stop_at: int | None = None, evaluate: bool = False, **config: object) -> Result:
+    reference = JobReference(
+        function="tests.small_job:small_job", arguments={"folder": folder, "evaluate": evaluate, "audit": False}
+    )
+    run = create_run(str(path), reference.resolve(), reference)
+    stop = StopSignals()
+    settings = {"max_steps": STEPS, "checkpoint_config": CheckpointConfig(every_steps=10)} | config
+    driver = Driver(
+        run,
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(**settings),  # type: ignore[arg-type]
+        backend=InProcessBackend(),
+        reporter=SilentReporter() if stop_at is None else Stopper(stop, stop_at),
+        stop=stop,
+    )
+    return driver.run()
+
+
+@pytest.fixture(scope="module")
+def whole(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(small_data, tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_a_run_trains_commits_and_evaluates(small_data: str, tmp_path: Path) -> None:
+    result = train(small_data, tmp_path / "a run", evaluate=True, eval_every_steps=9)
+    assert (result.step, result.total_steps, result.stopped_by) == (STEPS, STEPS, None)
+    assert sorted(result.losses) == list(range(STEPS))
+    assert np.isfinite(list(result.losses.values())).all()
+    assert [evaluation.step for evaluation in result.evaluations] == [9, 18, 24]
+    assert {evaluation.num_samples for evaluation in result.evaluations} == {1_900}
+    assert all(0.3 < evaluation.auc < 1.0 for evaluation in result.evaluations)
+    assert result.commit == "s000000024-g00000001"
+    assert result.recoveries == ()
+    store = Store(result.path)
+    assert read_heartbeat(store, 1) is None, "the lease was not released"
+
+
+def test_evaluations_change_no_byte(whole: Result, small_data: str, tmp_path: Path) -> None:
+    result = train(small_data, tmp_path / "run", evaluate=True, eval_every_steps=5)
+    assert_same_bytes(committed_state(result.path), committed_state(whole.path))
+
+
+def test_a_stop_commits_and_a_later_start_ends_with_the_same_bytes(
+    whole: Result, small_data: str, tmp_path: Path
+) -> None:
+    stopped = train(small_data, tmp_path / "run", stop_at=13)
+    assert stopped.stopped_by == "a test"
+    assert 13 <= stopped.step < STEPS
+    assert stopped.commit is not None
+    assert stopped.commit.startswith(f"s{stopped.step:09d}-")
+    result = train(small_data, tmp_path / "run")
+    assert (result.step, result.stopped_by) == (STEPS, None)
+    assert sorted(result.losses) == list(range(stopped.step, STEPS))
+    losses = {**stopped.losses, **result.losses}
+    assert losses == dict(whole.losses)
+    assert_same_bytes(committed_state(result.path), committed_state(whole.path))
+    assert stopped.num_samples + result.num_samples == whole.num_samples
+
+
+def test_a_stop_asked_before_the_first_step_trains_nothing(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+    stop = StopSignals()
+    stop.request("early")
+    result = Driver(
+        create_run(str(tmp_path / "run"), job, None),
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(),
+        backend=InProcessBackend(),
+        reporter=SilentReporter(),
+        stop=stop,
+    ).run()
+    assert (result.step, result.commit, result.stopped_by) == (0, None, "early")
+
+
+def test_a_finished_run_started_again_does_nothing_but_says_where_it_stands(whole: Result, small_data: str) -> None:
+    before = committed_state(whole.path)
+    again = train(small_data, Path(whole.path))
+    assert (again.step, again.losses, again.commit) == (STEPS, {}, whole.commit)
+    assert_same_bytes(committed_state(whole.path), before)
+
+
+def fit_broken(model: str, folder: str, tmp_path: Path) -> Result:
+    return Trainer(
+        JobReference(function="tests.faults.broken_jobs:broken_job", arguments={"folder": folder, "model": model}),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(
+            name="broken", storage_path=str(tmp_path), checkpoint_config=CheckpointConfig(every_steps=5)
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "line"),
+    [
+        ("init", "RuntimeError: the user's init is wrong", 'raise RuntimeError("the user\'s init is wrong")'),
+        ("trace", 'KeyError: "the user\'s model is wrong"', 'raise KeyError("the user\'s model is wrong")'),
+        ("later", "ValueError: the user's callback is wrong", "in count"),
+    ],
+)
+def test_an_error_of_the_users_model_ends_the_run_with_its_traceback(
+    model: str, words: str, line: str, small_data: str, tmp_path: Path
+) -> None:
+    with pytest.raises(JobFailed) as caught:
+        fit_broken(model, small_data, tmp_path)
+    text = str(caught.value)
+    assert text.startswith("device 0 failed: ")
+    assert words in text
+    assert line in text
+    assert "broken_jobs.py" in text
+
+
+def test_after_a_failure_the_run_is_free_and_its_commits_stand(small_data: str, tmp_path: Path) -> None:
+    """A failed run may be opened at once from the same process, as in a notebook: nobody holds it any more."""
+    with pytest.raises(JobFailed):
+        fit_broken("later", small_data, tmp_path)
+    run = open_run(str(tmp_path / "broken"))
+    lease = run.acquire()
+    assert lease.generation == read_claims(run.store)[-1] == 2
+    base = run.load_base(lease)
+    assert base is not None
+    assert base.step == 10
+
+
+def test_data_that_breaks_while_training_is_named(small_data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for path in Path(small_data).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    job = small_job(folder=str(folder), audit=False)
+    run = create_run(str(tmp_path / "run"), job, None)
+    victim = folder / "part-0.parquet"
+    content = bytearray(victim.read_bytes())
+    content[200:4000] = bytes(3800)
+    victim.write_bytes(content)
+    driver = Driver(
+        run,
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(),
+        backend=InProcessBackend(),
+        reporter=SilentReporter(),
+        stop=StopSignals(),
+    )
+    with pytest.raises(WorkerRefused, match=r"host 0 failed: InputError: .*part-0\.parquet"):
+        driver.run()
+
+
+def test_more_hosts_than_lanes_are_refused_before_anything_is_made(small_data: str, tmp_path: Path) -> None:
+    trainer = Trainer(
+        small_job(folder=small_data),
+        scaling_config=ScalingConfig(num_hosts=13),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path)),
+        reporter=SilentReporter(),
+    )
+    with pytest.raises(ConfigurationError, match=r"13 hosts for the 12 lanes .*num_lanes=\.\.\.\) of at least 13"):
+        trainer.fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_is_one_host() -> None:
+    with pytest.raises(ConfigurationError, match="2 hosts in one process"):
+        InProcessBackend().launch(2)
+    with pytest.raises(ConfigurationError, match="Expected one host"):
+        ScalingConfig(num_hosts=2, in_process=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ScalingConfig(num_hosts=0), "num_hosts=0"),
+        (lambda: ScalingConfig(num_hosts=-1), "num_hosts=-1"),
+        (lambda: ScalingConfig(threads_per_host=0), "threads_per_host=0"),
+        (lambda: CheckpointConfig(every_steps=0), "every_steps=0"),
+        (lambda: CheckpointConfig(num_to_keep=1), "num_to_keep=1"),
+        (lambda: RunConfig(max_steps=0), "max_steps=0"),
+        (lambda: RunConfig(eval_every_steps=-5), "eval_every_steps=-5"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_when_they_are_written(make: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Found {words}. Expected"):
+        make()  # type: ignore[operator]

@@ -1,0 +1,238 @@
+"""The lease on real files: claims, bases, fencing, heartbeats, and damage to each of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED
+from orchestrator.lease import (
+    HEARTBEAT_EVERY_S,
+    HEARTBEAT_FRESH_S,
+    Fenced,
+    Holder,
+    RunIsHeld,
+    acquire,
+    read_claims,
+    read_head,
+    read_heartbeat,
+    read_lineage,
+)
+from orchestrator.manifest import commit_name
+from workers.storage import Store
+from workers.storage_errors import StorageError
+from workers.strict_json import DocumentRefused
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def elsewhere(submission: str) -> Holder:
+    """A driver on a machine that we know nothing about."""
+    return Holder(submission=submission, hostname="far-away", process=1, machine="another boot")
+
+
+def name(step: int, generation: int) -> str:
+    return commit_name(step=step, generation=generation)
+
+
+class TestGenerations:
+    def test_they_grow_by_one(self, store: Store) -> None:
+        assert [acquire(store, holder=elsewhere("a")).generation for _ in range(3)] == [1, 2, 3]
+        assert read_claims(store) == [1, 2, 3]
+
+    def test_a_generation_starts_from_the_newest_commit(self, store: Store) -> None:
+        first = acquire(store, holder=elsewhere("a"))
+        assert first.head is None
+        first.publish(name(10, 1), b"{}")
+        first.publish(name(20, 1), b"{}")
+        second = acquire(store, holder=elsewhere("a"))
+        assert second.head == name(20, 1)
+        second.publish(name(25, 2), b"{}")
+        assert read_head(store) == name(25, 2)
+        assert read_lineage(store) == (name(25, 2), name(20, 1), name(10, 1))
+
+    def test_the_user_may_choose_an_ancestor(self, store: Store) -> None:
+        first = acquire(store, holder=elsewhere("a"))
+        for step in (10, 20, 30):
+            first.publish(name(step, 1), b"{}")
+        second = acquire(store, holder=elsewhere("a"), choose_base=lambda newest: name(20, 1))
+        assert second.head == name(20, 1)
+        assert read_lineage(store) == (name(20, 1), name(10, 1))
+        second.publish(name(30, 2), b"{}")
+        assert read_lineage(store) == (name(30, 2), name(20, 1), name(10, 1))
+
+    def test_a_claim_whose_base_could_not_be_chosen_changes_nothing(self, store: Store) -> None:
+        first = acquire(store, holder=elsewhere("a"))
+        first.publish(name(10, 1), b"{}")
+
+        def damaged(newest: str | None) -> str | None:
+            raise StorageError("damaged")
+
+        with pytest.raises(StorageError, match="damaged"):
+            acquire(store, holder=elsewhere("a"), choose_base=damaged)
+        assert read_head(store) == name(10, 1)
+        assert acquire(store, holder=elsewhere("a")).generation == 3
+
+
+class TestFencing:
+    def test_an_older_driver_cannot_check_publish_or_acknowledge(self, store: Store) -> None:
+        old = acquire(store, holder=elsewhere("a"))
+        old.publish(name(10, 1), b"{}")
+        old.check()
+        new = acquire(store, holder=elsewhere("b"), take_over=True)
+        with pytest.raises(Fenced) as caught:
+            old.check()
+        assert (caught.value.generation, caught.value.newest, caught.value.exit_code) == (1, 2, EXIT_FENCED)
+        with pytest.raises(Fenced):
+            old.publish(name(20, 1), b"{}")
+        with pytest.raises(ValueError, match="fenced"):
+            old.publish(name(30, 1), b"{}")
+        new.publish(name(11, 2), b"{}")
+        assert read_lineage(store) == (name(11, 2), name(10, 1))
+
+    def test_a_driver_that_is_overtaken_while_it_starts_stops(self, store: Store) -> None:
+        def overtaken(newest: str | None) -> str | None:
+            acquire(store, holder=elsewhere("b"), take_over=True)
+            return newest
+
+        with pytest.raises(Fenced):
+            acquire(store, holder=elsewhere("a"), choose_base=overtaken)
+        assert read_claims(store) == [1, 2]
+
+    def test_a_failed_publication_ends_the_lease(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whether the commit stands is unknown, so nothing may follow it."""
+        lease = acquire(store, holder=elsewhere("a"))
+
+        def fail(*_: object) -> bool:
+            raise ConnectionError("answer lost")
+
+        monkeypatch.setattr(store, "create_exclusive", fail)
+        with pytest.raises(ConnectionError):
+            lease.publish(name(10, 1), b"{}")
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match="fenced"):
+            lease.publish(name(20, 1), b"{}")
+
+    def test_a_commit_that_somebody_put_there_by_hand_is_not_ours(self, store: Store) -> None:
+        lease = acquire(store, holder=elsewhere("a"))
+        store.create_exclusive(f"commit/{name(10, 1)}.json", b"by hand")
+        with pytest.raises(StorageError, match="by hand"):
+            lease.publish(name(10, 1), b"{}")
+
+
+class TestHeartbeat:
+    def test_a_living_driver_of_another_submission_is_left_alone(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock)
+        clock.now_s += HEARTBEAT_FRESH_S - 1
+        with pytest.raises(RunIsHeld, match=r"submission 'a', process 1 on far-away.*take_over") as caught:
+            acquire(store, holder=elsewhere("b"), unix_s=clock)
+        assert caught.value.exit_code == EXIT_CONFIGURATION
+        assert read_claims(store) == [1]
+
+    def test_a_silent_one_is_replaced(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock)
+        clock.now_s += HEARTBEAT_FRESH_S
+        assert acquire(store, holder=elsewhere("b"), unix_s=clock).generation == 2
+
+    def test_take_over_and_the_own_submission_do_not_wait(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock)
+        assert acquire(store, holder=elsewhere("a"), unix_s=clock).generation == 2
+        assert acquire(store, holder=elsewhere("b"), unix_s=clock, take_over=True).generation == 3
+
+    def test_a_released_lease_does_not_make_anybody_wait(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock).release()
+        assert acquire(store, holder=elsewhere("b"), unix_s=clock).generation == 2
+
+    def test_a_process_of_this_machine_that_is_gone_does_not_make_anybody_wait(
+        self, store: Store, clock: Clock
+    ) -> None:
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait(timeout=30)
+        here = Holder.current("a")
+        dead = Holder(submission="a", hostname=here.hostname, process=gone.pid, machine=here.machine)
+        acquire(store, holder=dead, unix_s=clock)
+        assert acquire(store, holder=Holder.current("b"), unix_s=clock).generation == 2
+        with pytest.raises(RunIsHeld, match=f"process {os.getpid()}"):
+            acquire(store, holder=Holder.current("c"), unix_s=clock)
+
+    def test_a_clock_ahead_of_ours_looks_alive(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock)
+        clock.now_s -= 3600
+        with pytest.raises(RunIsHeld):
+            acquire(store, holder=elsewhere("b"), unix_s=clock)
+
+    def test_it_is_written_only_every_few_seconds(self, store: Store, clock: Clock) -> None:
+        lease = acquire(store, holder=elsewhere("a"), unix_s=clock)
+        lease.heartbeat()
+        written = read_heartbeat(store, 1)
+        assert written is not None
+        assert written.written_unix_s == clock.now_s
+        clock.now_s += HEARTBEAT_EVERY_S / 2
+        lease.heartbeat()
+        assert read_heartbeat(store, 1) == written
+        clock.now_s += HEARTBEAT_EVERY_S
+        lease.heartbeat()
+        beat = read_heartbeat(store, 1)
+        assert beat is not None
+        assert beat.written_unix_s == clock.now_s
+
+    def test_a_damaged_heartbeat_stops_nobody(self, store: Store, clock: Clock) -> None:
+        acquire(store, holder=elsewhere("a"), unix_s=clock)
+        store.replace("lease/g00000001.hb", b'{"torn')
+        assert read_heartbeat(store, 1) is None
+        assert acquire(store, holder=elsewhere("b"), unix_s=clock).generation == 2
+
+
+class TestDamage:
+    @pytest.mark.parametrize("at", [0, 20, -2])
+    def test_a_changed_base_is_refused(self, store: Store, at: int) -> None:
+        acquire(store, holder=elsewhere("a"))
+        path = Path(store.locate("lease/g00000001.base.json"))
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DocumentRefused, match=r"g00000001\.base\.json"):
+            read_head(store)
+        with pytest.raises(DocumentRefused):
+            acquire(store, holder=elsewhere("a"))
+
+    def test_the_base_of_another_generation_is_refused(self, store: Store) -> None:
+        acquire(store, holder=elsewhere("a"))
+        data = store.read("lease/g00000001.base.json", max_bytes=9999)
+        store.create_exclusive("lease/g00000002.base.json", data)
+        with pytest.raises(DocumentRefused, match="generation 1"):
+            read_head(store)
+
+    def test_foreign_files_in_the_folders_are_ignored(self, store: Store) -> None:
+        lease = acquire(store, holder=elsewhere("a"))
+        lease.publish(name(10, 1), b"{}")
+        for foreign in (
+            "lease/README",
+            "lease/g9.claim",
+            "lease/g00000009.claim.bak",
+            "commit/notes.json",
+            "commit/s1-g1.json",
+        ):
+            store.write_new(foreign, [b"x"])
+        assert read_claims(store) == [1]
+        assert read_lineage(store) == (name(10, 1),)

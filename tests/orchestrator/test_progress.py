@@ -1,0 +1,115 @@
+"""What people see: lines in a log, a panel on a terminal, and sizes they can read."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from orchestrator.config import Evaluation, Recovery
+from orchestrator.progress import ConsoleReporter, SilentReporter, WindowReport, format_bytes
+
+
+def report(step: int, *, total_steps: int = 100, committed: bool = True) -> WindowReport:
+    return WindowReport(
+        step=step,
+        total_steps=total_steps,
+        samples_per_s=12_345.6,
+        loss=0.51234,
+        phase_s={"device": 0.004, "update": 0.001, "unseen": 1e-6},
+        num_hosts=2,
+        generation=3,
+        committed_step=40 if committed else 0,
+        committed_unix_s=time.time() - 7 if committed else None,
+    )
+
+
+def recorder(*, is_terminal: bool = False) -> tuple[ConsoleReporter, io.StringIO]:
+    out = io.StringIO()
+    return ConsoleReporter(
+        Console(file=out, force_terminal=is_terminal, width=120, highlight=False, _environ={"TERM": "xterm"})
+    ), out
+
+
+def test_a_log_gets_a_line_with_everything_that_one_asks_first() -> None:
+    reporter, out = recorder()
+    reporter.window(report(50))
+    line = out.getvalue()
+    for words in ("50/100", "12,346 samples/s", "loss 0.5123", "hosts 2", "generation 3", "committed step 40, 7 s ago"):
+        assert words in line
+    assert line.index("device 4.0") < line.index("update 1.0")
+    assert "unseen" not in line
+    assert line.count("\n") == 1
+
+
+def test_a_log_is_not_flooded_but_always_gets_the_last_step() -> None:
+    reporter, out = recorder()
+    for step in range(1, 101):
+        reporter.window(report(step, committed=False))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "no commit yet" in lines[0]
+    assert "100/100" in lines[-1]
+
+
+def test_a_terminal_gets_a_panel_that_goes_away_and_notices_stay() -> None:
+    reporter, out = recorder(is_terminal=True)
+    reporter.window(report(50))
+    reporter.notice("fault: [host 1] died")
+    reporter.close()
+    reporter.close()
+    assert "[host 1] died" in out.getvalue()
+    assert "50/100" in out.getvalue()
+
+
+def test_events_are_one_line_each() -> None:
+    reporter, out = recorder()
+    evaluation = Evaluation(step=50, auc=0.71234, log_loss=0.4, num_samples=10_000)
+    reporter.evaluation(evaluation, None)
+    reporter.evaluation(evaluation, 0.8)
+    reporter.commit("s000000050-g00000001", size_bytes=3 << 20, seconds=1.25)
+    reporter.recovery(
+        Recovery(
+            generation=2,
+            cause="host 1 died",
+            base_step=40,
+            discarded_steps=9,
+            detect_s=0.3,
+            stop_s=1.0,
+            start_s=2.0,
+            restore_s=3.0,
+            compile_s=4.0,
+        )
+    )
+    plain, best, commit, recovery = out.getvalue().splitlines()
+    assert "AUC 0.7123" in plain
+    assert "10,000 samples" in plain
+    assert "reachable" not in plain
+    assert "best reachable 0.8000" in best
+    assert commit == "committed s000000050-g00000001  3.0 MiB in 1.2 s"
+    assert "recovered in 10.0 s as generation 2: 9 steps discarded, back at step 40" in recovery
+
+
+def test_the_silent_reporter_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = SilentReporter()
+    reporter.notice("x")
+    reporter.window(report(1))
+    reporter.close()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 << 10, "1.5 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_sizes(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text

@@ -1,0 +1,257 @@
+"""`PodStrategy` over Ray: what only several hosts show. What holds for every strategy is in `tests/conformance`."""
+
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from embedding.config import FeatureConfig, TableConfig
+from embedding.optimizers import SGD, Adagrad
+from embedding.ragged import Ragged
+from embedding.send_gradients import send_tpu_embedding_gradients
+from embedding.strategies import LocalStrategy, PerReplica
+from embedding.tpu_embedding import TPUEmbedding
+from orchestrator.pod import PodLost
+from orchestrator.strategy import PodStrategy
+from workers.embedding_files import AlreadySaved, NothingSaved
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def strategy(pod_strategy):
+    return pod_strategy
+
+
+def declared(num_rows=40_000, dim=8):
+    """One table of several buckets, so that both hosts own a part."""
+    table = TableConfig(num_rows, dim, name="t", combiner="sum")
+    return {"x": FeatureConfig(table), "s": FeatureConfig(table, max_sequence_length=2)}, table
+
+
+@pytest.fixture
+def make(strategy):
+    made = []
+
+    def make(*arguments, **keywords):
+        with strategy.scope():
+            made.append(TPUEmbedding(*arguments, **keywords))
+        return made[-1]
+
+    yield make
+    for embedding in made:
+        embedding.close()
+
+
+def batch(num_samples, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, 40_000, rng.integers(0, 4)).tolist() for _ in range(num_samples)]
+    return {"x": rng.integers(0, 40_000, num_samples), "s": Ragged.of_lists(rows)}
+
+
+def local(config, *arguments, **keywords):
+    with LocalStrategy().scope():
+        return TPUEmbedding(config, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("num_samples", [4, 5, 1])
+def test_batches_need_not_divide_by_the_hosts(make, strategy, num_samples):
+    config, table = declared()
+    pod, alone = make(config, num_samples, Adagrad(0.1)), local(config, num_samples, Adagrad(0.1))
+    for embedding in (pod, alone):
+        embedding.enqueue(batch(num_samples))
+    expected, found = alone.dequeue(), pod.dequeue()
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    alone.apply_gradients(expected)
+    pod.apply_gradients(found)
+    for embedding in (pod, alone):
+        embedding.enqueue(batch(num_samples, 1))
+    expected = alone.dequeue()
+    alone.apply_gradients(expected)
+
+    def step():
+        activations = pod.dequeue()
+        with pytest.raises(ValueError, match="Found gradient of shape"):
+            pod.apply_gradients(jax.tree.map(lambda leaf: jnp.zeros((7, *leaf.shape[1:])), activations))
+        pod.apply_gradients(activations)
+        return jax.tree.map(np.asarray, activations)
+
+    shares = strategy.run(step).values
+    assert [len(share["x"]) for share in shares] == [-(-num_samples // 2), num_samples // 2]
+    for name, value in expected.items():
+        np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), value)
+    rows, expected_rows = pod.read_tables()[table], alone.read_tables()[table]
+    for name, values in expected_rows.items():
+        np.testing.assert_allclose(rows[name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_both_hosts_hold_a_part(make, strategy):
+    config, _ = declared(num_rows=100_000)
+    make(config, 4, SGD(0.1))
+    held = strategy._pod.call_hosts("read_buckets", [(0,), (0,)])
+    assert all(held)
+    assert not set(held[0]) & set(held[1])
+
+
+def test_a_replica_may_enqueue_its_own_share(make, strategy):
+    config, table = declared()
+    pod, alone = make(config, 4, SGD(0.5)), local(config, 4, SGD(0.5))
+    whole, halves = batch(4), (batch(2, 1), batch(2, 2))
+
+    def step(features):
+        pod.enqueue(features)
+        activations = pod.dequeue()
+        pod.apply_gradients(activations)
+        with pytest.raises(RuntimeError, match="without an enqueued"):
+            pod.dequeue()
+        with pytest.raises(RuntimeError, match="on the driver"):
+            pod.read_tables()
+        with pytest.raises(ValueError, match="Inconsistent shape"):
+            pod.enqueue({**features, "x": np.arange(3)})
+        with pytest.raises(ValueError, match="id 40000"):
+            pod.enqueue({**features, "x": np.array([0, 40_000])})
+        return jax.tree.map(np.asarray, activations)
+
+    results = strategy.run(step, args=(PerReplica(halves),))
+    together = {
+        "x": np.concatenate([half["x"] for half in halves]),
+        "s": Ragged.of_lists([row for half in halves for row in half["s"].to_lists()]),
+    }
+    alone.enqueue(together)
+    activations = alone.dequeue()
+    for name, value in activations.items():
+        np.testing.assert_array_equal(np.concatenate([result[name] for result in results.values]), value)
+    alone.apply_gradients(activations)
+    np.testing.assert_allclose(
+        pod.read_tables()[table]["rows"], alone.read_tables()[table]["rows"], rtol=1e-5, atol=1e-6
+    )
+    # The same values as parts of a batch on the driver.
+    taken_apart = {name: PerReplica(tuple(half[name] for half in halves)) for name in ("x", "s")}
+    pod.enqueue(taken_apart, training=False)
+    assert pod.dequeue()["s"].shape == (4, 2, 8)
+    pod.enqueue(whole, training=False)
+    pod.dequeue()
+
+
+def test_the_gang_of_devices_can_sum_over_replicas(make, strategy):
+    def total(value):
+        from embedding.gradient_reducer import default_gradient_reducer
+
+        (summed,) = default_gradient_reducer().sum([jnp.asarray(value)])
+        return float(summed[0]), jax.process_count()
+
+    assert (
+        strategy.run(total, args=(PerReplica((np.ones(1, np.float32), np.full(1, 2.0, np.float32))),)).values
+        == ((3.0, 2),) * 2
+    )
+    assert strategy.run(lambda *, scale: scale, kwargs={"scale": 3}).values == (3, 3)
+    assert strategy.local_results(5) == (5,)
+
+
+def test_errors_of_a_function_keep_their_type_and_the_strategy_goes_on(make, strategy):
+    config, _ = declared()
+    embedding = make(config, 4, SGD(0.1))
+
+    def broken():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        strategy.run(broken)
+    with pytest.raises(RuntimeError, match="without an enqueued training batch"):
+        strategy.run(lambda: embedding.apply_gradients({"x": None, "s": None}))
+    embedding.enqueue(batch(4), training=False)
+    embedding.dequeue()
+
+
+def test_an_unbuilt_embedding_cannot_be_built_inside_a_function(make, strategy):
+    config, _ = declared()
+    embedding = make(config, optimizer=SGD(0.1))
+    with pytest.raises(RuntimeError, match="built inside a function"):
+        strategy.run(lambda: embedding.enqueue(batch(2)))
+    embedding.enqueue(batch(4), training=False)
+    # Half of what the first batch had.
+    assert strategy.run(lambda: embedding.dequeue()["x"].shape).values == ((2, 8), (2, 8))
+
+
+def test_gradients_can_be_sent_from_driver_and_replicas(make, strategy):
+    config, table = declared()
+    pod, alone = make(config, 4, SGD(0.5)), local(config, 4, SGD(0.5))
+    for from_replicas in (False, True):
+        for embedding in (pod, alone):
+            embedding.enqueue(batch(4))
+        expected = alone.dequeue()
+        alone.apply_gradients(expected)
+        if from_replicas:
+            # What the engine was started with does not change, so a replica can be told beforehand.
+            strategy.run(
+                lambda config: send_tpu_embedding_gradients(jax.tree.leaves(pod.dequeue()), [], config),
+                args=(pod.serialized_config,),
+            )
+        else:
+            send_tpu_embedding_gradients(jax.tree.leaves(pod.dequeue()), [], pod.serialized_config)
+    np.testing.assert_allclose(
+        pod.read_tables()[table]["rows"], alone.read_tables()[table]["rows"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_written_by_two_hosts_read_by_one_and_by_none(make, tmp_path):
+    path = str(tmp_path / "saved")
+    config, table = declared()
+    pod = make(config, 4, Adagrad(0.1), True)
+    for step in range(3):
+        pod.enqueue(batch(4, step))
+        pod.apply_gradients(pod.dequeue())
+    pod.save(path)
+    expected = pod.read_tables()[table]
+    with pytest.raises(AlreadySaved):
+        pod.save(path)
+    with pytest.raises(NothingSaved):
+        pod.restore(str(tmp_path / "other"))
+    alone = local(config, 4, Adagrad(0.1))
+    alone.restore(path)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(alone.read_tables()[table][name], values)
+    outside = TPUEmbedding(config)
+    outside.restore(path)
+    np.testing.assert_array_equal(outside.embedding_tables[table].value, expected["rows"])
+    # And back: what one process writes, two hosts read.
+    back = str(tmp_path / "back")
+    outside.save(back)
+    pod.enqueue(batch(4))
+    pod.apply_gradients(pod.dequeue())
+    pod.restore(back)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(pod.read_tables()[table][name], values)
+    assert pod.metrics.num_steps == 3
+
+
+def test_one_host_returns_plain_values(ray_cluster):
+    with PodStrategy(num_hosts=1, step_timeout_s=60.0) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(FeatureConfig(TableConfig(9, 2, name="t")), 3, SGD(0.1))
+        embedding.enqueue(np.array([1, 2, 3]), training=False)
+        assert strategy.run(lambda: embedding.dequeue().shape) == (3, 2)
+    strategy.close()
+    with pytest.raises(PodLost, match="closed"):
+        embedding.enqueue(np.array([1, 2, 3]))
+
+
+def test_a_lost_host_is_reported_at_once_and_for_good(ray_cluster):
+    config, _ = declared()
+    with PodStrategy(num_hosts=2, step_timeout_s=60.0) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(config, 4, SGD(0.1))
+        embedding.enqueue(batch(4), training=False)
+        embedding.dequeue()
+        _, process = strategy._pod._gather([strategy._pod.handles[1].host.control("identity")], 30.0)[0]
+        os.kill(process, signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(PodLost, match="restore what was saved last"):
+            embedding.enqueue(batch(4))
+        assert time.monotonic() - started < 30.0
+        with pytest.raises(PodLost, match="lost its tables"):
+            embedding.dequeue()

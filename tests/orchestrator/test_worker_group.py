@@ -1,0 +1,343 @@
+"""The group on a scripted backend: what is asked of whom, how failures are grouped, and how frozen and stuck processes are found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import Failure, FailureKind, WorkerFailure
+from orchestrator.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from workers.progress import Progress
+
+NEVER = object()
+QUICK = Deadlines(start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_s=20.0, poll_s=0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class ScriptedCall:
+    worker: str
+    answer: Callable[[], Any]
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer() is not NEVER
+
+
+@dataclass
+class ScriptedHandle:
+    """Answers from the backend's script, a function of (worker, method, arguments) whose result may be NEVER."""
+
+    worker: str
+    backend: ScriptedBackend
+    where: str = "a script"
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        self.backend.asked.append((self.worker, method, arguments))
+        return ScriptedCall(self.worker, self.backend.answer_of(self.worker, method, arguments))
+
+    def control(self, method: str, *arguments: Any) -> Call:
+        return ScriptedCall(self.worker, self.backend.answer_of(self.worker, f"control {method}", arguments))
+
+
+@dataclass
+class ScriptedBackend:
+    script: Callable[[str, str], Any]
+    asked: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)
+    num_stops: int = 0
+
+    def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        def answer() -> Any:
+            result = self.script(worker, method)
+            return result() if callable(result) else result
+
+        return answer
+
+    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+        return [
+            HostHandles(ScriptedHandle(f"host {at}", self), ScriptedHandle(f"device {at}", self))
+            for at in range(num_hosts)
+        ]
+
+    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
+        deadline = time.monotonic() + timeout_s
+        while not (done := [call for call in calls if call.is_done]) and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            time.sleep(0.002)
+        return done, [call for call in calls if call not in done]
+
+    def result(self, call: Call) -> Any:
+        return call.answer()  # type: ignore[attr-defined]
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        self.num_stops += 1
+
+
+def failure(worker: str, kind: FailureKind = FailureKind.ERROR) -> Failure:
+    return Failure(worker=worker, kind=kind, message="scripted")
+
+
+def progress(marks: int, *, step: int = 7, phase: str = "row exchange") -> Progress:
+    return Progress(step=step, phase=phase, marks=marks, step_unix_s=1.0)
+
+
+def ticking() -> Callable[[], Progress]:
+    """A status whose marks grow with every look."""
+    marks = iter(range(1_000_000))
+    return lambda: progress(next(marks))
+
+
+def group_of(
+    script: dict[tuple[str, str], Any],
+    *,
+    num_hosts: int = 2,
+    deadlines: Deadlines = QUICK,
+    on_poll: Callable[[], None] = lambda: None,
+) -> tuple[WorkerGroup, ScriptedBackend]:
+    """A group whose workers answer None, and their status, unless the script says otherwise."""
+
+    def answer(worker: str, method: str) -> Any:
+        default = progress(1) if method == "control status" else None
+        return script.get((worker, method), default)
+
+    backend = ScriptedBackend(answer)
+    return WorkerGroup(backend, backend.launch(num_hosts), deadlines, on_poll), backend
+
+
+def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
+    def script(worker: str, method: str) -> Any:
+        number = int(worker.split()[1])
+        match worker.split()[0], method:
+            case "host", "start":
+                return SimpleNamespace(mesh_address=("10.0.0.1", 5000 + number))
+            case "device", "reserve_coordinator":
+                return "10.0.0.1:6000"
+            case "device", "start":
+                return SimpleNamespace(compile_s=0.5 + number)
+        return None
+
+    backend = ScriptedBackend(script)
+
+    def device_spec(rank: int, ready: Any, coordinator: str) -> Any:
+        return (rank, ready.mesh_address[1], coordinator)
+
+    specs: Any = ["spec 0", "spec 1", "spec 2"]
+    group = WorkerGroup.start(backend, specs, device_spec, deadlines=QUICK, on_poll=lambda: None)
+    assert backend.asked[:3] == [(f"host {at}", "start", (f"spec {at}",)) for at in range(3)]
+    assert backend.asked[3] == ("device 0", "reserve_coordinator", ("10.0.0.1",))
+    addresses = [("10.0.0.1", 5000 + at) for at in range(3)]
+    assert backend.asked[4:7] == [(f"host {at}", "connect", (addresses, QUICK.start_s)) for at in range(3)]
+    assert backend.asked[7:] == [(f"device {at}", "start", ((at, 5000 + at, "10.0.0.1:6000"),)) for at in range(3)]
+    assert group.num_hosts == 3
+    assert group.spent_s["compile"] == 2.5
+    assert backend.num_stops == 0
+
+
+@pytest.mark.parametrize("method", ["start", "connect"])
+def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
+    def script(worker: str, asked: str) -> Any:
+        if (worker, asked) == ("host 1", method):
+            return failure("host 1")
+        return SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0) if asked == "start" else "127.0.0.1:2"
+
+    backend = ScriptedBackend(script)
+    specs: Any = ["spec"] * 2
+    with pytest.raises(WorkerFailure) as caught:
+        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=lambda: None)  # type: ignore[arg-type,return-value]
+    assert caught.value.failures == (failure("host 1"),)
+    assert backend.num_stops == 1
+
+
+def test_a_stop_request_while_starting_stops_everything() -> None:
+    backend = ScriptedBackend(lambda worker, method: NEVER)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    specs: Any = ["spec"]
+    with pytest.raises(KeyboardInterrupt):
+        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=interrupted)  # type: ignore[arg-type,return-value]
+    assert backend.num_stops == 1
+
+
+def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> None:
+    script = {
+        (f"{side} {at}", method): (side, at)
+        for side, method in (("host", "train"), ("device", "serve_window"))
+        for at in range(3)
+    }
+    group, backend = group_of(script, num_hosts=3)
+    hosts, devices = group.train(5, 9)
+    assert hosts == [("host", 0), ("host", 1), ("host", 2)]
+    assert devices == [("device", 0), ("device", 1), ("device", 2)]
+    assert ("host 2", "train", (5, 9)) in backend.asked
+
+
+def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> None:
+    group, backend = group_of({})
+    group.save("s1-g1")
+    assert [arguments for worker, _, arguments in backend.asked if worker.startswith("device")] == [
+        ("s1-g1", True),
+        ("s1-g1", False),
+    ]
+    backend.asked.clear()
+    group.restore(SimpleNamespace(tables="tables", dense="dense"))  # type: ignore[arg-type]
+    assert {(worker.split()[0], arguments) for worker, _, arguments in backend.asked} == {
+        ("host", ("tables",)),
+        ("device", ("dense",)),
+    }
+    backend.asked.clear()
+    group.restore(None)
+    assert {arguments for _, _, arguments in backend.asked} == {(None,)}
+
+
+def test_failures_that_follow_the_first_are_reported_with_it() -> None:
+    seen = iter([NEVER] * 20)
+    echo = failure("device 0", FailureKind.ERROR)
+    group, _ = group_of(
+        {
+            ("host 1", "train"): failure("host 1", FailureKind.DIED),
+            ("host 0", "train"): failure("host 0", FailureKind.PEER),
+            ("device 0", "serve_window"): lambda: next(seen, echo),
+            ("device 1", "serve_window"): NEVER,
+        }
+    )
+    with pytest.raises(WorkerFailure) as caught:
+        group.train(0, 5)
+    assert {(f.worker, f.kind.value) for f in caught.value.failures} == {
+        ("host 1", "died"),
+        ("host 0", "peer"),
+        ("device 0", "error"),
+    }
+    assert "host 1 died: scripted" in str(caught.value)
+
+
+def test_all_failing_at_once_do_not_wait_for_the_grace_period() -> None:
+    script = {
+        (f"{side} {at}", method): failure(f"{side} {at}")
+        for side, method in (("host", "train"), ("device", "serve_window"))
+        for at in range(2)
+    }
+    group, _ = group_of(script, deadlines=Deadlines(grace_s=3600.0))
+    with pytest.raises(WorkerFailure) as caught:
+        group.train(0, 1)
+    assert len(caught.value.failures) == 4
+
+
+def test_a_frozen_process_is_found_by_its_silence() -> None:
+    answered = iter([progress(1)] * 3)
+    group, _ = group_of(
+        {
+            **{
+                (f"{side} {at}", method): NEVER
+                for side, method in (("host", "train"), ("device", "serve_window"))
+                for at in range(2)
+            },
+            ("host 0", "control status"): ticking(),
+            ("host 1", "control status"): lambda: next(answered, NEVER),
+        },
+        deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.15, grace_s=0.05, poll_s=0.01),
+    )
+    with pytest.raises(WorkerFailure) as caught:
+        group.train(0, 5)
+    (found,) = caught.value.failures
+    assert (found.worker, found.kind) == ("host 1", FailureKind.HUNG)
+    assert "no answer to a status call" in found.message
+
+
+def test_a_process_that_is_still_coming_up_is_not_taken_for_frozen() -> None:
+    calls = iter([NEVER] * 200)
+    group, _ = group_of(
+        {
+            ("host 0", "train"): lambda: next(calls, "trained"),
+            ("host 0", "control status"): NEVER,
+        },
+        num_hosts=1,
+        deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
+    )
+    assert group.train(0, 1)[0] == ["trained"]
+
+
+def test_a_process_that_never_answers_is_found_after_the_time_of_the_start() -> None:
+    group, _ = group_of(
+        {("host 0", "train"): NEVER, ("host 0", "control status"): NEVER},
+        num_hosts=1,
+        deadlines=Deadlines(start_s=0.2, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
+    )
+    with pytest.raises(WorkerFailure, match="host 0 hung: no answer to a status call"):
+        group.train(0, 1)
+
+
+def test_a_step_that_does_not_finish_is_named_with_its_phase() -> None:
+    group, _ = group_of(
+        {
+            ("host 0", "train"): NEVER,
+            ("device 0", "serve_window"): NEVER,
+            ("host 0", "control status"): progress(3, step=41, phase="gradient exchange"),
+        },
+        deadlines=Deadlines(start_s=20, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
+    )
+    with pytest.raises(WorkerFailure) as caught:
+        group.train(40, 50)
+    messages = {f.worker: f.message for f in caught.value.failures}
+    assert set(messages) == {"host 0", "device 0"}
+    assert "gradient exchange of step 41" in messages["host 0"]
+
+
+@pytest.mark.parametrize("method", ["train", "save", "restore", "evaluate"])
+def test_work_that_goes_on_may_take_any_time(method: str) -> None:
+    """Each finished step or file starts the deadline again: a shard of a terabyte is saved in many small pieces."""
+    done_at = time.monotonic() + 1.3
+    group, _ = group_of(
+        {
+            ("host 0", method): lambda: "done" if time.monotonic() > done_at else NEVER,
+            ("host 0", "control status"): ticking(),
+        },
+        num_hosts=1,
+        deadlines=Deadlines(start_s=0.9, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
+    )
+    match method:
+        case "train":
+            assert group.train(0, 5)[0] == ["done"]
+        case "save":
+            assert group.save("s")[0] == ["done"]
+        case "restore":
+            group.restore(None)
+        case "evaluate":
+            assert group.evaluate() == ["done"]
+    assert time.monotonic() > done_at
+
+
+def test_the_heart_beats_while_workers_work() -> None:
+    left, beats = iter([NEVER] * 400), []
+    group, _ = group_of({("host 0", "train"): lambda: next(left, None)}, on_poll=lambda: beats.append(1))
+    group.train(0, 1)
+    assert beats
+
+
+def test_last_progress_asks_survivors_once_more_and_does_not_wait_for_the_dead() -> None:
+    group, _ = group_of(
+        {
+            ("host 0", "control status"): progress(9, step=12),
+            ("host 1", "control status"): failure("host 1", FailureKind.DIED),
+        }
+    )
+    group.progress["host 1"] = progress(8, step=11)
+    assert [p.step for p in group.last_progress()] == [11, 12]
+
+
+def test_close_asks_everybody_and_stop_stops_once() -> None:
+    group, backend = group_of({})
+    group.close()
+    assert sorted(worker for worker, method, _ in backend.asked if method == "close") == [
+        "device 0",
+        "device 1",
+        "host 0",
+        "host 1",
+    ]
+    group.stop()
+    group.stop()
+    assert backend.num_stops == 1
