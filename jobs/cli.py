@@ -1,0 +1,169 @@
+"""The command line: `podembed train | resume | inspect` and those of `jobs.tools`, also as `python -m jobs.cli`.
+
+It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides nothing about
+training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from jobs import tools
+
+EXIT_INTERRUPTED = 130
+BUILT_IN_JOBS = {"synthetic": "jobs.criteo:synthetic", "criteo": "jobs.criteo:criteo"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Begin a new run.
+
+    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC is known.
+    """
+
+    job: str | None = None
+    """`synthetic`, `criteo`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
+    data: tuple[str, ...] = ()
+    """Training files or globs: Criteo text (Kaggle or 1TB form, plain or .gz) or Parquet. Quote globs."""
+    eval_data: tuple[str, ...] = ()
+    """Evaluation files or globs."""
+    max_bad_lines: int = 10
+    """Malformed lines of text input that are put aside and named before the run refuses the files."""
+    set: tuple[str, ...] = ()
+    """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
+    hosts: int = 1
+    """Hosts that train together. On one machine they share it."""
+    threads_per_host: int | None = None
+    """Threads of a host's kernels and CPU device."""
+    in_process: bool = False
+    """One host in this process, without Ray."""
+    name: str | None = None
+    """Folder of the run; by default the job's name and the time."""
+    storage: str | None = None
+    """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
+    checkpoint_every: int | None = None
+    """Steps between commits; by default about ten per run."""
+    keep: int = 3
+    """Commits kept."""
+    eval_every: int | None = None
+    """Steps between evaluations, where there is evaluation data; by default about four per run."""
+    max_steps: int | None = None
+    """Stop after this many steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on from the last commit of a run, with the same or another number of hosts."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+    hosts: int | None = None
+    """Hosts; by default as many as the last commit had."""
+    threads_per_host: int | None = None
+    """Threads of a host's kernels and CPU device."""
+    in_process: bool = False
+    """One host in this process, without Ray."""
+    checkpoint_every: int | None = None
+    """Steps between commits; by default about ten per run."""
+    keep: int = 3
+    """Commits kept."""
+    eval_every: int | None = None
+    """Steps between evaluations; by default about four per run."""
+    max_steps: int | None = None
+    """Stop after this many steps of the whole run."""
+    take_over: bool = False
+    """Fence another driver that still holds the run."""
+    allow_ancestor: bool = False
+    """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
+    accept_input_change: bool = False
+    """Go on although the data files are not those that the run began with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """List a run's commits and tables, and how to read a table without podembed."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+
+
+Command = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | tools.ToolCommand
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exits with 0 when all steps are done, else with one of the codes of `orchestrator.errors`."""
+    command = tyro.cli(
+        Command,  # pyright: ignore[reportArgumentType]
+        prog="podembed",
+        description="Train JAX models whose embedding tables outgrow one machine.",
+        args=arguments,
+    )
+    # As with `python -m`: a job's module may lie in the working folder.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    sys.exit(_run(command))
+
+
+def _run(command: Train | Resume | Inspect | tools.Tool) -> int:
+    # Imported late: `--help` should not wait for JAX.
+    from orchestrator import outcomes
+
+    return outcomes.exit_code(lambda: _dispatch(command))
+
+
+def _dispatch(command: Train | Resume | Inspect | tools.Tool) -> int:
+    if isinstance(command, tools.Tool):
+        return tools.run(command)
+    if isinstance(command, Inspect):
+        from orchestrator.errors import EXIT_CONFIGURATION
+        from orchestrator.inspect_run import describe, render
+        from workers.storage import Store
+
+        description = describe(Store(command.run), now_unix_s=time.time())
+        print(render(description))
+        return 0 if description.record else EXIT_CONFIGURATION
+    from jobs import launch
+
+    return launch.train(command) if isinstance(command, Train) else launch.resume(command)
+
+
+def default_storage() -> str:
+    """`.runs` here; in a Ray job, whose working folder is a copy that Ray deletes, a folder in the home."""
+    return os.path.expanduser("~/.podembed/runs") if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ".runs"
+
+
+def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
+    """`name=value` pairs with JSON values; what is no JSON is a string.
+
+    Raises:
+      ConfigurationError: a pair without `=`.
+    """
+    from orchestrator.config import ConfigurationError
+
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator or not name.isidentifier():
+            raise ConfigurationError(f"Found --set {pair}. Expected name=value, such as epochs=2.")
+        try:
+            settings[name] = json.loads(text)
+        except json.JSONDecodeError:
+            settings[name] = text
+    return settings
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Which files `--data` names, and Parquet in their place if they are Criteo text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import fsspec
+import pyarrow.parquet as pq
+
+from jobs.criteo import COLUMN_NAMES
+from orchestrator.config import ConfigurationError
+from workers.criteo_text import convert_criteo
+
+PARQUET_MAGIC = b"PAR1"
+
+
+def prepare_files(
+    patterns: Sequence[str], *, cache_folder: Path, max_bad_lines: int, notice: Callable[[str], None]
+) -> tuple[list[str], str]:
+    """Finds out by the first bytes of each pattern's first file whether the files are Parquet; converts text once into `cache_folder`.
+
+    Returns:
+      Parquet paths or globs, absolute where they are local, and the key of `COLUMN_NAMES` that their columns match.
+
+    Raises:
+      ConfigurationError: nothing matches a pattern, one names text and another one Parquet, or the columns have none of the known names.
+      CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
+    """
+    absolute = [_absolute(pattern) for pattern in patterns]
+    columns = {first: _parquet_columns(first) for first in map(_first_file, absolute)}
+    parquet = [first for first, names in columns.items() if names is not None]
+    text = [first for first, names in columns.items() if names is None]
+    if parquet and text:
+        raise ConfigurationError(
+            f"Found Parquet in {parquet[0]} and text in {text[0]}. Expected one kind of file. Convert the text first, by a run on it alone."
+        )
+    if parquet:
+        return absolute, _known_columns(parquet[0], columns[parquet[0]] or [])
+    report = convert_criteo(absolute, cache_folder.absolute(), max_bad_lines=max_bad_lines)
+    notice(
+        f"text input: {report.lines:,} lines in {len(report.sources)} files, {report.kept:,} kept, {report.malformed} malformed"
+    )
+    for line in report.bad_lines:
+        notice(f"  put aside {line}")
+    notice(f"  as Parquet in {report.folder}")
+    return [str(report.folder.absolute() / "part-*.parquet")], "podembed"
+
+
+def _absolute(pattern: str) -> str:
+    return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())
+
+
+def _first_file(pattern: str) -> str:
+    filesystem, path = fsspec.url_to_fs(pattern)
+    found = [path] if filesystem.exists(path) else sorted(str(name) for name in filesystem.glob(path))
+    if not found:
+        raise ConfigurationError(
+            f"Found no file for --data {pattern}. Expected at least one. Check the path; quote globs."
+        )
+    if filesystem.isdir(found[0]):
+        raise ConfigurationError(
+            f"Found a folder, {found[0]}, for --data. Expected files. Pass a quoted glob such as '{pattern.rstrip('/')}/*'."
+        )
+    return filesystem.unstrip_protocol(found[0])
+
+
+def _parquet_columns(path: str) -> list[str] | None:
+    """Names of the columns, or None if the file is no Parquet."""
+    with fsspec.open(path, "rb") as file:
+        if file.read(4) != PARQUET_MAGIC:  # pyright: ignore[reportAttributeAccessIssue]
+            return None
+        file.seek(0)  # pyright: ignore[reportAttributeAccessIssue]
+        return pq.read_schema(file).names
+
+
+def _known_columns(path: str, names: Sequence[str]) -> str:
+    for writer, (numbers, fields) in COLUMN_NAMES.items():
+        if {"label", *numbers, *fields} <= set(names):
+            return writer
+    expected = "; or ".join(f"label, {n[0]}..{n[-1]}, {f[0]}..{f[-1]}" for n, f in COLUMN_NAMES.values())
+    raise ConfigurationError(
+        f"Found columns {', '.join(names)} in {path}. Expected {expected}. "
+        f"Rename them, or write a job for your columns: copy jobs/criteo.py."
+    )

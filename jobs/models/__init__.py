@@ -1,0 +1,1 @@
+"""Dense halves of the jobs."""

@@ -1,0 +1,242 @@
+"""The dot interaction as a numba kernel that XLA calls from within a compiled program.
+
+XLA hands a C function of its foreign function interface one argument, the address of a call frame (`xla/ffi/api/c_api.h`, which jaxlib
+ships). A numba callback can be that function: it reads the addresses of the buffers from the frame. The places used below are those of
+version 0.3 of the interface; with any other version this module says that it is not available.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, types
+
+from embedding.kernel_arrays import CACHE_LINE_BYTES
+from embedding.row_values import (
+    WidthType,
+    columns_of,
+    intrinsic,
+    jit,
+    load,
+    load_float,
+    multiply_add,
+    prefetch_to_read,
+    publish,
+    splat,
+    store,
+    store_float,
+    store_streaming,
+    total,
+    width_of,
+)
+
+SUPPORTED_VERSION = (0, 3)
+# Places in the frame, in 8-byte words.
+_EXTENSION, _NUM_ARGUMENTS, _ARGUMENTS, _RESULTS = 1, 7, 9, 14
+_EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_TYPE = 1, 3, 1
+_METADATA_VERSION, _METADATA_TRAITS = 3, 4
+_BUFFER_DATA, _BUFFER_DIMENSIONS = 3, 5
+_SAMPLES_AHEAD = 3
+_WORD = ir.IntType(64)
+
+
+@cache
+def is_available() -> bool:
+    """Whether this jaxlib has the version of the interface that the kernel is written for."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    if not header.exists():
+        return False
+    text = header.read_text(encoding="utf-8")
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    return tuple(int(match.group(1)) if match else -1 for match in found) == SUPPORTED_VERSION
+
+
+@intrinsic
+def _word(typing_context, address, place):
+    """The 8-byte word at `address + 8 * place`."""
+
+    def generate(context, builder, sig, args):
+        at = builder.add(args[0], builder.shl(args[1], _WORD(3)))
+        return builder.load(builder.inttoptr(at, _WORD.as_pointer()))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _set_word(typing_context, address, place, value):
+    def generate(context, builder, sig, args):
+        at = builder.add(args[0], builder.shl(args[1], _WORD(3)))
+        builder.store(args[2], builder.inttoptr(at, _WORD.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@jit
+def _answers_metadata(frame):
+    """Before the first call XLA asks which version the function is for; True if that was it."""
+    extension = _word(frame, _EXTENSION)
+    if extension == 0 or (_word(extension, _EXTENSION_TYPE) & 0xFFFFFFFF) != _METADATA_TYPE:
+        return False
+    metadata = _word(extension, _EXTENSION_METADATA)
+    _set_word(metadata, _METADATA_VERSION, SUPPORTED_VERSION[0] | (SUPPORTED_VERSION[1] << 32))
+    _set_word(metadata, _METADATA_TRAITS, 0)
+    return True
+
+
+@jit
+def _data(frame, which, number):
+    return _word(_word(_word(frame, which), number), _BUFFER_DATA)
+
+
+@jit
+def _num_samples(frame):
+    return _word(_word(_word(_word(frame, _ARGUMENTS), 0), _BUFFER_DIMENSIONS), 0)
+
+
+@intrinsic
+def _on_stack(typing_context, num_bytes):
+    """Address of memory, aligned to a cache line, that goes when the kernel returns."""
+
+    def generate(context, builder, sig, args):
+        memory = builder.alloca(ir.IntType(8), args[0])
+        memory.align = CACHE_LINE_BYTES
+        return builder.ptrtoint(memory, _WORD)
+
+    return types.int64(types.int64), generate
+
+
+@jit
+def _bring_together(width, dim, frame, num_vectors, sample, num_samples, out):
+    """Copies a sample's vectors to rows of `out`. Where they lie they are as far apart as the batch is long, often at addresses that share
+    a few cache sets and push each other out."""
+    for i in range(num_vectors):
+        vector = (_data(frame, _ARGUMENTS, i), np.int64(4 * dim))
+        for column in range(0, dim, columns_of(width)):
+            prefetch_to_read(width, vector, min(sample + _SAMPLES_AHEAD, num_samples - 1), column)
+            store(out, i, column, load(width, vector, sample, column))
+
+
+@jit
+def _forward(width, dim, frame):
+    """Arguments: F vectors `[n, dim]`. Result: `[n, dim + pairs]`."""
+    num_vectors, num_samples = _word(frame, _NUM_ARGUMENTS), _num_samples(frame)
+    step, stride = columns_of(width), np.int64(4 * dim)
+    out_stride = 4 * (dim + num_vectors * (num_vectors - 1) // 2)
+    out = _data(frame, _RESULTS, 0)
+    vectors = (_on_stack(num_vectors * stride), stride)
+    for sample in range(num_samples):
+        _bring_together(width, dim, frame, num_vectors, sample, num_samples, vectors)
+        row = (out + sample * out_stride, np.int64(4))
+        for column in range(0, dim, step):
+            store(row, 0, column, load(width, vectors, 0, column))
+        at = dim
+        for i in range(1, num_vectors):
+            left = load(width, vectors, i, 0)
+            for j in range(i):
+                product = total(left * load(width, vectors, j, 0))
+                for column in range(step, dim, step):
+                    product += total(load(width, vectors, i, column) * load(width, vectors, j, column))
+                store_float(row, at, product)
+                at += 1
+
+
+@jit
+def _backward(width, dim, frame):
+    """Arguments: F vectors `[n, dim]`, then the gradient `[n, dim + pairs]`. Results: the gradients of the vectors."""
+    num_vectors, num_samples = _word(frame, _NUM_ARGUMENTS) - 1, _num_samples(frame)
+    step, stride = columns_of(width), np.int64(4 * dim)
+    gradient_stride = 4 * (dim + num_vectors * (num_vectors - 1) // 2)
+    gradient = _data(frame, _ARGUMENTS, num_vectors)
+    vectors = (_on_stack(num_vectors * stride), stride)
+    for sample in range(num_samples):
+        _bring_together(width, dim, frame, num_vectors, sample, num_samples, vectors)
+        upstream = (gradient + sample * gradient_stride, np.int64(4))
+        for i in range(num_vectors):
+            out = (_data(frame, _RESULTS, i), stride)
+            for column in range(0, dim, step):
+                result = splat(width, np.float32(0.0))
+                if i == 0:
+                    result = load(width, upstream, 0, column)
+                at = dim + i * (i - 1) // 2
+                for j in range(i):
+                    weight = splat(width, load_float(upstream, at + j))
+                    result = multiply_add(weight, load(width, vectors, j, column), result)
+                at = dim + i * (i + 1) // 2 + i
+                for j in range(i + 1, num_vectors):
+                    weight = splat(width, load_float(upstream, at))
+                    result = multiply_add(weight, load(width, vectors, j, column), result)
+                    at += j
+                # Results are read much later, by the copy to the host; XLA aligns them to cache lines.
+                if dim % 16 == 0:
+                    store_streaming(out, sample, column, result)
+                else:
+                    store(out, sample, column, result)
+    publish()
+
+
+@cache
+def _targets(dim: int) -> tuple[str, str]:
+    """Compiles and registers both directions for one width; their names."""
+    columns = width_of(dim).columns
+
+    @intrinsic
+    def width(typing_context):
+        return WidthType(columns)(), lambda context, builder, sig, args: context.get_dummy_value()
+
+    @cfunc(types.int64(types.int64))
+    def forward(frame):
+        if not _answers_metadata(frame):
+            _forward(width(), dim, frame)
+        return 0
+
+    @cfunc(types.int64(types.int64))
+    def backward(frame):
+        if not _answers_metadata(frame):
+            _backward(width(), dim, frame)
+        return 0
+
+    names = (f"podembed_interaction_{dim}", f"podembed_interaction_gradient_{dim}")
+    for name, function in zip(names, (forward, backward), strict=True):
+        jax.ffi.register_ffi_target(name, _capsule(function), platform="cpu")
+        _kept.append(function)
+    return names
+
+
+# XLA keeps the addresses only; without this the compiled functions would go.
+_kept: list[Any] = []
+
+
+def _capsule(function: Any) -> Any:
+    create = ctypes.pythonapi.PyCapsule_New
+    create.restype, create.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return create(function.address, None, None)
+
+
+@jax.custom_vjp
+def with_products(*vectors: jax.Array) -> jax.Array:
+    """As `jobs.models.interaction.with_products`, on a CPU."""
+    num_samples, dim = vectors[0].shape
+    columns = dim + len(vectors) * (len(vectors) - 1) // 2
+    call = jax.ffi.ffi_call(_targets(dim)[0], jax.ShapeDtypeStruct((num_samples, columns), jnp.float32))
+    return call(*vectors)
+
+
+def _with_products_forward(*vectors: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return with_products(*vectors), vectors
+
+
+def _with_products_backward(vectors: tuple[jax.Array, ...], upstream: jax.Array) -> tuple[jax.Array, ...]:
+    shapes = [jax.ShapeDtypeStruct(vector.shape, jnp.float32) for vector in vectors]
+    return tuple(jax.ffi.ffi_call(_targets(vectors[0].shape[1])[1], shapes)(*vectors, upstream))
+
+
+with_products.defvjp(_with_products_forward, _with_products_backward)

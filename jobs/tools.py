@@ -1,0 +1,181 @@
+"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | extract | prune`.
+
+None of them trains or needs JAX. What they do is in `orchestrator`; here are their flags and what they print.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+EXIT_DIFFERENT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsck:
+    """Read every byte of a run's commits and say what is damaged. Changes nothing. Exits with 1 if anything is."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+    commit: str | None = None
+    """Check this commit alone."""
+    all: bool = False
+    """Also check commits that do not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """Say what differs between two commits, of one run or of two. Exits with 1 if their states differ."""
+
+    one: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    """A run, for its newest commit, or RUN@COMMIT."""
+    other: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    """The same, for the commit to compare with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a table to a file for other programs, rows in order, without holding the table in memory."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run, for its newest commit, or RUN@COMMIT."""
+    table: str
+    """Name of the table."""
+    out: str
+    """File to write; it appears when it is complete."""
+    format: Literal["npy", "parquet", "safetensors"] = "npy"
+    """npy: one array, or records with --slots. parquet: columns id, rows and the slots. safetensors: tensors rows and the slots."""
+    slots: bool = False
+    """Also write the optimizer's state."""
+    commit: str | None = None
+    """Commit to read; by default the newest that counts."""
+    force: bool = False
+    """Replace a file that is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extract:
+    """Print single rows of a table, reading only the buckets in which they lie."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run, for its newest commit, or RUN@COMMIT."""
+    table: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
+    """Name of the table."""
+    ids: Annotated[tuple[int, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID...")]
+    """Numbers of rows."""
+    slots: bool = True
+    """Also print the optimizer's state."""
+    commit: str | None = None
+    """Commit to read; by default the newest that counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Delete old commits and leftovers of a run that nobody drives."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+    keep: int
+    """Newest commits to keep, at least 2."""
+
+
+Tool = Fsck | Diff | Export | Extract | Prune
+
+ToolCommand = (
+    Annotated[Fsck, tyro.conf.subcommand("fsck")]
+    | Annotated[Diff, tyro.conf.subcommand("diff")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Extract, tyro.conf.subcommand("extract")]
+    | Annotated[Prune, tyro.conf.subcommand("prune")]
+)
+
+
+def run(command: Tool) -> int:
+    """Carries out a command and returns its exit code.
+
+    Raises:
+      ConfigurationError, StorageError, RunIsHeld: see `orchestrator.outcomes` for the words and codes.
+    """
+    match command:
+        case Fsck():
+            return _fsck(command)
+        case Diff():
+            return _diff(command)
+        case Export():
+            return _export(command)
+        case Extract():
+            return _extract(command)
+        case Prune():
+            return _prune(command)
+
+
+def _fsck(command: Fsck) -> int:
+    from orchestrator.fsck import check_run, render
+
+    check = check_run(
+        command.run,
+        commit=command.commit,
+        include_uncounted=command.all,
+        on_commit=lambda checked: print(f"read {checked.name}", file=sys.stderr),
+    )
+    print(render(check))
+    return 0 if check.is_intact else EXIT_DIFFERENT
+
+
+def _diff(command: Diff) -> int:
+    from orchestrator.diff_runs import diff, render
+    from orchestrator.run_reference import open_commit
+
+    difference = diff(open_commit(command.one), open_commit(command.other))
+    print(render(difference))
+    return 0 if difference.is_equal else EXIT_DIFFERENT
+
+
+def _export(command: Export) -> int:
+    from orchestrator.export import export
+    from orchestrator.inspect_run import format_bytes
+    from orchestrator.run_reference import open_commit
+    from orchestrator.text_tables import printable
+
+    written = export(
+        open_commit(command.run, commit=command.commit),
+        command.table,
+        format=command.format,
+        out=command.out,
+        with_slots=command.slots,
+        force=command.force,
+    )
+    arrays = ", ".join(f"{name} [{written.num_rows}, {width}]" for name, width in written.widths.items())
+    size = format_bytes(written.size_bytes)
+    print(printable(f"{written.path}: {arrays} of table '{written.table}' at {written.commit}, {size}"))
+    return 0
+
+
+def _extract(command: Extract) -> int:
+    from orchestrator.config import ConfigurationError
+    from orchestrator.extract import extract, render
+    from orchestrator.run_reference import open_commit
+
+    if not command.ids:
+        raise ConfigurationError(
+            "Found no row number. Expected at least one. Add some: podembed extract RUN TABLE 7 42."
+        )
+    state = open_commit(command.run, commit=command.commit)
+    print(render(extract(state, command.table, command.ids, with_slots=command.slots)))
+    return 0
+
+
+def _prune(command: Prune) -> int:
+    from orchestrator.inspect_run import format_bytes
+    from orchestrator.prune import prune
+
+    removal = prune(command.run, num_to_keep=command.keep)
+    for name in removal.commits:
+        print(f"deleted commit {name}")
+    for name in sorted(set(removal.attempts) - set(removal.commits)):
+        print(f"deleted attempt {name}")
+    print(f"{removal.num_files:,} files, {format_bytes(removal.num_bytes)} deleted")
+    return 0

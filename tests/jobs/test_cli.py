@@ -1,0 +1,256 @@
+"""The command line: help worth reading, flags that are checked before anything is made, and `inspect`, whose words are executed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+
+from jobs.cli import Command, Resume, Train, default_storage, main, parse_settings
+from orchestrator.config import ConfigurationError
+from tests.run_state import committed_state
+
+ROOT = Path(__file__).parents[2]
+JOB = ["--job", "tests.faults.broken_jobs:broken_job"]
+
+
+def commands(kind: Any = Command) -> dict[str, type]:
+    """Name → class of every command of the program."""
+    if get_origin(kind) in (Union, UnionType):
+        return {name: found for part in get_args(kind) for name, found in commands(part).items()}
+    command, *notes = get_args(kind)
+    return {next(note.name for note in notes if hasattr(note, "name")): command}
+
+
+COMMANDS = commands()
+
+
+def is_positional(command: type, field: str) -> bool:
+    return "Positional" in str(get_type_hints(command, include_extras=True)[field])
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    code = left.value.code
+    return code if isinstance(code, int) else 1, out.getvalue(), err.getvalue()
+
+
+def flat(text: str) -> str:
+    """Help without boxes and line breaks."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+
+
+def documented(command: type) -> dict[str, str]:
+    """Field → the text below it in the source, as one line."""
+    source = Path(sys.modules[command.__module__].__file__ or "").read_text()
+    body = source[source.index(f"class {command.__name__}:") :]
+    found = {}
+    for field in dataclasses.fields(command):
+        match = re.search(rf'\n    {field.name}: .*\n    """(.+?)"""', body)
+        assert match, f"--{field.name} of {command.__name__} has no text"
+        found[field.name] = match.group(1)
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_explained_in_the_help(name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    text = flat(out)
+    for field, words in documented(COMMANDS[name]).items():
+        if not is_positional(COMMANDS[name], field):
+            assert "--" + field.replace("_", "-") in text
+        assert flat(words)[:40] in text
+        assert len(words.split()) >= 2
+
+
+def test_the_overview_names_every_command_and_what_it_does() -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for words in (
+        "train",
+        "Begin a new run",
+        "resume",
+        "Go on from the last commit",
+        "inspect",
+        "List a run's commits",
+    ):
+        assert words in flat(out)
+
+
+def test_flags_are_few() -> None:
+    """One more flag is a decision, not an accident."""
+    assert len(dataclasses.fields(Train)) <= 16
+    assert len(dataclasses.fields(Resume)) <= 12
+
+
+def test_help_does_not_wait_for_jax_or_ray() -> None:
+    program = (
+        "import sys\n"
+        "from jobs.cli import main\n"
+        "try:\n    main(['train', '--help'])\n"
+        "finally:\n    print('loaded', sorted({'jax', 'ray', 'numba'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded []\n")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "settings"),
+    [
+        ((), {}),
+        (("epochs=2", "learning_rate=0.02"), {"epochs": 2, "learning_rate": 0.02}),
+        (("name=clicks", "folder=/a b/c=d"), {"name": "clicks", "folder": "/a b/c=d"}),
+        (
+            ("flag=true", "nothing=null", "sizes=[1, 2]", "empty="),
+            {"flag": True, "nothing": None, "sizes": [1, 2], "empty": ""},
+        ),
+        (("epochs=1", "epochs=2"), {"epochs": 2}),
+    ],
+)
+def test_settings_are_json_or_words(pairs: tuple[str, ...], settings: dict[str, object]) -> None:
+    assert parse_settings(pairs) == settings
+
+
+@pytest.mark.parametrize("pair", ["epochs", "=2", "a-b=1", "1x=2", ""])
+def test_settings_that_are_no_pair_are_refused(pair: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Found --set {re.escape(pair)}\. Expected name=value"):
+        parse_settings((pair,))
+
+
+def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    assert default_storage() == ".runs"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert default_storage() == os.path.expanduser("~/.podembed/runs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", *JOB, "--hosts", "0"], "num_hosts=0"),
+        (["train", *JOB, "--hosts", "-2"], "num_hosts=-2"),
+        (["train", *JOB, "--hosts", "13"], "13 hosts for the 12 lanes"),
+        (["train", *JOB, "--hosts", "2", "--in-process"], "Leave in_process out"),
+        (["train", *JOB, "--threads-per-host", "0"], "threads_per_host=0"),
+        (["train", *JOB, "--checkpoint-every", "0"], "every_steps=0"),
+        (["train", *JOB, "--eval-every", "0"], "eval_every_steps=0"),
+        (["train", *JOB, "--max-steps", "-1"], "max_steps=-1"),
+        (["train", *JOB, "--keep", "1"], "num_to_keep=1"),
+        (["train", *JOB, "--set", "folder"], "Expected name=value"),
+        (["train", *JOB, "--set", "folder=/x", "colour=1"], "unexpected keyword argument 'colour'"),
+        (["train", "--job", "no.such.module:job"], "cannot be imported"),
+        (["train", "--job", "synthetik"], "Expected package.module:function"),
+        (["train", "--data", "/no/such/*.gz"], "no file for --data /no/such/*.gz"),
+        (["train", "--eval-data", "/no/such/*.gz"], "--eval-data without --data"),
+        (["train", "--data", "tests"], "a folder"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_made(
+    arguments: list[str], words: str, tmp_path: Path, small_data: str
+) -> None:
+    if JOB[1] in arguments and "--set" not in arguments:
+        arguments = [*arguments, "--set", f"folder={small_data}"]
+    code, _, err = run(*arguments, "--storage", str(tmp_path / "runs"), "--name", "x")
+    assert code == 87
+    assert err.startswith("podembed: Found ")
+    assert words in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_commands_on_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    code, _, err = run("resume", str(tmp_path))
+    assert (code, "Found no run in" in err) == (87, True)
+    code, out, _ = run("inspect", str(tmp_path))
+    assert (code, "is not a run: RUN.json is missing" in out) == (87, True)
+
+
+@pytest.fixture(scope="module")
+def trained(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run made by the command, in a folder whose name has a space; and what it printed."""
+    storage = tmp_path_factory.mktemp("with space") / "my runs"
+    arguments = ["train", *JOB, "--set", f"folder={small_data}", "--in-process", "--max-steps", "12"]
+    arguments += ["--checkpoint-every", "5", "--storage", str(storage), "--name", "first run"]
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    return storage / "first run", out
+
+
+def test_a_run_says_what_it_does_and_what_to_type_next(trained: tuple[Path, str]) -> None:
+    folder, out = trained
+    for words in (
+        "job small: 1,900 training samples",
+        f"run folder {folder}",
+        "committed s000000005",
+        "done at step 12 of 12",
+    ):
+        assert words in out
+    assert f"inspect '{folder}'" in out
+    assert f"resume '{folder}'" in out
+
+
+def snippet(out: str) -> str:
+    lines = out[out.index("Read table") :].splitlines()[1:]
+    return "\n".join(line.removeprefix("  ") for line in lines if line.startswith("  "))
+
+
+def test_the_lines_that_inspect_prints_read_the_table(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
+    code, out, _ = run("inspect", str(folder))
+    assert code == 0
+    for words in ("s000000012-g00000001", "head", "tests.faults.broken_jobs:broken_job", "a ", "bags", "accumulator"):
+        assert words in out
+    names: dict[str, np.ndarray] = {}
+    exec(snippet(out), {}, names)  # what a person would paste
+    table = re.search(r"Read table '(\w+)'", out)
+    assert table is not None
+    expected = committed_state(str(folder))[f"{table.group(1)}/rows"]
+    np.testing.assert_array_equal(names["rows"], expected)
+
+
+def test_resuming_from_the_folder_goes_on_where_it_stood(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
+    code, out, err = run("resume", str(folder), "--in-process", "--max-steps", "15")
+    assert code == 0, err
+    assert "generation 2: 1 host, from commit s000000012-g00000001" in out
+    assert "done at step 15 of 15" in out
+
+
+def test_hosts_of_zero_are_not_taken_for_the_default(trained: tuple[Path, str]) -> None:
+    code, _, err = run("resume", str(trained[0]), "--hosts", "0")
+    assert (code, "num_hosts=0" in err) == (87, True)
+
+
+def test_a_failing_model_ends_with_code_1_and_its_traceback(small_data: str, tmp_path: Path) -> None:
+    arguments = ["train", *JOB, "--set", f"folder={small_data}", "model=trace", "--in-process"]
+    code, _, err = run(*arguments, "--storage", str(tmp_path), "--name", "x")
+    assert code == 1
+    assert err.startswith("podembed: device 0 failed: KeyError")
+    assert 'raise KeyError("the user\'s model is wrong")' in err
+
+
+def podembed(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("podembed")
+    return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
+    """As the message about jobs that cannot be imported promises."""
+    (tmp_path / "my_job.py").write_text("def job():\n    return 'not a job'\n")
+    done = podembed(["train", "--job", "my_job:job"], tmp_path)
+    assert done.returncode == 87
+    assert "Job 'my_job:job' returned a str. Expected a JobConfig." in done.stderr

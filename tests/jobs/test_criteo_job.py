@@ -1,0 +1,55 @@
+"""The two built-in jobs as declarations."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from embedding.optimizers import RowWiseAdagrad
+from jobs.cli import BUILT_IN_JOBS
+from jobs.criteo import COLUMN_NAMES, criteo, synthetic
+from jobs.models.dlrm import DLRM
+from workers.data_config import DenseColumn
+from workers.job import JobError, JobReference
+from workers.tables import choose_buckets, table_specs
+
+
+@pytest.mark.parametrize("columns", COLUMN_NAMES)
+def test_criteo_declares_13_numbers_and_26_tables(columns: str) -> None:
+    job = criteo(data=["day_*.parquet"], eval_data=["test.parquet"], columns=columns, vocabulary_size=1_000, dim=8)
+    numbers, fields = COLUMN_NAMES[columns]
+    assert tuple(column.name for column in job.data.dense if isinstance(column, DenseColumn)) == numbers
+    assert tuple(job.features) == fields
+    assert len(job.tables) == len(set(job.table_names)) == 26
+    assert {table.dim for table in job.tables} == {8}
+    assert job.data.eval_paths == ("test.parquet",)
+    assert isinstance(job.model, DLRM)
+    assert job.optimizer == RowWiseAdagrad(0.05)
+    assert all(spec.num_rows == 1_000 for spec in table_specs(job, choose_buckets(job)))
+
+
+def test_equal_values_of_two_fields_are_hashed_differently() -> None:
+    salts = [source.salt for source in criteo(data=["x"]).data.id_columns.values()]
+    assert len(set(salts)) == 26
+
+
+def test_unknown_column_names_are_refused() -> None:
+    with pytest.raises(JobError, match=r"Found columns='mine'\. Expected one of \['podembed', 'torchrec'\]"):
+        criteo(data=["x"], columns="mine")
+
+
+def test_the_arguments_survive_json_so_that_a_run_can_be_resumed() -> None:
+    reference = JobReference(
+        function=BUILT_IN_JOBS["criteo"], arguments={"data": ["a", "b"], "columns": "torchrec", "epochs": 2}
+    )
+    again = JobReference(**reference.to_json())
+    assert again.resolve().num_epochs == 2
+    assert again.to_json() == reference.to_json()
+
+
+@pytest.mark.parametrize("function", [synthetic, criteo])
+def test_jobs_are_functions_of_plain_keyword_arguments(function: object) -> None:
+    for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.annotation != inspect.Parameter.empty

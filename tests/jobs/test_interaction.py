@@ -1,0 +1,41 @@
+"""The interaction kernel inside a compiled program, against einsum and its gradient."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jobs.models import interaction, interaction_cpu
+
+
+@pytest.mark.parametrize(("num_samples", "num_vectors", "dim"), [(5, 2, 1), (33, 27, 64), (7, 4, 200), (16, 9, 12)])
+def test_kernel_equals_einsum(num_samples: int, num_vectors: int, dim: int) -> None:
+    if not interaction_cpu.is_available():
+        pytest.skip("this jaxlib has another version of the foreign function interface")
+    random = np.random.default_rng(0)
+    columns = dim + num_vectors * (num_vectors - 1) // 2
+    vectors = [jnp.asarray(random.standard_normal((num_samples, dim), dtype=np.float32)) for _ in range(num_vectors)]
+    upstream = jnp.asarray(random.standard_normal((num_samples, columns), dtype=np.float32))
+
+    def both(function):
+        value, pull = jax.vjp(function, *vectors)
+        return value, pull(upstream)
+
+    found = jax.jit(lambda: both(lambda *v: interaction.with_products(v)))()
+    expected = jax.jit(lambda: both(interaction._in_jax))()
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_one_vector_has_no_products() -> None:
+    alone = jnp.ones((3, 4))
+    np.testing.assert_array_equal(interaction.with_products([alone]), alone)
+
+
+def test_without_the_interface_it_is_plain_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interaction_cpu, "is_available", lambda: False)
+    vectors = [jnp.ones((2, 3)), 2 * jnp.ones((2, 3))]
+    np.testing.assert_allclose(interaction.with_products(vectors)[:, 3], [6.0, 6.0])
