@@ -1,0 +1,205 @@
+"""Rules about the source that no type checker knows: which floor imports which, who may know Ray, and sizes that one can read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# A floor may import itself and those below it.
+FLOORS = ("embedding", "workers", "orchestrator", "jobs")
+KNOWS_RAY = {
+    "workers/actor.py",
+    "workers/stepwise_actor.py",
+    "orchestrator/cluster.py",
+    "orchestrator/strategy.py",
+}
+# Files, sockets, processes and threads are the business of `workers`.
+NOT_IN_EMBEDDING = {
+    "asyncio",
+    "concurrent",
+    "fsspec",
+    "multiprocessing",
+    "mmap",
+    "pyarrow",
+    "ray",
+    "select",
+    "shutil",
+    "signal",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+}
+READS_ENVIRONMENT = {"jobs/cli.py", "orchestrator/cluster.py", "orchestrator/run_folder.py", "orchestrator/tpu.py"}
+NEVER = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+
+MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """Whether it is an `if TYPE_CHECKING:` block, which never runs."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def walk(node: ast.AST, *, with_types: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if with_types or not is_for_types(child):
+            yield child
+            yield from walk(child, with_types=with_types)
+
+
+def imported(path: Path, *, with_types: bool = True) -> set[str]:
+    """Full names of all modules that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in walk(parsed(path), with_types=with_types):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{label(path)}:{node.lineno} imports relatively"
+            names.add(node.module or "")
+    return names
+
+
+def packages(path: Path, *, with_types: bool = True) -> set[str]:
+    return {name.split(".")[0] for name in imported(path, with_types=with_types)}
+
+
+def offenders(found: Callable[[Path], object], *, below: str = "") -> dict[str, object]:
+    """What `found` gives for each module, where it gives anything."""
+    answers = {label(path): found(path) for path in MODULES if label(path).startswith(below)}
+    return {name: answer for name, answer in answers.items() if answer}
+
+
+def calls(path: Path) -> list[tuple[str, int]]:
+    """Plain names that are called, and where."""
+    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    return [(node.func.id, node.lineno) for node in nodes if isinstance(node.func, ast.Name)]
+
+
+def test_the_floors_are_there() -> None:
+    assert {label(path).split("/")[0] for path in MODULES} == set(FLOORS)
+    assert {name for name in KNOWS_RAY if (ROOT / name).exists()} >= {"workers/actor.py", "orchestrator/cluster.py"}
+
+
+def test_imports_go_down() -> None:
+    def upward(path: Path) -> set[str]:
+        floor = FLOORS.index(path.relative_to(ROOT).parts[0])
+        return packages(path) & {*FLOORS[floor + 1 :], "tests", "benchmarks"}
+
+    assert offenders(upward) == {}
+
+
+def test_no_cycle_of_modules() -> None:
+    """Imports that run when a module is loaded form no cycle; those inside functions may."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    edges: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found = set()
+        for node in parsed(path).body:
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                # `from package import module` and `from package.module import name`.
+                found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        edges[name] = found & names.keys()
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " → ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())
+
+
+def test_ray_lives_in_few_files() -> None:
+    assert set(offenders(lambda path: packages(path) & {"ray"})) <= KNOWS_RAY
+
+
+def test_the_lowest_floor_does_no_io_and_starts_no_thread() -> None:
+    assert offenders(lambda path: packages(path, with_types=False) & NOT_IN_EMBEDDING, below="embedding/") == {}
+    speaks = {"open", "print", "input"}
+    assert offenders(lambda path: [call for call in calls(path) if call[0] in speaks], below="embedding/") == {}
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    assert offenders(lambda path: packages(path) & NEVER) == {}
+    assert offenders(lambda path: [call for call in calls(path) if call[0] in ("eval", "exec", "__import__")]) == {}
+
+    def allows_pickle(path: Path) -> list[int]:
+        given = [
+            node for node in ast.walk(parsed(path)) if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+        ]
+        return [node.value.lineno for node in given if ast.unparse(node.value) != "False"]
+
+    assert offenders(allows_pickle) == {}
+
+
+def test_nothing_is_checked_by_assert() -> None:
+    """`python -O` drops asserts; what users can get wrong raises a sentence instead. `x is not None` only tells a type checker."""
+
+    def asserts(path: Path) -> list[int]:
+        found = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]
+        return [node.lineno for node in found if not ast.unparse(node.test).endswith(" is not None")]
+
+    assert offenders(asserts) == {}
+
+
+def test_every_module_says_what_it_owns() -> None:
+    def is_silent(path: Path) -> bool:
+        text = ast.get_docstring(parsed(path)) or ""
+        return bool(path.read_text(encoding="utf-8").strip()) and not text.rstrip().endswith((".", ":", "`", ")"))
+
+    assert offenders(is_silent) == {}
+
+
+def test_files_and_functions_can_be_read_at_a_sitting() -> None:
+    def long_functions(path: Path) -> list[str]:
+        nodes = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [node.name for node in nodes if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES]
+
+    assert offenders(long_functions) == {}
+    assert offenders(lambda path: len(path.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES) == {}
+
+
+def test_no_exception_is_hidden() -> None:
+    def hidden(path: Path) -> list[int]:
+        handlers = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ExceptHandler)]
+        broad = [node for node in handlers if not node.type or ast.unparse(node.type) in ("Exception", "BaseException")]
+        return [n.lineno for n in broad if all(isinstance(part, ast.Pass | ast.Continue) for part in n.body)]
+
+    assert offenders(hidden) == {}
+
+
+def test_environment_variables_are_read_by_few() -> None:
+    """Settings are arguments; below the command line only the cluster's own variables are read."""
+
+    def uses(path: Path) -> list[str]:
+        return re.findall(r"os\.(?:environ|getenv)", path.read_text(encoding="utf-8"))
+
+    assert set(offenders(uses)) <= READS_ENVIRONMENT
+
+
+def test_nothing_is_left_to_do_later() -> None:
+    words = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+    assert offenders(lambda path: words.findall(path.read_text(encoding="utf-8"))) == {}

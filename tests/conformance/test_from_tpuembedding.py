@@ -1,0 +1,56 @@
+"""The page `docs/from-tpuembedding.md` runs from top to bottom, in one process and on two hosts."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding.strategies import LocalStrategy
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-tpuembedding.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LOCAL = "strategy = LocalStrategy()"
+
+
+def run_page(strategy, folder):
+    """Runs all blocks as one program. Functions are taken for those of a script, so that they travel by value."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert LOCAL in text
+    namespace = {"__name__": "__main__", "folder": str(folder), "given": strategy}
+    for found in BLOCK.finditer(text):
+        # Empty lines in front, so that a traceback names the line of the page.
+        lines_before = text.count("\n", 0, found.start(1))
+        source = found[1].replace(LOCAL, "strategy = given")
+        exec(compile("\n" * lines_before + source, str(PAGE), "exec"), namespace)
+    return namespace
+
+
+def test_in_one_process(tmp_path):
+    found = run_page(LocalStrategy(), tmp_path / "saved")
+    assert 0.5 < found["training_loss"] < 0.72
+    assert 0 < found["num_right"] <= 48
+
+
+@pytest.mark.ray
+def test_on_two_hosts_with_the_same_numbers(tmp_path, pod_strategy):
+    alone = run_page(LocalStrategy(), tmp_path / "alone")
+    together = run_page(pod_strategy, tmp_path / "together")
+    np.testing.assert_allclose(together["training_loss"], alone["training_loss"], rtol=1e-5)
+    assert together["num_right"] == alone["num_right"]
+    for one, other in zip(alone["tables"].values(), together["tables"].values(), strict=True):
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+
+
+def test_every_public_difference_is_listed():
+    text = PAGE.read_text(encoding="utf-8")
+    for word in (
+        "invalid_ids",
+        "int64",
+        "RuntimeError",
+        "FTRL",
+        "weight decay",
+        "seed, table and row",
+        "use_gradient_accumulation",
+    ):
+        assert word in text

@@ -1,0 +1,314 @@
+"""What a `TPUEmbedding` does under any strategy. Subclasses give a strategy; see `test_tpu_embedding_local.py` and `test_tpu_embedding_pod.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from embedding.send_gradients import send_tpu_embedding_gradients
+from embedding.strategies import get_replica_context
+from embedding.tpu_embedding import TPUEmbedding
+from tests.conformance import training_runs as runs
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(0.1),
+    "sgd, every option": SGD(
+        0.1, clip_weight_min=-0.3, clip_weight_max=0.4, weight_decay_factor=0.02, clipvalue=(-0.5, None)
+    ),
+    "sgd, one by one": SGD(0.1, use_gradient_accumulation=False),
+    "adagrad": Adagrad(0.1),
+    "adagrad, decay times rate": Adagrad(
+        0.1, weight_decay_factor=0.3, multiply_weight_decay_factor_by_learning_rate=True, clipvalue=0.7
+    ),
+    "adagrad, one by one": Adagrad(0.1, use_gradient_accumulation=False),
+    "row-wise adagrad": RowWiseAdagrad(0.1),
+    "adagrad momentum": AdagradMomentum(0.1, momentum=0.9),
+    "adagrad momentum, every option": AdagradMomentum(
+        0.1, momentum=0.8, use_nesterov=True, exponent=3, beta2=0.9, epsilon=1e-3
+    ),
+    "ftrl": FTRL(0.1),
+    "ftrl, every option": FTRL(0.1, -0.6, 0.01, 0.02, beta=0.5, initial_accumulator_value=0.3),
+    "ftrl, times rate": FTRL(0.1, -0.5, 0.01, 0.02, beta=0.5, multiply_linear_by_learning_rate=True),
+    "adam": Adam(0.1),
+    "adam, sum outside": Adam(0.1, beta_1=0.8, beta_2=0.9, epsilon=1e-4, sum_inside_sqrt=False),
+    "adam, not lazy": Adam(0.1, lazy_adam=False),
+}
+
+
+class TPUEmbeddingConformance:
+    """Tests that hold for every strategy."""
+
+    @pytest.fixture
+    def strategy(self) -> Any:
+        """A strategy without a running engine."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def make(self, strategy: Any) -> Iterator[Any]:
+        """Makes embeddings in the strategy's scope and closes them."""
+        made: list[TPUEmbedding] = []
+
+        def make(*arguments: Any, **keywords: Any) -> TPUEmbedding:
+            with strategy.scope():
+                made.append(TPUEmbedding(*arguments, **keywords))
+            return made[-1]
+
+        yield make
+        for embedding in made:
+            embedding.close()
+
+    def test_training_runs_follow_the_oracle(self, make, strategy, optimizer_name, is_pipelined):
+        config, users, items = runs.declare(OPTIMIZERS[optimizer_name])
+        embedding = make(config, runs.BATCH_SIZE, None, is_pipelined)
+        oracle = runs.oracle_of(embedding, users, items, num_hosts=strategy.num_hosts)
+        run = runs.Run(embedding, oracle, lambda step: 0.1, is_pipelined=is_pipelined)
+        for _ in range(runs.NUM_STEPS):
+            run.step()
+        run.compare_tables(users, items)
+
+    def test_a_pipeline_drained_in_the_middle_goes_on_from_every_update(self, make, tmp_path):
+        config, users, items = runs.declare(Adagrad(0.1))
+        embedding = make(config, runs.BATCH_SIZE, None, True)
+        run = runs.Run(embedding, runs.oracle_of(embedding, users, items), lambda step: 0.1, is_pipelined=True)
+        run.step()
+        run.step()
+        # A checkpoint holds every update, and so what follows sees it.
+        embedding.save(str(tmp_path / "saved"))
+        run.drain_oracle()
+        run.step()
+        run.step()
+        run.compare_tables(users, items)
+
+    def test_rates_are_read_in_apply_gradients_and_shown(self, make):
+        calls: list[int] = []
+
+        def shared() -> float:
+            calls.append(1)
+            return 0.5 / len(calls)
+
+        first = TableConfig(4, 2, optimizer=SGD(shared), name="first")
+        second = TableConfig(4, 2, optimizer=SGD(shared), name="second")
+        third = TableConfig(4, 2, optimizer=SGD(lambda step: 0.25 * (step + 1)), name="third")
+        fourth = TableConfig(4, 2, optimizer=SGD(0.125), name="fourth")
+        config = [FeatureConfig(table) for table in (first, second, third, fourth)]
+        embedding = make(config, 2)
+        before = embedding.read_tables()
+        assert embedding.metrics.learning_rates == {}
+        assert not calls
+        for number, rates in ((1, (0.5, 0.5, 0.25, 0.125)), (2, (0.25, 0.25, 0.5, 0.125))):
+            embedding.enqueue([np.array([0, 1])] * 4)
+            embedding.dequeue()
+            embedding.apply_gradients([jnp.ones((2, 2))] * 4)
+            assert len(calls) == number
+            assert tuple(embedding.metrics.learning_rates.values()) == rates
+        assert embedding.metrics.num_steps == 2
+        after = embedding.read_tables()
+        for table, total in zip((first, second, third, fourth), (0.75, 0.75, 0.75, 0.25), strict=True):
+            np.testing.assert_allclose(before[table]["rows"][:2] - after[table]["rows"][:2], total, rtol=1e-5)
+            assert np.array_equal(before[table]["rows"][2:], after[table]["rows"][2:])
+
+    def test_gradients_are_summed_over_samples_and_features_never_averaged(self, make):
+        table = TableConfig(5, 2, combiner="sum", name="t")
+        embedding = make({"a": FeatureConfig(table), "b": FeatureConfig(table)}, 4, SGD(1.0))
+        before = embedding.read_tables()[table]["rows"]
+        embedding.enqueue({"a": np.array([1, 1, 2, 3]), "b": np.array([[1], [1], [3], [0]])})
+        activations = embedding.dequeue()
+        assert activations["a"].shape == activations["b"].shape == (4, 2)
+        embedding.apply_gradients(jax.tree.map(jnp.ones_like, activations))
+        moved = before - embedding.read_tables()[table]["rows"]
+        np.testing.assert_allclose(moved[:, 0], [1, 4, 1, 2, 0], atol=1e-5)
+
+    def test_deadlocks_raise_at_once_and_leave_the_engine_usable(self, make):
+        table = TableConfig(5, 2, name="t")
+        embedding = make(FeatureConfig(table), 2, SGD(1.0))
+        ids, ones = np.array([1, 2]), jnp.ones((2, 2))
+        with pytest.raises(RuntimeError, match="without an enqueued"):
+            embedding.apply_gradients(ones)
+        with pytest.raises(RuntimeError, match="without an enqueued"):
+            embedding.dequeue()
+        embedding.enqueue(ids, training=False)
+        with pytest.raises(RuntimeError, match="waiting for dequeue"):
+            embedding.enqueue(ids)
+        embedding.dequeue()
+        with pytest.raises(RuntimeError, match="training=False"):
+            embedding.apply_gradients(ones)
+        before = embedding.read_tables()[table]["rows"]
+        embedding.enqueue(ids)
+        embedding.dequeue()
+        with pytest.raises(RuntimeError, match="waiting for apply_gradients"):
+            embedding.enqueue(ids)
+        embedding.apply_gradients(ones)
+        with pytest.raises(RuntimeError, match="without an enqueued"):
+            embedding.apply_gradients(ones)
+        np.testing.assert_allclose((before - embedding.read_tables()[table]["rows"])[:, 0], [0, 1, 1, 0, 0], atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("optimizer", "word"),
+        [
+            (SGD(0.1), "stay"),
+            (Adagrad(0.1), "stay"),
+            (Adam(0.1), "Adam"),
+            (AdagradMomentum(0.1, 0.9), "AdagradMomentum"),
+            (FTRL(0.1), "FTRL"),
+        ],
+        ids=["sgd", "adagrad", "adam", "momentum", "ftrl"],
+    )
+    def test_none_stands_for_zeros_with_a_warning(self, make, caplog, optimizer, word):
+        table = TableConfig(5, 2, name="t")
+        embedding = make({"x": FeatureConfig(table)}, 2, optimizer)
+        first = embedding.read_tables()[table]["rows"]
+        embedding.enqueue({"x": np.array([1, 2])})
+        embedding.dequeue()
+        with caplog.at_level(logging.WARNING):
+            embedding.apply_gradients({"x": None})
+        assert "feature x" in caplog.text
+        assert word in caplog.text
+        rows = embedding.read_tables()[table]["rows"]
+        untouched = [0, 3, 4]
+        assert np.array_equal(rows[untouched], first[untouched])
+        # A fresh FTRL row is lost; a fresh Adam or momentum row has nothing to move by.
+        expected = np.zeros((2, 2)) if isinstance(optimizer, FTRL) else first[1:3]
+        np.testing.assert_array_equal(rows[1:3], expected)
+
+    @pytest.mark.parametrize("optimizer", [Adam(0.1), AdagradMomentum(0.1, momentum=0.9)], ids=["adam", "momentum"])
+    def test_none_moves_rows_that_have_momentum(self, make, optimizer):
+        table = TableConfig(5, 2, name="t")
+        embedding = make({"x": FeatureConfig(table)}, 2, optimizer)
+        for gradient in (jnp.ones((2, 2)), None):
+            before = embedding.read_tables()[table]["rows"]
+            embedding.enqueue({"x": np.array([1, 2])})
+            embedding.dequeue()
+            embedding.apply_gradients({"x": gradient})
+        after = embedding.read_tables()[table]["rows"]
+        assert (np.abs(after - before)[1:3] > 0.01).all()
+
+    def test_quantized_values_are_looked_up_and_exact_ones_trained(self, make):
+        table = TableConfig(
+            6, 2, initializer=lambda shape, dtype: np.linspace(-2, 2, 12, dtype=dtype).reshape(shape), name="t",
+            combiner="sum", quantization_config=QuantizationConfig(5, -1.0, 1.0),
+        )  # fmt: skip
+        embedding = make(FeatureConfig(table), 6, SGD(1.0))
+        rows = embedding.read_tables()[table]["rows"]
+        embedding.enqueue(np.arange(6))
+        clipped = np.clip(rows, -1, 1)
+        expected = np.floor((clipped + 1) / 0.5 + 0.5) * 0.5 - 1
+        np.testing.assert_allclose(embedding.dequeue(), expected, atol=1e-6)
+        embedding.apply_gradients(jnp.full((6, 2), 0.25))
+        np.testing.assert_allclose(embedding.read_tables()[table]["rows"], rows - 0.25, atol=1e-6)
+
+    def test_names_tie_calls_together(self, make):
+        table = TableConfig(5, 2, name="t")
+        embedding = make(FeatureConfig(table), 2, SGD(1.0))
+        ids, ones = np.array([1, 2]), jnp.ones((2, 2))
+        embedding.enqueue(ids, name="train")
+        with pytest.raises(RuntimeError, match="name"):
+            embedding.dequeue()
+        embedding.dequeue(name="train")
+        with pytest.raises(RuntimeError, match="name"):
+            embedding.apply_gradients(ones, name="other")
+        embedding.apply_gradients(ones, name="train")
+        # With a name, a batch without gradients turns out to have been one of inference.
+        embedding.enqueue(ids, name="score")
+        embedding.dequeue(name="score")
+        before = embedding.read_tables()[table]["rows"]
+        embedding.enqueue(ids, training=False, name="late")
+        embedding.dequeue(name="late")
+        # And one with gradients one of training.
+        embedding.apply_gradients(ones, name="late")
+        np.testing.assert_allclose((before - embedding.read_tables()[table]["rows"])[1:3], 1.0, atol=1e-6)
+        assert embedding.metrics.num_steps == 2
+
+    def test_save_and_restore_hold_rows_slots_and_steps(self, make, tmp_path):
+        path = str(tmp_path / "saved")
+        config, users, items = runs.declare(Adam(0.1))
+        embedding = make(config, runs.BATCH_SIZE, None, True)
+        run = runs.Run(embedding, runs.oracle_of(embedding, users, items), lambda step: 0.1, is_pipelined=True)
+        run.step()
+        run.step()
+        embedding.save(path)
+        run.drain_oracle()
+        saved = embedding.read_tables()
+        run.step()
+        embedding.restore(path)
+        again = embedding.read_tables()
+        for table, arrays in saved.items():
+            assert list(arrays) == ["rows", "momentum", "velocity"]
+            for name, values in arrays.items():
+                assert np.array_equal(values, again[table][name])
+        assert embedding.metrics.num_steps == 2
+        embedding.close()
+        # Restored before it is built, on this strategy and outside any.
+        later_config, later_users, _ = runs.declare(Adam(0.1))
+        later = make(later_config)
+        later.restore(path)
+        later.build(runs.BATCH_SIZE)
+        for name, values in later.read_tables()[later_users].items():
+            assert np.array_equal(values, saved[users][name])
+        assert later.metrics.num_steps == 2
+        outside_config, outside_users, outside_items = runs.declare(Adam(0.1))
+        outside = TPUEmbedding(outside_config)
+        outside.restore(path)
+        assert np.array_equal(outside.embedding_tables[outside_users].value, saved[users]["rows"])
+        assert np.array_equal(outside.embedding_tables[outside_items].value, saved[items]["rows"])
+
+    def test_sent_gradients_update_as_applied_ones(self, make, strategy):
+        rates = [0.5, 0.25]
+        results = []
+        for send in (False, True):
+            first = TableConfig(8, 2, optimizer=SGD(lambda: rates[0]), name="first")
+            second = TableConfig(8, 3, optimizer=SGD(lambda: rates[1]), name="second")
+            config = (FeatureConfig(first), FeatureConfig(second, max_sequence_length=2), FeatureConfig(first))
+            embedding = make(config, 4)
+            embedding.enqueue((np.arange(4), runs.ragged([[1, 2], [3], [], [4, 5, 6]]), np.array([0, 0, 1, 1])))
+            activations = embedding.dequeue()
+            gradients = jax.tree.map(
+                lambda leaf: 1.0 + jnp.arange(leaf.size, dtype=jnp.float32).reshape(leaf.shape), activations
+            )
+            if send:
+                send_tpu_embedding_gradients(
+                    list(gradients), [np.float32(rate) for rate in rates], embedding.serialized_config
+                )
+            else:
+                embedding.apply_gradients(gradients)
+            results.append([arrays["rows"] for arrays in embedding.read_tables().values()])
+            embedding.close()
+        for applied, sent in zip(*results, strict=True):
+            assert np.array_equal(applied, sent)
+
+    def test_a_function_that_the_strategy_runs_trains_on_its_share(self, make, strategy):
+        table = TableConfig(9, 2, combiner="sum", name="t")
+        embedding = make({"x": FeatureConfig(table)}, 4, SGD(1.0))
+        before = embedding.read_tables()[table]["rows"]
+        share = 4 // strategy.num_replicas_in_sync
+
+        def step(scale: float) -> tuple[int, tuple[int, ...], int]:
+            context = get_replica_context()
+            activations = embedding.dequeue()
+            embedding.apply_gradients({"x": scale * jnp.ones_like(activations["x"])})
+            context.state["steps"] = context.state.get("steps", 0) + 1
+            return context.replica_id_in_sync_group, activations["x"].shape, context.state["steps"]
+
+        embedding.enqueue({"x": np.array([1, 2, 2, 3])})
+        results = strategy.local_results(strategy.run(step, args=(2.0,)))
+        first_steps = results[0][2]
+        assert [result[:2] for result in results] == [(at, (share, 2)) for at in range(len(results))]
+        moved = before - embedding.read_tables()[table]["rows"]
+        np.testing.assert_allclose(moved[:, 0], [0, 2, 4, 2, 0, 0, 0, 0, 0], atol=1e-5)
+        embedding.enqueue({"x": np.array([1, 2, 2, 3])})
+        assert strategy.local_results(strategy.run(step, args=(2.0,)))[0][2] == first_steps + 1
+
+        def evaluate() -> float:
+            return float(jnp.sum(embedding.dequeue()["x"]))
+
+        embedding.enqueue({"x": np.array([4, 5, 6, 7])}, training=False)
+        scores = strategy.local_results(strategy.run(evaluate))
+        np.testing.assert_allclose(sum(scores), before[4:8].sum(), rtol=1e-5)
+        assert get_replica_context() is None

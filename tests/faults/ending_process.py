@@ -1,0 +1,59 @@
+"""A program that trains on two hosts of a cluster of its own and ends badly, or early; then says what it still holds.
+
+Usage: python -m tests.faults.ending_process MODE DATA STORAGE. Modes: `fail`, where the model raises after ten steps; `stop`, where the
+process gets a SIGINT after the fifth. The last line of stdout is a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import psutil
+
+from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.errors import JobFailed
+from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.trainer import Trainer
+from workers.job import JobReference
+
+
+class Interrupter(SilentReporter):
+    """Sends this process one SIGINT once a step is done, as a terminal does."""
+
+    is_sent = False
+
+    def window(self, report: WindowReport) -> None:
+        if report.step >= 5 and not self.is_sent:
+            self.is_sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> None:
+    _, mode, data, storage = sys.argv
+    trainer = Trainer(
+        JobReference(
+            function="tests.faults.broken_jobs:broken_job",
+            arguments={"folder": data, "model": "later" if mode == "fail" else "none", "epochs": 2_000},
+        ),
+        scaling_config=ScalingConfig(num_hosts=2, threads_per_host=1),
+        run_config=RunConfig(name="run", storage_path=storage, checkpoint_config=CheckpointConfig(every_steps=None)),
+        reporter=Interrupter() if mode == "stop" else SilentReporter(),
+    )
+    try:
+        ending = f"stopped by {trainer.fit().stopped_by}"
+    except JobFailed as error:
+        ending = str(error)
+    me = psutil.Process()
+    held = {
+        "ending": ending,
+        "children": [child.name() for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE],
+        "connections": [str(c.laddr) for c in me.net_connections() if c.status in ("LISTEN", "ESTABLISHED")],
+    }
+    print(json.dumps(held), flush=True)
+
+
+if __name__ == "__main__":
+    main()
