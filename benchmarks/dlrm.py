@@ -1,0 +1,278 @@
+"""The full training step on workloads A and B, with the processes of real training. Prints one JSON line.
+
+    python benchmarks/dlrm.py --bench A --hosts 2 --emb-opt rowwise --seconds 20
+
+Hosts are pairs of Ray actors started by `WorkerGroup`, as the driver does it; only the input comes from memory. Rates are medians over
+windows of steps, of the quiet ones (other processes used less than 0.2 CPUs) if there are at least three. On a shared machine compare
+`samples_per_cpu_s`, which counts the CPU seconds of this process and everything below it, Ray's own processes included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measuring  # noqa: E402
+from benchmarks.workload import Batches, dense_values, make_batches, table_values, workload  # noqa: E402
+from embedding.buckets import split_evenly  # noqa: E402
+from embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
+from embedding.ragged import Ragged  # noqa: E402
+from workers.batch import Batch  # noqa: E402
+from workers.data_config import ParquetData  # noqa: E402
+from workers.input_index import InputFile, InputIndex  # noqa: E402
+from workers.job import JobConfig, JobReference  # noqa: E402
+from workers.lanes import LanePlan  # noqa: E402
+
+NUM_BATCHES = 32
+NUM_LANES = 16
+CHECKED_STEPS = range(30, 40)
+WARM_UP_STEPS = 8
+WINDOW_S = 1.0
+
+
+@dataclass(frozen=True)
+class MemoryData(ParquetData):
+    """Batches that `Batches.write` left in a folder, used in turn. Each host loads its own samples when it starts.
+
+    Attributes:
+      bench: name of the workload.
+    """
+
+    bench: str = "tiny"
+
+    def open_reader(self, plan: LanePlan, lanes: range) -> MemoryReader:
+        width = plan.rows_per_lane_step
+        return MemoryReader(self, slice(lanes.start * width, lanes.stop * width))
+
+
+class MemoryReader:
+    """The samples of some lanes, step by step, without any work."""
+
+    def __init__(self, data: MemoryData, samples: slice) -> None:
+        shape = workload(data.bench)
+        batches = Batches.read(Path(data.paths[0]), shape.num_tables)
+        self._batches = [_batch(batches, step, samples) for step in range(len(batches.labels))]
+
+    def read(self, step: int) -> Batch:
+        return self._batches[step % len(self._batches)]
+
+    def close(self) -> None:
+        self._batches = []
+
+
+def _batch(batches: Batches, step: int, samples: slice) -> Batch:
+    labels = np.array(batches.labels[step, samples])
+    return Batch(
+        dense=np.array(batches.dense[step, samples]),
+        labels=labels,
+        weights=np.ones(len(labels), np.float32),
+        features={f"f{at:02d}": Ragged.of_dense(np.array(ids[step, samples])) for at, ids in enumerate(batches.ids)},
+        sample_ids=np.arange(len(labels)),
+    )
+
+
+def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
+    """The workload as a job. Runs in the workers, too."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from jobs.models.dlrm import DLRM
+
+    shape = workload(bench)
+
+    class GivenDLRM(DLRM):
+        """A DLRM whose first weights are those of the workload."""
+
+        def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+            return {
+                part: [{"weight": jnp.asarray(weight), "bias": jnp.asarray(bias)} for weight, bias in layers]
+                for part, layers in dense_values(shape).items()
+            }
+
+    rate, epsilon = shape.learning_rate, shape.epsilon
+    optimizer = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
+    features = {
+        f"f{at:02d}": FeatureConfig(
+            TableConfig(rows, shape.dim, name=f"t{at:02d}", combiner="sum", initializer=table_values(shape, at))
+        )
+        for at, rows in enumerate(shape.table_rows)
+    }
+    return JobConfig(
+        name=f"bench-{bench}",
+        features=features,
+        model=GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
+        data=MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(13)), bench=bench),
+        batch_size=shape.batch_size,
+        optimizer=optimizer,
+        dense_optimizer=optax.adagrad(rate, shape.dense_accumulator, epsilon),
+        num_lanes=NUM_LANES,
+    )
+
+
+def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
+    """Hosts and devices of one generation, started, joined, and filled with first values."""
+    from orchestrator.cluster import RayBackend
+    from orchestrator.config import ScalingConfig
+    from orchestrator.worker_group import Deadlines, WorkerGroup
+    from workers.device_process import DeviceSpec
+    from workers.host import HostReady, HostSpec
+    from workers.tables import choose_buckets
+
+    job, num_hosts = reference.resolve(), arguments.hosts
+    buckets = choose_buckets(job)
+    num_rows = NUM_BATCHES * job.batch_size
+    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_rows,))
+    lanes = tuple(split_evenly(job.num_lanes, num_hosts))
+    token = secrets.token_bytes(32)
+    hosts = [
+        HostSpec(
+            job=reference,
+            run_id="benchmark",
+            generation=1,
+            token=token,
+            plan_hash=bytes(32),
+            host=host,
+            num_hosts=num_hosts,
+            lanes=lanes,
+            table_buckets=buckets,
+            placement=placement(job, buckets, arguments),
+            storage_url=tempfile.gettempdir(),
+            train_index=InputIndex(files=(file,)),
+            eval_index=None,
+            bind_address="",
+            step_timeout_s=120.0,
+        )
+        for host in range(num_hosts)
+    ]
+
+    def device(host: int, ready: HostReady, coordinator: str) -> DeviceSpec:
+        return DeviceSpec(
+            job=reference,
+            host=host,
+            num_hosts=num_hosts,
+            coordinator=coordinator,
+            num_samples=ready.num_samples,
+            invitation=ready.invitation,
+            storage_url=tempfile.gettempdir(),
+            start_timeout_s=300.0,
+            step_timeout_s=120.0,
+        )
+
+    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=1)
+    backend = RayBackend(scaling, lambda message: print(message, file=sys.stderr))
+    group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
+    try:
+        group.restore(None)
+    except BaseException:
+        group.stop()
+        raise
+    return group
+
+
+def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:
+    """As the driver places a new run, or all tables cut into buckets."""
+    from embedding.buckets import place
+    from embedding.placement import place_tables
+    from workers.tables import features_per_table, table_specs
+
+    specs = table_specs(job, buckets)
+    if arguments.placement == "tables":
+        return tuple(place_tables(specs, num_features=features_per_table(job), num_hosts=arguments.hosts))
+    sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
+    return tuple(place(bucket_bytes=sizes, num_hosts=arguments.hosts))
+
+
+def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
+    """Windows of steps until the time is over, the losses are known, and enough windows were quiet."""
+    hosts, devices = group.train(0, WARM_UP_STEPS)
+    losses = list(devices[0].losses)
+    step = WARM_UP_STEPS
+    meter = measuring.Meter(os.getpid())
+    phases: dict[str, list[float]] = {}
+    window = WARM_UP_STEPS // 2
+    sent = num_steps = 0
+    started = time.perf_counter()
+    device_s = []
+    while (
+        time.perf_counter() - started < arguments.seconds or step < CHECKED_STEPS.stop or not meter.has_enough_quiet()
+    ) and (time.perf_counter() - started < arguments.max_seconds or step < CHECKED_STEPS.stop):
+        with meter.window(window * batch_size):
+            hosts, devices = group.train(step, step + window)
+        losses += devices[0].losses
+        step, num_steps = step + window, num_steps + window
+        sent += sum(host.bytes_sent for host in hosts)
+        device_s.append(devices[0].seconds / window)
+        for phase, seconds in hosts[0].phase_s.items():
+            phases.setdefault(phase, []).append(seconds / window)
+        window = max(4, int(WINDOW_S / meter.seconds_of_last * window))
+    return {
+        **meter.summary(),
+        "step_ms": round(1e3 * batch_size / meter.summary()["samples_per_s"], 2),
+        "phase_ms": {phase: round(1e3 * statistics.median(found), 2) for phase, found in phases.items()},
+        "cpu_ms_per_step": meter.cpu_ms(batch_size),
+        "device_ms": round(1e3 * statistics.median(device_s), 2),
+        "wire_mb_per_step": round(sent / num_steps / 1e6, 3),
+        "peak_rss_gb": round(measuring.peak_rss_bytes(os.getpid()) / 1e9, 2),
+        "steps": step,
+        "losses": [round(loss, 4) for loss in losses[:8]],
+        "loss_31_40": round(statistics.fmean(losses[at] for at in CHECKED_STEPS), 5),
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
+    parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
+    parser.add_argument(
+        "--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x seconds)"
+    )
+    parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
+    arguments = parser.parse_args()
+    arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    # Workers import this module by name to build the job.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from orchestrator.cluster import connected
+
+    shape = workload(arguments.bench)
+    with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
+        make_batches(shape, NUM_BATCHES).write(Path(folder))
+        job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
+        reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
+        with connected(arguments.hosts):
+            group = start_group(arguments, reference)
+            try:
+                result = measure(group, arguments, shape.batch_size)
+                group.close()
+            finally:
+                group.stop()
+    config = {name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement")}
+    print(json.dumps({"benchmark": "dlrm", **config, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""CPU time of the driver per step, with the real driver code over hosts that only pretend to work. Prints one JSON line a number of hosts.
+
+    python benchmarks/driver.py --hosts 2 4 64 256 1024
+
+Every fake worker answers a call after the time that the work would take, control calls at once. What a call costs in Ray is not in it (a
+fraction of a millisecond for each worker and window), nor are commits, whose work lies with the hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+from embedding.activation_layout import ActivationLayout  # noqa: E402
+from embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from jobs.models.dlrm import DLRM  # noqa: E402
+from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
+from orchestrator.driver import Driver  # noqa: E402
+from orchestrator.lease import Lease  # noqa: E402
+from orchestrator.manifest import Manifest  # noqa: E402
+from orchestrator.progress import SilentReporter  # noqa: E402
+from orchestrator.run_folder import create_run  # noqa: E402
+from orchestrator.signals import StopSignals  # noqa: E402
+from orchestrator.worker_group import HostHandles, WorkerGroup  # noqa: E402
+from workers.data_config import ParquetData  # noqa: E402
+from workers.device_process import DeviceReady, DeviceWindow  # noqa: E402
+from workers.handover import HandoverLayout, Invitation  # noqa: E402
+from workers.host import HostReady, HostWindow  # noqa: E402
+from workers.job import JobConfig  # noqa: E402
+from workers.progress import Progress  # noqa: E402
+
+PHASES = ("read", "dedup", "id exchange", "group", "pool", "device", "gradient exchange", "update")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FakeCall:
+    """A call that ends at a time, with an answer that is known before."""
+
+    worker: str
+    answer: Any
+    ends_s: float
+
+
+@dataclass(slots=True)
+class FakeHandle:
+    """A worker that answers with values of the right types. Mutated: `step`."""
+
+    worker: str
+    step_s: float
+    where: str = "nowhere"
+    step: int = 0
+
+    def call(self, method: str, *arguments: Any) -> FakeCall:
+        seconds = 0.0
+        answer: Any = None
+        if method == "start":
+            answer = (
+                _host_ready()
+                if self.worker.startswith("host")
+                else DeviceReady(process=1, platform="cpu", num_devices=1, compile_s=0.0)
+            )
+        elif method == "reserve_coordinator":
+            answer = "127.0.0.1:1"
+        elif method == "train":
+            first, last = arguments
+            FakeBackend.window, seconds, self.step = last - first, (last - first) * self.step_s, last
+            spent: dict[str, float] = dict.fromkeys(PHASES, 0.01)
+            answer = HostWindow(num_samples=last - first, phase_s=spent, bytes_sent=0, peak_rss_bytes=0)
+        elif method == "serve_window":
+            steps = FakeBackend.window
+            seconds = steps * self.step_s
+            answer = DeviceWindow(losses=(0.5,) * steps, num_steps=steps, seconds=seconds)
+        return FakeCall(self.worker, answer, time.monotonic() + seconds)
+
+    def control(self, method: str, *arguments: Any) -> FakeCall:
+        now = time.time()
+        progress = Progress(step=self.step, phase="device", marks=int(now * 1e3), step_unix_s=now)
+        return FakeCall(self.worker, progress, time.monotonic())
+
+
+class FakeBackend:
+    """Hosts that pretend. `window` is the length of the window that hosts were told last, which devices learn from them in truth."""
+
+    window = 0
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+        return [
+            HostHandles(FakeHandle(f"host {at}", self._step_s), FakeHandle(f"device {at}", self._step_s))
+            for at in range(num_hosts)
+        ]
+
+    def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        first_end = min(call.ends_s for call in calls)
+        wait_s = min(timeout_s, first_end - time.monotonic())
+        if wait_s > 0:
+            time.sleep(wait_s)
+        now = time.monotonic()
+        return [c for c in calls if c.ends_s <= now], [c for c in calls if c.ends_s > now]
+
+    def result(self, call: Any) -> Any:
+        return call.answer
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        pass
+
+
+def _host_ready() -> HostReady:
+    layout = HandoverLayout(num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)))
+    invitation = Invitation(address="", secret=b"", generation=1, layout=layout)
+    return HostReady(
+        mesh_address=("127.0.0.1", 1), invitation=invitation, num_samples=1, process=1, hostname="", shard_bytes=0
+    )
+
+
+class TrainingDriver(Driver):
+    """The driver without commits, and with a clock at the beginning and end of its steps."""
+
+    spent_s = 0.0
+
+    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Any:
+        started = time.thread_time()
+        result = super()._generation(group, lease, base)
+        self.spent_s = time.thread_time() - started
+        return result
+
+    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Any:
+        return parent
+
+
+def job_in(folder: str, num_hosts: int) -> JobConfig:
+    """A job over a file that is never read, with a lane for each host."""
+    rows = 4 * num_hosts
+    columns = {"label": np.zeros(rows, np.int8), "x": np.zeros(rows, np.float32), "a": np.zeros(rows, np.int64)}
+    pq.write_table(pa.table(columns), f"{folder}/part.parquet")
+    return JobConfig(
+        name="driver",
+        features={"a": FeatureConfig(TableConfig(1_000_000, 8, name="a"))},
+        model=DLRM(bottom=(), top=()),
+        data=ParquetData(f"{folder}/part.parquet", label="label", dense=("x",)),
+        batch_size=num_hosts,
+        num_lanes=num_hosts,
+        num_epochs=1_000_000,
+    )
+
+
+def measure(num_hosts: int, step_s: float, num_steps: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
+        run = create_run(f"{folder}/run", job_in(folder, num_hosts), None)
+        config = RunConfig(name="run", max_steps=num_steps, evaluate_at_end=False)
+        driver = TrainingDriver(
+            run,
+            scaling=ScalingConfig(num_hosts=num_hosts),
+            config=replace(config, storage_path=folder),
+            backend=FakeBackend(step_s),
+            reporter=SilentReporter(),
+            stop=StopSignals(),
+        )
+        driver.run()
+    spent_s = driver.spent_s / num_steps
+    return {
+        "benchmark": "driver",
+        "hosts": num_hosts,
+        "step_ms": 1e3 * step_s,
+        "steps": num_steps,
+        "driver_cpu_ms_per_step": round(1e3 * spent_s, 4),
+        "share_of_step_percent": round(100 * spent_s / step_s, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 64, 256, 1024])
+    parser.add_argument("--step-ms", type=float, default=100.0, help="what a step of the fake hosts takes")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of steps, for each number of hosts")
+    arguments = parser.parse_args()
+    for num_hosts in arguments.hosts:
+        step_s = arguments.step_ms / 1e3
+        print(json.dumps(measure(num_hosts, step_s, int(arguments.seconds / step_s))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

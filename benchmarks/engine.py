@@ -1,0 +1,99 @@
+"""Lookup and update alone, on one thread: what an embedding step costs without input, dense half and network. Prints one JSON line.
+
+    python benchmarks/engine.py --bench A --emb-opt rowwise
+
+One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes activations, `update` sums
+gradients and applies the optimizer; medians over the batches, which take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from benchmarks import measuring  # noqa: E402
+from benchmarks.workload import Workload, fill_table, make_batches, workload  # noqa: E402
+from embedding.activation_layout import ActivationLayout  # noqa: E402
+from embedding.config import TableConfig  # noqa: E402
+from embedding.kernel_arrays import aligned_empty  # noqa: E402
+from embedding.lookup import FeatureBinding  # noqa: E402
+from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
+from embedding.pooled_lookup import PooledLookup  # noqa: E402
+from embedding.ragged import Ragged  # noqa: E402
+from embedding.table import Table  # noqa: E402
+from embedding.table_spec import TableSpec  # noqa: E402
+
+NUM_BATCHES = 8
+
+
+def build(shape: Workload, emb_opt: str) -> tuple[PooledLookup, ActivationLayout]:
+    """All tables on one host, with the workload's first values in the order of the ids."""
+    rate, epsilon = shape.learning_rate, shape.epsilon
+    rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
+    tables, features = [], []
+    for at, num_rows in enumerate(shape.table_rows):
+        config = TableConfig(num_rows, shape.dim, name=f"t{at:02d}", combiner="sum", optimizer=rule)
+        spec = TableSpec.of(config, seed=0)
+        table = Table(spec, np.arange(spec.layout.num_buckets))
+        # Which row holds which numbers makes no difference here, so the buckets are filled front to back.
+        fill_table(shape, at, table.rows[:num_rows])
+        tables.append(table)
+        features.append(FeatureBinding(name=f"f{at:02d}", table=at, combiner="sum", column=at * shape.dim))
+    layout = ActivationLayout(
+        num_samples=shape.batch_size, widths=(shape.dim,) * len(tables), owners=(0,) * len(tables)
+    )
+    return PooledLookup(tables, features, layout, host=0, num_hosts=1), layout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    arguments = parser.parse_args()
+    measuring.tune_allocator()
+    shape = workload(arguments.bench)
+    batches = make_batches(shape, NUM_BATCHES)
+    steps = [
+        {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)} for step in range(NUM_BATCHES)
+    ]
+    lookup, layout = build(shape, arguments.emb_opt)
+    activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
+    gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
+    rates = [shape.learning_rate] * shape.num_tables
+    parts: dict[str, list[float]] = {"request": [], "group": [], "pool": [], "update": []}
+    stop = time.perf_counter() + arguments.seconds
+    number = 0
+    while time.perf_counter() < stop or number < 2 * NUM_BATCHES:
+        clock = [time.thread_time()]
+        request = lookup.request(steps[number % NUM_BATCHES])
+        clock.append(time.thread_time())
+        lookup.accept(request, [np.empty(0, np.int64)], gradients)
+        clock.append(time.thread_time())
+        lookup.pool_own(request, activations)
+        clock.append(time.thread_time())
+        lookup.update(request, gradients, rates)
+        clock.append(time.thread_time())
+        number += 1
+        # The first steps compile, and touch memory for the first time.
+        if number > NUM_BATCHES:
+            for part, seconds in zip(parts, np.diff(clock), strict=True):
+                parts[part].append(1e3 * seconds)
+    found = {part: round(float(np.median(values)), 2) for part, values in parts.items()}
+    total = float(np.median(np.sum(list(parts.values()), axis=0)))
+    line = {"benchmark": "engine", "bench": arguments.bench, "emb_opt": arguments.emb_opt, "cpu_ms": round(total, 2)}
+    rate = round(shape.batch_size / total * 1e3, 0)
+    print(json.dumps({**line, "parts_cpu_ms": found, "samples_per_cpu_s": rate, "load1": os.getloadavg()[0]}))
+
+
+if __name__ == "__main__":
+    main()
