@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class FakeBackend:
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         return [
             HostHandles(FakeHandle(f"host {at}", self._step_s), FakeHandle(f"device {at}", self._step_s))
             for at in range(num_hosts)

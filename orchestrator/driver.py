@@ -199,6 +199,7 @@ class Driver:
             spec.name: tuple(int(o) for o in owners) for spec, owners in zip(specs, placement, strict=True)
         }
         token = secrets.token_bytes(32)
+        plan_hash = _plan_hash(placement, lanes)
         timeouts = self._config.failure_config
         hosts = [
             HostSpec(
@@ -206,7 +207,7 @@ class Driver:
                 run_id=run.record.run_id,
                 generation=lease.generation,
                 token=token,
-                plan_hash=_plan_hash(placement, lanes),
+                plan_hash=plan_hash,
                 host=host,
                 num_hosts=num_hosts,
                 lanes=lanes,

@@ -58,8 +58,8 @@ class HostHandles:
 class Backend(Protocol):
     """How worker processes are started, waited for and stopped."""
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
-        """Starts the processes of all hosts, without waiting for them."""
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at least once a second."""
         ...
 
     def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
@@ -124,7 +124,7 @@ class WorkerGroup:
           WorkerFailure: a process failed or did not answer in time. Everything that was started is stopped.
         """
         started = time.monotonic()
-        group = WorkerGroup(backend, backend.launch(len(host_specs)), deadlines, on_poll)
+        group = WorkerGroup(backend, backend.launch(len(host_specs), on_poll), deadlines, on_poll)
         try:
             ready = group._hosts("start", [(spec,) for spec in host_specs])
             (coordinator,) = group._gather(

@@ -57,7 +57,7 @@ class ScriptedBackend:
 
         return answer
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         return [
             HostHandles(ScriptedHandle(f"host {at}", self), ScriptedHandle(f"device {at}", self))
             for at in range(num_hosts)
@@ -104,7 +104,7 @@ def group_of(
         return script.get((worker, method), default)
 
     backend = ScriptedBackend(answer)
-    return WorkerGroup(backend, backend.launch(num_hosts), deadlines, on_poll), backend
+    return WorkerGroup(backend, backend.launch(num_hosts, on_poll), deadlines, on_poll), backend
 
 
 def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
