@@ -24,7 +24,7 @@ from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
-from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end
+from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.signals import StopSignals
@@ -255,7 +255,12 @@ class Driver:
         head = base
         step_s: float | None = None
         while step < self._schedule.total_steps and self._stop.reason is None:
-            end = window_end(step=step, boundary=self._schedule.next_boundary(step), step_s=step_s)
+            end = window_end(
+                step=step,
+                boundary=self._schedule.next_boundary(step),
+                step_s=step_s,
+                target_s=window_target_s(group.num_hosts),
+            )
             step_s = self._window(group, step, end, committed)
             step = end
             if self._schedule.evaluates_at(step):
