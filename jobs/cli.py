@@ -88,6 +88,25 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Show how tables would lie on so many hosts, what each host needs, and why. Starts nothing.
+
+    With RUN: what `resume` on so many hosts would move. Without: a new run of the job.
+    """
+
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """Folder or URL of a run."""
+    job: str | None = None
+    """As for train."""
+    data: tuple[str, ...] = ()
+    """As for train."""
+    set: tuple[str, ...] = ()
+    """As for train."""
+    hosts: int = 1
+    """Hosts to plan for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect:
     """List a run's commits and tables, and how to read a table without podembed."""
 
@@ -98,6 +117,7 @@ class Inspect:
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | tools.ToolCommand
 )
@@ -117,14 +137,14 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(command))
 
 
-def _run(command: Train | Resume | Inspect | tools.Tool) -> int:
+def _run(command: Train | Resume | Plan | Inspect | tools.Tool) -> int:
     # Imported late: `--help` should not wait for JAX.
     from orchestrator import outcomes
 
     return outcomes.exit_code(lambda: _dispatch(command))
 
 
-def _dispatch(command: Train | Resume | Inspect | tools.Tool) -> int:
+def _dispatch(command: Train | Resume | Plan | Inspect | tools.Tool) -> int:
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, Inspect):
@@ -137,6 +157,8 @@ def _dispatch(command: Train | Resume | Inspect | tools.Tool) -> int:
         return 0 if description.record else EXIT_CONFIGURATION
     from jobs import launch
 
+    if isinstance(command, Plan):
+        return launch.plan(command)
     return launch.train(command) if isinstance(command, Train) else launch.resume(command)
 
 

@@ -242,10 +242,10 @@ def open_run(
     )
 
 
-def last_num_hosts(run: OpenRun) -> int | None:
-    """Hosts that wrote the run's head, or None before the first commit."""
+def newest_commit(run: OpenRun) -> Manifest | None:
+    """The run's head, or None before the first commit."""
     name = read_head(run.store)
-    return checkpoint.load(run.store, name).hosts if name else None
+    return checkpoint.load(run.store, name) if name else None
 
 
 def _indexes(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
