@@ -149,10 +149,18 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
 
     Args:
       step: 0 for the first update. Given to callables that need an argument, as optax schedules do.
+
+    Raises:
+      TypeError: a callable returned something else than one number.
     """
     if not callable(learning_rate):
         return float(learning_rate)
-    return float(learning_rate(step) if _needs_step(learning_rate) else learning_rate())
+    rate = learning_rate(step) if _needs_step(learning_rate) else learning_rate()
+    if not is_number(rate):
+        raise TypeError(
+            f"Found {rate!r} from the learning rate {learning_rate!r}. Expected one number. Return a float."
+        )
+    return float(rate)
 
 
 def _needs_step(function: Callable[..., Any]) -> bool:

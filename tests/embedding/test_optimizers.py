@@ -207,6 +207,12 @@ def _step(gradient, row, slots, learning_rate, hyperparameters):
     return row - learning_rate * gradient, slots
 
 
+@pytest.mark.parametrize("returned", [None, "0.1", [0.1, 0.2], np.array([0.1, 0.2])])
+def test_a_learning_rate_that_returns_no_number_is_named(returned):
+    with pytest.raises(TypeError, match=r"from the learning rate .*Return a float"):
+        learning_rate_at(lambda: returned, 0)
+
+
 def test_custom_optimizer_is_a_value():
     one = CustomRowOptimizer(_step, (SlotSpec(name="seen", width="row"),), {"b": 1.0, "a": 2.0})
     same = CustomRowOptimizer(
