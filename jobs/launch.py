@@ -49,8 +49,10 @@ def train(command: Train) -> int:
     check_hosts(job, scaling)
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
-    _refuse_existing(f"{storage.rstrip('/')}/{name}")
+    if not command.resume:
+        _refuse_existing(f"{storage.rstrip('/')}/{name}")
     run = create_run(f"{storage.rstrip('/')}/{name}", job, reference)
+    run.take_over = command.resume
     return _fit(run, command, scaling)
 
 
