@@ -115,7 +115,12 @@ class RayJobRunner:
         """The answer, or `_NO_ANSWER` from a cluster that cannot be reached."""
         try:
             answer = question()
-        except (ConnectionError, OSError) as error:
+        except (ConnectionError, OSError, RuntimeError) as error:
+            if "already exists" in str(error):
+                # Submitted by a request whose answer was lost.
+                return None
+            if isinstance(error, RuntimeError) and "status code 5" not in str(error):
+                raise
             if not self._is_silent:
                 self._notice(f"the Ray cluster does not answer: {_first_line(error)}")
             self._is_silent = True
