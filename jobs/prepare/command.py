@@ -91,7 +91,8 @@ def run(command: Prepare) -> int:
         )
     say(f"  written   {report['parts']:,} files, {format_bytes(report['part_bytes'])}, in {done.folder}")
     say(f"  report    {done.folder / PAGE_NAME}")
-    say(f"  next      podembed train --job criteo --data '{command.out.rstrip('/')}/*.parquet'")
+    flag = "--data" if command.like is None else f"--data '{command.like.rstrip('/')}/*.parquet' --eval-data"
+    say(f"  next      podembed train --job criteo {flag} '{command.out.rstrip('/')}/*.parquet'")
     return 0
 
 
