@@ -19,7 +19,11 @@ import tyro
 from jobs import supervise, tools
 from jobs.prepare import command as prepare_command
 
-BUILT_IN_JOBS = {"synthetic": "jobs.criteo:synthetic", "criteo": "jobs.criteo:criteo"}
+BUILT_IN_JOBS = {
+    "synthetic": "jobs.criteo:synthetic",
+    "criteo": "jobs.criteo:criteo",
+    "movielens": "jobs.movielens:movielens",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +34,9 @@ class Train:
     """
 
     job: str | None = None
-    """`synthetic`, `criteo`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
+    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
     data: tuple[str, ...] = ()
-    """Training files or globs: Criteo text (Kaggle or 1TB form, plain or .gz) or Parquet. Quote globs."""
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of ratings. Quote globs."""
     eval_data: tuple[str, ...] = ()
     """Evaluation files or globs."""
     max_bad_lines: int = 10

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jobs.criteo_files import are_alike, prepare_files, prepared_beside
+from jobs.movielens import DEFAULT_CACHE
 from orchestrator.config import ConfigurationError
 
 
@@ -34,7 +35,8 @@ def data_arguments(
                 f"Found --data {' '.join(data)}{' with --eval-data' if eval_data else ''} for movielens. Expected the one folder with "
                 "ratings.csv and movies.csv. The job holds out the last ratings of each user by itself."
             )
-        return {"data": _absolute(data[0])}
+        # The run record keeps the arguments, and a run may be resumed from another folder.
+        return {"data": _absolute(data[0]), "cache": _absolute(DEFAULT_CACHE)}
     arguments: dict[str, object] = {"data": [_absolute(pattern) for pattern in data]}
     if eval_data:
         arguments["eval_data"] = [_absolute(pattern) for pattern in eval_data]

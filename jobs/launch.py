@@ -22,7 +22,7 @@ from orchestrator.inspect_run import format_bytes
 from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
 from orchestrator.plan import summary
-from orchestrator.progress import ConsoleReporter
+from orchestrator.progress import ConsoleReporter, figures
 from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
@@ -185,7 +185,8 @@ def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
         )
     if result.evaluations:
         final = result.evaluations[-1]
-        show(f"  evaluation   AUC {final.auc:.4f}, log loss {final.log_loss:.4f} after step {final.step}")
+        quality = ", ".join(figures(final, run.job.baseline))
+        show(f"  evaluation   {quality}, log loss {final.log_loss:.4f} after step {final.step}")
         if run.job.best_auc is not None:
             share = (final.auc - 0.5) / (run.job.best_auc - 0.5)
             show(f"  reachable    AUC {run.job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5")
