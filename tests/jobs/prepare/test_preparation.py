@@ -144,8 +144,8 @@ def test_other_text_takes_over_tables_and_vocabularies(tmp_path: Path) -> None:
 
 def test_a_kill_does_not_show(tmp_path: Path) -> None:
     """kill -9 once in the middle of counting and once in the middle of writing."""
-    lines = click_lines(2400)
-    lines[1300] = b"broken"
+    lines = click_lines(1500)
+    lines[900] = b"broken"
     source = write(tmp_path / "day", lines)
     undisturbed = run(source, tmp_path / "undisturbed", workers=1)
     unfinished = tmp_path / ".out.unfinished"
