@@ -2,7 +2,7 @@
 
 A reader turns a block into columns of its good lines and names the faults of the others; nothing is dropped silently. In CSV, a line is a
 row: a quoted value that goes on in the next line is a fault of both lines. Values of fields stay what they are here, numbers for Criteo's
-hexadecimal categories and text for CSV; how they become ids is the business of `jobs.prepare.ids`.
+hexadecimal categories and text for CSV, and so they stand in vocabulary files; how they become ids is the business of `jobs.prepare.ids`.
 """
 
 from __future__ import annotations
@@ -60,11 +60,7 @@ class TextForm(Protocol):
     def dense_type(self, name: str) -> pa.DataType: ...
 
     def text_of(self, values: pa.Array) -> list[str]:
-        """Values as they stand in the text and in a vocabulary file."""
-        ...
-
-    def values_of(self, lines: Sequence[str]) -> pa.Array:
-        """The way back from `text_of`."""
+        """Values as they stand in the text."""
         ...
 
 
@@ -102,9 +98,6 @@ class CriteoForm:
 
     def text_of(self, values: pa.Array) -> list[str]:
         return [f"{value:08x}" for value in values.to_pylist()]
-
-    def values_of(self, lines: Sequence[str]) -> pa.Array:
-        return pa.array([int(line, 16) for line in lines], pa.int64())
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +189,6 @@ class CsvForm:
 
     def text_of(self, values: pa.Array) -> list[str]:
         return values.to_pylist()
-
-    def values_of(self, lines: Sequence[str]) -> pa.Array:
-        return pa.array(lines, pa.string())
 
 
 def _quoted(text: str) -> str:

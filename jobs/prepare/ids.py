@@ -1,7 +1,7 @@
 """From a field's values to rows of its table, by a hash or by a vocabulary; and the counting that makes a vocabulary.
 
-Row 0 stands for a missing value with both. A vocabulary has row 1 for every value that it does not hold and rows from 2 on for its values,
-in the order of its file: UTF-8, one value a line, the most frequent first. So a row is the line's number from 0, plus 2.
+Row 0 stands for a missing value with both, and with a vocabulary for one that it does not hold. The vocabulary's values have the rows from
+1 on in the order of its file: UTF-8, one value a line, the most frequent first. So a row is the number of the line, counted from 1.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from workers.columns import hashed_rows
 
-MISSING_ROW = 0
-UNSEEN_ROW = 1
-RESERVED_ROWS = 2
+# For missing values and for those without a row of their own.
+OTHER_ROW = 0
+RESERVED_ROWS = 1
 
 
 class RowIds(Protocol):
@@ -42,7 +42,7 @@ class HashedIds:
     salt: int
 
     def rows(self, values: pa.Array) -> np.ndarray:
-        rows = np.full(len(values), MISSING_ROW, np.int64)
+        rows = np.full(len(values), OTHER_ROW, np.int64)
         present = _is_present(values)
         rows[present] = hashed_rows(_numbers(values.drop_null()), vocabulary_size=self.num_rows, salt=self.salt)
         return rows
@@ -80,7 +80,7 @@ class VocabularyIds:
         object.__setattr__(self, "_row_of", words)
 
     def rows(self, values: pa.Array) -> np.ndarray:
-        rows = np.full(len(values), MISSING_ROW, np.int64)
+        rows = np.full(len(values), OTHER_ROW, np.int64)
         present = values.drop_null()
         rows[_is_present(values)] = (
             self._rows_of_numbers(present.to_numpy())
@@ -90,7 +90,7 @@ class VocabularyIds:
         return rows
 
     def _rows_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        rows = np.full(len(numbers), UNSEEN_ROW, np.int64)
+        rows = np.full(len(numbers), OTHER_ROW, np.int64)
         if len(self._sorted):
             at = np.minimum(np.searchsorted(self._sorted, numbers), len(self._sorted) - 1)
             found = self._sorted[at] == numbers
@@ -99,7 +99,7 @@ class VocabularyIds:
 
     def _rows_of_words(self, words: pa.Array) -> np.ndarray:
         encoded = words.dictionary_encode()
-        known = [self._row_of.get(word, UNSEEN_ROW) for word in encoded.dictionary.to_pylist()]
+        known = [self._row_of.get(word, OTHER_ROW) for word in encoded.dictionary.to_pylist()]
         return np.array(known, np.int64)[encoded.indices.to_numpy()]
 
 
@@ -147,7 +147,8 @@ def choose_vocabulary(counts: pa.Table, *, min_count: int, max_rows: int | None)
     return Vocabulary(values=kept["value"].combine_chunks(), counts=kept["count"].to_numpy(), num_seen=counts.num_rows)
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """The lines of a vocabulary file. Only a newline ends a line."""
+def read_vocabulary(path: Path, kind: pa.DataType) -> pa.Array:
+    """The values of a vocabulary file: its lines as text, or as the decimal numbers that they are. Only a newline ends a line."""
     text = path.read_bytes().decode("utf-8")
-    return text.removesuffix("\n").split("\n") if text else []
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return pa.array(lines, pa.string()).cast(kind)

@@ -63,9 +63,7 @@ def _number(name: str, tallies: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _fields(
     place: work.Workplace, declaration: PreparedSet, pieces: Sequence[Piece], records: Sequence[work.PieceRecord]
 ) -> list[dict[str, Any]]:
-    tallies = [
-        FieldTally(num_rows=field.rows, has_unseen_row=field.ids == "vocabulary") for field in declaration.fields
-    ]
+    tallies = [FieldTally(num_rows=field.rows) for field in declaration.fields]
     for piece, record in zip(pieces, records, strict=True):
         with np.load(work.hits_file(place, piece), allow_pickle=False) as hits:
             for at, (field, tally) in enumerate(zip(declaration.fields, tallies, strict=True)):

@@ -88,10 +88,9 @@ class PrepareSettings:
                 raise PrepareError(
                     f"Found a least count of {field.min_count} for field {field.name!r}. Expected at least 1."
                 )
-            if field.max_rows is not None and field.max_rows < _FEWEST_ROWS + (field.ids == "vocabulary"):
+            if field.max_rows is not None and field.max_rows < _FEWEST_ROWS:
                 raise PrepareError(
-                    f"Found {field.max_rows} table rows for field {field.name!r}. Expected at least "
-                    f"{_FEWEST_ROWS + (field.ids == 'vocabulary')}: some are reserved for missing and unseen values."
+                    f"Found {field.max_rows} table rows for field {field.name!r}. Expected at least {_FEWEST_ROWS}, since one is reserved."
                 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.prepare.ids import MISSING_ROW, UNSEEN_ROW
+from jobs.prepare.ids import OTHER_ROW
 
 # Hits are counted for at most so many rows of a table, evenly spaced: enough for a distribution, and little to keep for every piece.
 MAX_TRACKED_ROWS = 1 << 16
@@ -102,7 +102,6 @@ class FieldTally:
     """
 
     num_rows: int
-    has_unseen_row: bool
     missing: int = 0
     unseen: int = 0
     hits: np.ndarray = field(init=False)
@@ -114,10 +113,9 @@ class FieldTally:
     def stride(self) -> int:
         return -(-self.num_rows // MAX_TRACKED_ROWS)
 
-    def add(self, rows: np.ndarray) -> None:
-        self.missing += int(np.count_nonzero(rows == MISSING_ROW))
-        if self.has_unseen_row:
-            self.unseen += int(np.count_nonzero(rows == UNSEEN_ROW))
+    def add(self, rows: np.ndarray, *, missing: int) -> None:
+        self.missing += missing
+        self.unseen += int(np.count_nonzero(rows == OTHER_ROW)) - missing
         tracked = rows[rows % self.stride == 0] // self.stride
         self.hits += np.bincount(tracked, minlength=len(self.hits))
 
@@ -132,9 +130,7 @@ class FieldTally:
         Estimates where the stride is above 1; then the figures of the tracked rows are multiplied by it.
         """
         hits = self.hits.copy()
-        hits[MISSING_ROW] = 0
-        if self.has_unseen_row and self.stride == 1:
-            hits[UNSEEN_ROW] = 0
+        hits[OTHER_ROW] = 0
         hits = hits[hits > 0]
         powers = np.frexp(hits)[1] - 1
         counts = np.bincount(powers)

@@ -120,13 +120,14 @@ def make_vocabulary(place: Workplace, field_name: str, pieces: tuple[Piece, ...]
     plan = next(plan for plan in place.settings.fields if plan.name == field_name)
     counts = summed(pa.concat_tables([pq.read_table(counts_file(place, piece, field_name)) for piece in pieces]))
     chosen = choose_vocabulary(counts, min_count=plan.min_count, max_rows=plan.max_rows)
-    words = place.form.text_of(chosen.values)
-    write_durably(place.vocabulary(field_name), "".join(f"{word}\n" for word in words))
+    write_durably(place.vocabulary(field_name), "".join(f"{value}\n" for value in chosen.values.to_pylist()))
     record = {
         "values_seen": chosen.num_seen,
-        "values_kept": len(words),
+        "values_kept": len(chosen.values),
         "most_frequent": list(
-            zip(words[:_MOST_FREQUENT], (int(count) for count in chosen.counts[:_MOST_FREQUENT]), strict=True)
+            zip(
+                place.form.text_of(chosen.values[:_MOST_FREQUENT]), chosen.counts[:_MOST_FREQUENT].tolist(), strict=True
+            )
         ),
     }
     write_durably(place.record(vocabulary_name(place, field_name)), json.dumps(record))
@@ -151,7 +152,7 @@ def write_piece(place: Workplace, piece: Piece, fields: tuple[PreparedField, ...
     record = PieceRecord(number=piece.number)
     label = NumberTally()
     dense = {column.name: NumberTally() for column in place.settings.dense}
-    tallies = {f.name: FieldTally(num_rows=f.rows, has_unseen_row=f.ids == "vocabulary") for f in fields}
+    tallies = {f.name: FieldTally(num_rows=f.rows) for f in fields}
     ids = _row_ids(place.prepared, place.form, fields)
 
     def tables() -> Iterator[pa.Table]:
@@ -163,7 +164,7 @@ def write_piece(place: Workplace, piece: Piece, fields: tuple[PreparedField, ...
                 columns[name] = parsed.dense[name]
             for name, tally in tallies.items():
                 rows = ids[name].rows(parsed.values[name])
-                tally.add(rows)
+                tally.add(rows, missing=parsed.values[name].null_count)
                 columns[name] = pa.array(rows)
             yield pa.table(columns)
 
@@ -193,7 +194,7 @@ def _row_ids(prepared: Path, form: TextForm, fields: tuple[PreparedField, ...]) 
         if field_.vocabulary is None:
             ids[field_.name] = HashedIds(field_.rows, field_.salt)
         else:
-            ids[field_.name] = VocabularyIds(form.values_of(read_vocabulary(prepared / field_.vocabulary)))
+            ids[field_.name] = VocabularyIds(read_vocabulary(prepared / field_.vocabulary, form.value_type))
     return ids
 
 

@@ -43,8 +43,8 @@ def test_bins_are_ordered_as_numbers_are() -> None:
 
 
 def test_rows_by_how_often_they_are_hit() -> None:
-    tally = FieldTally(num_rows=10, has_unseen_row=True)
-    tally.add(np.array([0, 0, 0, 1, 1, 2, 3, 3, 4, 4, 4, 9]))
+    tally = FieldTally(num_rows=10)
+    tally.add(np.array([0, 0, 0, 0, 0, 2, 3, 3, 4, 4, 4, 9]), missing=3)
     assert (tally.missing, tally.unseen) == (3, 2)
     # Rows 2 and 9 once, rows 3 and 4 two or three times.
     assert tally.frequencies() == [(0, 2, 2), (1, 2, 5)]
@@ -52,8 +52,8 @@ def test_rows_by_how_often_they_are_hit() -> None:
 
 def test_large_tables_are_tracked_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "MAX_TRACKED_ROWS", 100)
-    tally = FieldTally(num_rows=1000, has_unseen_row=False)
-    tally.add(np.repeat(np.arange(1, 1000), 3))
+    tally = FieldTally(num_rows=1000)
+    tally.add(np.repeat(np.arange(1, 1000), 3), missing=0)
     assert len(tally.hits) == 100
     # 99 tracked rows besides row 0 stand for ten each.
     assert tally.frequencies() == [(1, 990, 2970)]
