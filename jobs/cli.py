@@ -157,7 +157,9 @@ def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | prepar
     return outcomes.exit_code(lambda: _dispatch(command))
 
 
-def _dispatch(command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool) -> int:
+def _dispatch(
+    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool,
+) -> int:
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):
