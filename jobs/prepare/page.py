@@ -18,7 +18,7 @@ h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.05rem; margin:
 table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 600; color: #617080; font-size: 12.5px; }
 td, th { border-bottom: 1px solid #e8ecf0; padding: .35rem .7rem .35rem 0; vertical-align: top; } td.number { text-align: right; }
 th.number { text-align: right; } td, .tile b { font-variant-numeric: tabular-nums; }
-td small { color: #617080; display: block; overflow-wrap: anywhere; max-width: 26ch; } svg { display: block; }
+td small { color: #617080; display: block; overflow-wrap: anywhere; max-width: 34ch; } svg { display: block; }
 .key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 .9em; }
 """
 _KEPT, _UNSEEN, _MISSING, _BAR = "#3b82c4", "#e0913a", "#cbd3da", "#7aa7d2"

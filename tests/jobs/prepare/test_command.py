@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.data_arguments import data_arguments
+from jobs.data_arguments import data_arguments, plan_arguments
 from jobs.prepare.command import Prepare, settings_of
 from jobs.prepare.prepared_set import read_prepared
 from jobs.prepare.settings import PrepareError
@@ -87,6 +87,14 @@ def test_sets_with_other_ids_do_not_go_together(folder: Path) -> None:
         data_arguments("criteo", both, [], max_bad_lines=0, notice=print)
     found = arguments(f"{folder}/vocabulary/*.parquet", f"{folder}/test/*.parquet")
     assert JobReference(**found).resolve().data.eval_paths == (f"{folder}/test/*.parquet",)  # type: ignore[arg-type]
+
+
+def test_a_plan_knows_the_sizes(folder: Path) -> None:
+    code, out, err = run("plan", "--data", f"{folder}/hash/*.parquet", "--hosts", "2")
+    assert code == 0, err
+    assert plan_arguments("criteo", [f"{folder}/hash/*.parquet"])["columns"] == f"{folder}/hash/prepared.json"
+    assert plan_arguments("criteo", ["/no/such/*.parquet"]) == {"data": ["/no/such/*.parquet"]}
+    assert "500" in out
 
 
 def test_table_sizes_are_not_given_twice(folder: Path) -> None:
