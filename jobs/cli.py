@@ -1,4 +1,4 @@
-"""The command line: `podembed train | resume | inspect` and those of `jobs.tools`, also as `python -m jobs.cli`.
+"""The command line: `podembed train | resume | inspect | prepare` and those of `jobs.tools`, also as `python -m jobs.cli`.
 
 It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides nothing about
 training.
@@ -17,8 +17,13 @@ from typing import Annotated, Any
 import tyro
 
 from jobs import supervise, tools
+from jobs.prepare import command as prepare_command
 
-BUILT_IN_JOBS = {"synthetic": "jobs.criteo:synthetic", "criteo": "jobs.criteo:criteo"}
+BUILT_IN_JOBS = {
+    "synthetic": "jobs.criteo:synthetic",
+    "criteo": "jobs.criteo:criteo",
+    "movielens": "jobs.movielens:movielens",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +34,9 @@ class Train:
     """
 
     job: str | None = None
-    """`synthetic`, `criteo`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
+    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
     data: tuple[str, ...] = ()
-    """Training files or globs: Criteo text (Kaggle or 1TB form, plain or .gz) or Parquet. Quote globs."""
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of ratings. Quote globs."""
     eval_data: tuple[str, ...] = ()
     """Evaluation files or globs."""
     max_bad_lines: int = 10
@@ -121,6 +126,7 @@ Command = (
     | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
     | tools.ToolCommand
 )
 
@@ -144,18 +150,22 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(command))
 
 
-def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | tools.Tool) -> int:
+def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool) -> int:
     # Imported late: `--help` should not wait for JAX.
     from orchestrator import outcomes
 
     return outcomes.exit_code(lambda: _dispatch(command))
 
 
-def _dispatch(command: Train | Resume | supervise.Supervise | Plan | Inspect | tools.Tool) -> int:
+def _dispatch(
+    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool,
+) -> int:
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):
         return supervise.run(command)
+    if isinstance(command, prepare_command.Prepare):
+        return prepare_command.run(command)
     if isinstance(command, Inspect):
         from orchestrator.errors import EXIT_CONFIGURATION
         from orchestrator.inspect_run import describe, render

@@ -1,23 +1,27 @@
-"""Click prediction with DLRM, on a generated set whose best AUC is known (`synthetic`) or on Criteo's files (`criteo`).
+"""Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs (`criteo`).
 
 Copy this file to begin a job of your own: a job is a function with plain arguments that returns a `JobConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import optax
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import TruncatedNormal
 from embedding.optimizers import RowWiseAdagrad
+from jobs.models.dcn_v2 import DCNv2
 from jobs.models.dlrm import DLRM
+from jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
 from jobs.synthetic import DEFAULT_FOLDER, write_synthetic
 from workers.data_config import DenseColumn, IdColumn, ParquetData
-from workers.job import JobConfig, JobError
+from workers.job import JobConfig, JobError, Model
 
 SMALL = TruncatedNormal(stddev=0.05)
+DEFAULT_ROWS = 200_000
+MODELS: dict[str, Callable[[], Model]] = {"dlrm": DLRM, "dcn_v2": DCNv2}
 
 # Names of the 13 numbers and the 26 categorical fields in Parquet files that are understood, by who wrote them.
 COLUMN_NAMES = {
@@ -60,7 +64,8 @@ def criteo(
     data: Sequence[str],
     eval_data: Sequence[str] = (),
     columns: str = "podembed",
-    vocabulary_size: int = 200_000,
+    model: str = "dlrm",
+    vocabulary_size: int | None = None,
     batch_size: int = 1024,
     epochs: int = 1,
     dim: int = 16,
@@ -68,38 +73,75 @@ def criteo(
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> JobConfig:
-    """DLRM on Criteo's 13 numbers and 26 fields, in Parquet files; each field's values are hashed into a table of its own.
+    """Click prediction from numbers and fields in Parquet files; every field has a table of its own.
 
     Args:
       data, eval_data: paths or globs.
-      columns: whose column names the files have, a key of `COLUMN_NAMES`.
-      vocabulary_size: rows of each table.
+      columns: whose column names the files have, a key of `COLUMN_NAMES`: then the files hold Criteo's 13 numbers and 26 fields, and
+        values are hashed here. Or the path of the `prepared.json` of a prepared set: then it says the columns and the tables' sizes.
+      model: a key of `MODELS`.
+      vocabulary_size: rows of each table where values are hashed here; None stands for `DEFAULT_ROWS`.
 
     Raises:
-      JobError: unknown column names.
+      JobError: unknown column names or model, or a vocabulary size beside a prepared set.
+      PrepareError: the prepared set cannot be read.
     """
-    if columns not in COLUMN_NAMES:
-        raise JobError(f"Found columns='{columns}'. Expected one of {sorted(COLUMN_NAMES)}.")
-    numbers, fields = COLUMN_NAMES[columns]
-    features = {
-        field: FeatureConfig(TableConfig(vocabulary_size, dim, SMALL, combiner="mean", name=f"table_{field}"))
-        for field in fields
-    }
+    if model not in MODELS:
+        raise JobError(f"Found model='{model}'. Expected one of {sorted(MODELS)}.")
+    if columns.endswith(FILE_NAME):
+        if vocabulary_size is not None:
+            raise JobError(
+                f"Found vocabulary_size={vocabulary_size} beside a prepared set. Expected none, since {columns} says the tables' sizes. "
+                "Leave it out, or prepare the text with other sizes."
+            )
+        sizes, parquet = _prepared(read_prepared(columns), data, eval_data)
+    else:
+        sizes, parquet = _hashed(columns, vocabulary_size or DEFAULT_ROWS, data, eval_data)
     return JobConfig(
         name="criteo",
-        features=features,
-        model=DLRM(),
-        data=ParquetData(
-            tuple(data),
-            eval_paths=tuple(eval_data),
-            label="label",
-            dense=tuple(DenseColumn(name, "log1p") for name in numbers),
-            # One salt a field: equal values of two fields mean different things.
-            features={field: IdColumn(field, mode="hash", salt=at) for at, field in enumerate(fields)},
-        ),
+        features={
+            field: FeatureConfig(TableConfig(rows, dim, SMALL, combiner="mean", name=f"table_{field}"))
+            for field, rows in sizes.items()
+        },
+        model=MODELS[model](),
+        data=parquet,
         batch_size=batch_size,
         optimizer=RowWiseAdagrad(learning_rate),
         dense_optimizer=optax.adam(dense_learning_rate),
         num_epochs=epochs,
         seed=seed,
     )
+
+
+def _hashed(
+    columns: str, vocabulary_size: int, data: Sequence[str], eval_data: Sequence[str]
+) -> tuple[dict[str, int], ParquetData]:
+    """Rows of each field's table, and the data with values as Criteo has them."""
+    if columns not in COLUMN_NAMES:
+        raise JobError(
+            f"Found columns='{columns}'. Expected one of {sorted(COLUMN_NAMES)}, or the path of a {FILE_NAME}."
+        )
+    numbers, fields = COLUMN_NAMES[columns]
+    parquet = ParquetData(
+        tuple(data),
+        eval_paths=tuple(eval_data),
+        label="label",
+        dense=tuple(DenseColumn(name, "log1p") for name in numbers),
+        # One salt a field: equal values of two fields mean different things.
+        features={field: IdColumn(field, mode="hash", salt=at) for at, field in enumerate(fields)},
+    )
+    return dict.fromkeys(fields, vocabulary_size), parquet
+
+
+def _prepared(
+    prepared: PreparedSet, data: Sequence[str], eval_data: Sequence[str]
+) -> tuple[dict[str, int], ParquetData]:
+    """The same for a prepared set, whose ids are final."""
+    parquet = ParquetData(
+        tuple(data),
+        eval_paths=tuple(eval_data),
+        label=prepared.label,
+        dense=prepared.dense,
+        features={field.name: IdColumn(field.name) for field in prepared.fields},
+    )
+    return {field.name: field.rows for field in prepared.fields}, parquet

@@ -9,6 +9,7 @@ import fsspec
 import pyarrow.parquet as pq
 
 from jobs.criteo import COLUMN_NAMES
+from jobs.prepare.prepared_set import FILE_NAME, read_prepared
 from orchestrator.config import ConfigurationError
 from workers.criteo_text import convert_criteo
 
@@ -21,10 +22,12 @@ def prepare_files(
     """Finds out by the first bytes of each pattern's first file whether the files are Parquet; converts text once into `cache_folder`.
 
     Returns:
-      Parquet paths or globs, absolute where they are local, and the key of `COLUMN_NAMES` that their columns match.
+      Parquet paths or globs, absolute where they are local, and the job's argument `columns`: the `prepared.json` beside the files, or the
+      key of `COLUMN_NAMES` that their columns match.
 
     Raises:
-      ConfigurationError: nothing matches a pattern, one names text and another one Parquet, or the columns have none of the known names.
+      ConfigurationError: nothing matches a pattern, one names text and another one Parquet, the columns have none of the known names, or
+        files come from prepared sets with different ids.
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """
     absolute = [_absolute(pattern) for pattern in patterns]
@@ -36,6 +39,9 @@ def prepare_files(
             f"Found Parquet in {parquet[0]} and text in {text[0]}. Expected one kind of file. Convert the text first, by a run on it alone."
         )
     if parquet:
+        prepared = [prepared_beside(first) for first in parquet]
+        if any(prepared):
+            return absolute, _one_set(parquet, prepared)
         return absolute, _known_columns(parquet[0], columns[parquet[0]] or [])
     report = convert_criteo(absolute, cache_folder.absolute(), max_bad_lines=max_bad_lines)
     notice(
@@ -72,6 +78,32 @@ def _parquet_columns(path: str) -> list[str] | None:
             return None
         file.seek(0)  # pyright: ignore[reportAttributeAccessIssue]
         return pq.read_schema(file).names
+
+
+def prepared_beside(path: str) -> str | None:
+    """Path or URL of the `prepared.json` in a file's folder, if there is one."""
+    url = f"{path.rpartition('/')[0]}/{FILE_NAME}"
+    filesystem, location = fsspec.url_to_fs(url)
+    return url.removeprefix("file://") if filesystem.exists(location) else None
+
+
+def _one_set(files: Sequence[str], prepared: Sequence[str | None]) -> str:
+    """The `prepared.json` that holds for all files."""
+    first = prepared[0]
+    for file, other in zip(files, prepared, strict=True):
+        if first is None or other is None or not are_alike(first, other):
+            raise ConfigurationError(
+                f"Found {files[0]} and {file} prepared with different ids, or one not prepared. Expected equal ids in all files. "
+                "Prepare the one with --like the folder of the other."
+            )
+    return first or ""
+
+
+def are_alike(columns: str, other: str) -> bool:
+    """Whether two values of the job's argument `columns` mean the same columns with the same ids."""
+    if columns == other or not (columns.endswith(FILE_NAME) and other.endswith(FILE_NAME)):
+        return columns == other
+    return read_prepared(columns) == read_prepared(other)
 
 
 def _known_columns(path: str, names: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
-"""What `podembed train` and `podembed resume` do between flags and the trainer: data that is text becomes Parquet, defaults are chosen
-from the length of the run, and the end is summed up.
+"""What `podembed train` and `podembed resume` do between flags and the trainer: defaults are chosen from the length of the run, and the
+end is summed up.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
+from jobs.data_arguments import data_arguments, plan_arguments
 from jobs.synthetic import DEFAULT_FOLDER
 from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
 from orchestrator.errors import EXIT_STOPPED
@@ -22,7 +22,7 @@ from orchestrator.inspect_run import format_bytes
 from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
 from orchestrator.plan import summary
-from orchestrator.progress import ConsoleReporter
+from orchestrator.progress import ConsoleReporter, figures
 from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
@@ -44,7 +44,12 @@ def train(command: Train) -> int:
     _config(command, steps=1)  # what is wrong with the flags should be known before a folder is made
     has_data = bool(command.data or command.eval_data)
     job_name = command.job or ("criteo" if has_data else "synthetic")
-    reference = _reference(job_name, command.set, _data_arguments(command, job_name) if has_data else {})
+    given = {}
+    if has_data:
+        given = data_arguments(
+            job_name, command.data, command.eval_data, max_bad_lines=command.max_bad_lines, notice=print
+        )
+    reference = _reference(job_name, command.set, given)
     job = reference.resolve()
     check_hosts(job, scaling)
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -56,9 +61,9 @@ def train(command: Train) -> int:
     return _fit(run, command, scaling)
 
 
-def _reference(job_name: str, settings: tuple[str, ...], data_arguments: dict[str, object]) -> JobReference:
+def _reference(job_name: str, settings: tuple[str, ...], given: dict[str, object]) -> JobReference:
     """The job's function with its arguments."""
-    arguments = dict(parse_settings(settings)) | data_arguments
+    arguments = dict(parse_settings(settings)) | given
     if job_name == "synthetic":
         # The run record keeps the arguments, and a run may be resumed from another folder.
         arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
@@ -70,8 +75,7 @@ def plan(command: Plan) -> int:
     ScalingConfig(num_hosts=command.hosts)
     if command.run is None:
         job_name = command.job or ("criteo" if command.data else "synthetic")
-        data_arguments: dict[str, object] = {"data": list(command.data)} if command.data else {}
-        job = _reference(job_name, command.set, data_arguments).resolve()
+        job = _reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
         print(render_plan(plan_tables(job, num_hosts=command.hosts)))
         return 0
     if command.job or command.data or command.set:
@@ -181,7 +185,8 @@ def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
         )
     if result.evaluations:
         final = result.evaluations[-1]
-        show(f"  evaluation   AUC {final.auc:.4f}, log loss {final.log_loss:.4f} after step {final.step}")
+        quality = ", ".join(figures(final, run.job.baseline))
+        show(f"  evaluation   {quality}, log loss {final.log_loss:.4f} after step {final.step}")
         if run.job.best_auc is not None:
             share = (final.auc - 0.5) / (run.job.best_auc - 0.5)
             show(f"  reachable    AUC {run.job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5")
@@ -214,25 +219,3 @@ def _short_path(path: str) -> str:
     except ValueError:
         return path
     return relative if "://" not in path and not relative.startswith("..") else path
-
-
-def _data_arguments(command: Train, job_name: str) -> dict[str, object]:
-    """Arguments `data`, `eval_data` and `columns` for jobs that read files; text is converted first."""
-    if not command.data:
-        raise ConfigurationError("Found --eval-data without --data. Expected training files as well. Pass --data GLOB.")
-    data, columns = _as_parquet(command.data, command.max_bad_lines)
-    arguments: dict[str, object] = {"data": data}
-    if command.eval_data:
-        arguments["eval_data"], eval_columns = _as_parquet(command.eval_data, command.max_bad_lines)
-        if eval_columns != columns:
-            raise ConfigurationError("Found training and evaluation files with different columns. Expected the same.")
-    if job_name == "criteo":
-        arguments["columns"] = columns
-    return arguments
-
-
-def _as_parquet(patterns: Sequence[str], max_bad_lines: int) -> tuple[list[str], str]:
-    """Parquet files for the given ones, and whose column names they have."""
-    from jobs.criteo_files import prepare_files
-
-    return prepare_files(patterns, cache_folder=Path(".data/criteo-text"), max_bad_lines=max_bad_lines, notice=print)

@@ -117,12 +117,22 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Quality on the evaluation data after `step` steps."""
+    """Quality on the evaluation data after `step` steps.
+
+    Attributes:
+      metrics: name to value of the job's own metrics.
+    """
 
     step: int
     auc: float
     log_loss: float
     num_samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """AUC and the job's own metrics by the names under which they are printed."""
+        return {"AUC": self.auc, **self.metrics}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

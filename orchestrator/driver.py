@@ -324,10 +324,17 @@ class Driver:
 
     def _evaluate(self, group: WorkerGroup, step: int) -> None:
         parts = group.evaluate()
-        scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights) for part in parts])
-        evaluation = Evaluation(step=step, auc=scores.auc(), log_loss=scores.log_loss(), num_samples=len(scores.labels))
+        job = self._run.job
+        scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights, part.groups) for part in parts])
+        evaluation = Evaluation(
+            step=step,
+            auc=scores.auc(),
+            log_loss=scores.log_loss(),
+            num_samples=len(scores.labels),
+            metrics={metric.name: metric.of(scores) for metric in job.metrics},
+        )
         self._history.evaluations.append(evaluation)
-        self._reporter.evaluation(evaluation, self._run.job.best_auc)
+        self._reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
 
     def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Manifest:
         """Writes, verifies and publishes the state after `step` steps."""

@@ -17,6 +17,7 @@ from orchestrator.errors import (
 from orchestrator.lease import Fenced, RunIsHeld
 from orchestrator.run_record import RunMismatch
 from workers.data_config import DataConfigError
+from workers.finished_folder import FolderError
 from workers.input_errors import InputError
 from workers.job import JobError
 from workers.storage_errors import StorageError
@@ -24,7 +25,16 @@ from workers.storage_errors import StorageError
 EXIT_INTERRUPTED = 130
 
 # What the user can mend; a traceback would hide the sentence that says how.
-_EXPECTED = (ConfigurationError, DataConfigError, JobError, RunMismatch, InputError, StorageError, WorkerRefused)
+_EXPECTED = (
+    ConfigurationError,
+    DataConfigError,
+    FolderError,
+    InputError,
+    JobError,
+    RunMismatch,
+    StorageError,
+    WorkerRefused,
+)
 
 
 def exit_code(command: Callable[[], int]) -> int:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config import Evaluation, Recovery
+from workers.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
 
@@ -49,7 +50,7 @@ class Reporter(Protocol):
 
     def window(self, report: WindowReport) -> None: ...
 
-    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None: ...
+    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
 
@@ -65,7 +66,7 @@ class SilentReporter:
 
     def window(self, report: WindowReport) -> None: ...
 
-    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None: ...
+    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
 
@@ -96,10 +97,10 @@ class ConsoleReporter:
             self._last_line_s = time.monotonic()
             self._console.print(_line(report), soft_wrap=True, markup=False)
 
-    def evaluation(self, evaluation: Evaluation, best_auc: float | None) -> None:
+    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
         best = "" if best_auc is None else f"  (best reachable {best_auc:.4f})"
         self.notice(
-            f"step {evaluation.step:>6}  evaluation: AUC {evaluation.auc:.4f}{best}  log loss {evaluation.log_loss:.4f}  "
+            f"step {evaluation.step:>6}  evaluation: {'  '.join(figures(evaluation, baseline))}{best}  log loss {evaluation.log_loss:.4f}  "
             f"on {evaluation.num_samples:,} samples"
         )
 
@@ -117,6 +118,15 @@ class ConsoleReporter:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
+    """AUC and the job's own metrics in words, each with the baseline's behind it where that is known."""
+    known = {} if baseline is None else baseline.figures
+    return [
+        f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")
+        for name, value in evaluation.figures.items()
+    ]
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -67,6 +67,23 @@ class Batch:
         """bool `[num_samples]`; a row of the data may have weight 0 too, so the weight does not tell."""
         return self.sample_ids == PADDING_SAMPLE_ID
 
+    def only_ids(self, feature: str, samples: np.ndarray) -> np.ndarray:
+        """int64 `[len(samples)]`: the one id that each of these samples has in a feature.
+
+        Raises:
+          BatchError: a sample has none or several.
+        """
+        ragged = self.features[feature]
+        starts, stops = ragged.row_splits[samples], ragged.row_splits[samples + 1]
+        other = np.flatnonzero(stops - starts != 1)
+        if len(other):
+            at = int(other[0])
+            raise BatchError(
+                f"Found {stops[at] - starts[at]} ids of feature {feature!r} in sample {self.sample_ids[samples[at]]}. Expected one in each, "
+                "since a metric groups samples by it. Group by another feature, or give the sample one id."
+            )
+        return ragged.values[starts]
+
     def padded(self, num_samples: int) -> Batch:
         """The same rows followed by padding up to `num_samples`.
 

@@ -62,6 +62,10 @@ class LineBlock:
     categories: np.ndarray
     category_is_empty: np.ndarray
 
+    def line(self, block: bytes, at: int) -> bytes:
+        """The text of a line of the block that was parsed, without its newline."""
+        return block[self.ends[at - 1] + 1 if at else 0 : self.ends[at]]
+
 
 def read_line(line: bytes) -> list[int | None] | Fault:
     """The 40 values of a line without its newline, None for an empty field, or its first fault."""

@@ -8,16 +8,13 @@ of its sources in its name, and is complete or not there (`workers.finished_fold
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,16 +22,13 @@ import pyarrow.parquet as pq
 from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, LineBlock, parse_lines, read_line
 from workers.files import file_version, locate
 from workers.finished_folder import create_once
-from workers.input_errors import InputError
+from workers.text_lines import TextError, blocks_of_lines
 
 FORMAT_VERSION = 1
 MAX_BAD_LINES = 10
 ROWS_PER_GROUP = 32_768
 ROW_GROUPS_PER_FILE = 64
 DEAD_LETTER_NAME = "malformed.jsonl"
-_BLOCK_BYTES = 8 << 20
-_LONGEST_LINE_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 _REPORTED_BAD_LINES = 100
 _DEAD_LETTER_TEXT_BYTES = 1 << 16
 
@@ -46,8 +40,8 @@ _SCHEMA = pa.schema(
 )
 
 
-class CriteoTextError(InputError):
-    """The text cannot be converted: a damaged file, something other than click logs, or too many malformed lines."""
+class CriteoTextError(TextError):
+    """The text cannot be converted: something other than click logs, or too many malformed lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +103,8 @@ def convert_criteo(
       storage_options: for fsspec.
 
     Raises:
-      CriteoTextError: more than `max_bad_lines` lines are malformed, a file is damaged or no text of lines, or there is no line at all.
+      CriteoTextError: more than `max_bad_lines` lines are malformed, or there is no line at all.
+      TextError: a file is damaged or no text of lines.
       InputError: a pattern matches nothing.
       FolderError: the converted folder is damaged.
     """
@@ -149,10 +144,10 @@ def _convert(
     try:
         for path in files:
             first_line_of_file = lines
-            for block in _blocks(path, storage_options):
+            for block in blocks_of_lines(path, storage_options=storage_options):
                 parsed = parse_lines(block)
                 for at in np.flatnonzero(~parsed.is_good):
-                    line = _line(block, parsed, int(at))
+                    line = parsed.line(block, int(at))
                     dead_letters.add(
                         path, lines - first_line_of_file + int(at) + 1, line, lines_read=lines + int(at) + 1
                     )
@@ -175,10 +170,6 @@ def _convert(
     }
 
 
-def _line(block: bytes, parsed: LineBlock, at: int) -> bytes:
-    return block[parsed.ends[at - 1] + 1 if at else 0 : parsed.ends[at]]
-
-
 def _table(parsed: LineBlock, *, first_line: int) -> pa.Table:
     """The good lines of a block as a table."""
     good = np.flatnonzero(parsed.is_good)
@@ -189,60 +180,6 @@ def _table(parsed: LineBlock, *, first_line: int) -> pa.Table:
         columns.append(pa.array(values[good], mask=is_empty[good]))
     columns.append(pa.array(good + first_line))
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
-
-
-def _blocks(path: str, storage_options: dict[str, Any] | None) -> Iterator[bytes]:
-    """Whole lines, some MiB at a time, each block ending with a newline; a blank last line is left out.
-
-    Raises:
-      CriteoTextError: the gzip stream is damaged or cut short, or a line does not end.
-    """
-    rest = held = b""
-    num_bytes = 0
-    with fsspec.open(path, "rb", **(storage_options or {})) as raw:
-        for chunk in _chunks(cast(IO[bytes], raw), path):
-            num_bytes += len(chunk)
-            cut = chunk.rfind(b"\n") + 1
-            if cut == 0:
-                rest += chunk
-                if len(rest) > _LONGEST_LINE_BYTES:
-                    raise CriteoTextError(
-                        f"Found no line end within {len(rest):,} bytes before byte {num_bytes:,} of {path}. Expected lines of a few "
-                        "hundred bytes. Check that the file is text of click logs."
-                    )
-                continue
-            # One block is held back until the next is there, so that the last one is known as such.
-            if held:
-                yield held
-            held, rest = rest + chunk[:cut], chunk[cut:]
-    if rest:
-        if held:
-            yield held
-        held = rest + b"\n"
-    if held.endswith(b"\n\n") or held == b"\n":
-        held = held[:-1]
-    if held:
-        yield held
-
-
-def _chunks(raw: IO[bytes], path: str) -> Iterator[bytes]:
-    """The bytes of the text, unpacked if the file begins like gzip; of any number of members, as `cat a.gz b.gz` gives."""
-    is_gzip = raw.read(2) == _GZIP_MAGIC
-    raw.seek(0)
-    stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-    num_bytes = 0
-    while True:
-        try:
-            chunk = stream.read(_BLOCK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise CriteoTextError(
-                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "
-                "Copy it from its source again; nothing was converted."
-            ) from error
-        if not chunk:
-            return
-        num_bytes += len(chunk)
-        yield chunk
 
 
 def _too_many(bad_lines: Sequence[BadLine], lines: int, max_bad_lines: int) -> CriteoTextError:

@@ -1,7 +1,8 @@
 """A folder that is either complete or not there: how prepared data sets are written once and then only read.
 
 A set is written into a temporary sibling folder, its report is written last as `COMPLETE.json`, and one rename puts the folder in place.
-Whoever finds the folder with its report can trust every file in it; whoever loses the race of two writers finds the winner's folder.
+Whoever finds the folder with its report can trust every file in it; whoever loses the race of two writers finds the winner's folder. A
+writer that must survive its own death keeps a temporary folder of its own and calls `finish`.
 Local folders only: a rename of a folder is not atomic in an object store.
 """
 
@@ -68,12 +69,28 @@ def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
     unfinished = folder.parent / f".{folder.name}.unfinished-{uuid.uuid4().hex[:12]}"
     unfinished.mkdir()
     try:
-        report = write(unfinished)
-        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-        _write_durably(unfinished / REPORT_NAME, json.dumps(report | {"file_bytes": sizes}, indent=1))
-        _put_in_place(unfinished, folder)
+        return finish(unfinished, folder, write(unfinished))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def finish(unfinished: Path, folder: Path, report: dict[str, Any]) -> dict[str, Any]:
+    """Completes a filled folder and puts it in place.
+
+    Args:
+      unfinished: with all its files, on the filesystem of `folder`; gone afterwards, unless another writer was faster.
+
+    Returns:
+      The report, with `file_bytes` added, of the folder that is in place.
+
+    Raises:
+      FolderError: something incomplete is in the way, see `read_report`.
+    """
+    report_path = unfinished / REPORT_NAME
+    files = sorted(path for path in unfinished.rglob("*") if path.is_file() and path != report_path)
+    sizes = {path.relative_to(unfinished).as_posix(): path.stat().st_size for path in files}
+    write_durably(report_path, json.dumps(report | {"file_bytes": sizes}, indent=1))
+    _put_in_place(unfinished, folder)
     written = read_report(folder)
     if written is None:
         raise FolderError(
@@ -91,8 +108,14 @@ def _put_in_place(unfinished: Path, folder: Path) -> None:
             raise
 
 
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def write_durably(path: Path, text: str) -> None:
+    """Writes or replaces a file whole: whoever opens it, even after a crash, finds the old content or the new one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

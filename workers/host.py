@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -108,11 +108,12 @@ class HostWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
-    """Evaluation samples of one host: float32 arrays `[n]`, padding left out."""
+    """Evaluation samples of one host: float32 arrays `[n]`, padding left out, and per feature of `JobConfig.group_features` int64 `[n]`."""
 
     scores: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
+    groups: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -272,7 +273,8 @@ class HostWorker:
             raise RuntimeError("No evaluation data is declared. Expected eval_paths in ParquetData.")
         plan = evaluation_plan(spec.eval_index, num_lanes=job.num_lanes, batch_size=job.batch_size)
         lanes = open_reader(job.resolved_data.for_evaluation(), spec.eval_index, plan, spec.lanes[spec.host])
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        parts: list[tuple[np.ndarray, ...]] = []
+        group_features = job.group_features
         with ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES) as reader:
             for number in range(plan.steps_per_epoch):
                 step = self._prepare(reader, number)
@@ -280,11 +282,13 @@ class HostWorker:
                 self._await_device(step)
                 real = np.flatnonzero(~step.batch.is_padding)
                 scores = self._device.buffers[0]["scores"][real]
-                parts.append((scores, step.batch.labels[real], step.batch.weights[real]))
+                groups = [step.batch.only_ids(name, real) for name in group_features]
+                parts.append((scores, step.batch.labels[real], step.batch.weights[real], *groups))
                 self._tracker.mark()
         self._device.send(Record(kind=RecordKind.END, step=0))
-        scores, labels, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return ScoredSamples(scores=scores, labels=labels, weights=weights)
+        scores, labels, weights, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
+        named = dict(zip(group_features, groups, strict=True))
+        return ScoredSamples(scores=scores, labels=labels, weights=weights, groups=named)
 
     def save(self, attempt: str) -> ShardReceipt:
         """Writes this host's buckets below `data/<attempt>`.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Optimizer
 from workers.data_config import ParquetData
+from workers.ranking import Baseline, Metric
 
 if TYPE_CHECKING:
     import jax
@@ -59,6 +60,8 @@ class JobConfig:
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
+      metrics: figures of an evaluation besides AUC and log loss.
+      baseline: what a rule without learning reaches on the evaluation data, where it is known.
     """
 
     name: str
@@ -73,6 +76,8 @@ class JobConfig:
     num_lanes: int = 16
     seed: int = 0
     best_auc: float | None = None
+    metrics: tuple[Metric, ...] = ()
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
@@ -86,6 +91,7 @@ class JobConfig:
                 f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
             )
         self._refuse_what_is_not_trained()
+        self._check_metrics()
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
 
     def _refuse_what_is_not_trained(self) -> None:
@@ -110,6 +116,23 @@ class JobConfig:
                     f"Found {where} with {unsupported}. Expected pooled bags of valid ids and summed gradients, which is what a job trains. "
                     f"Leave it out, or use TPUEmbedding under a PodStrategy."
                 )
+
+    def _check_metrics(self) -> None:
+        """Raises `JobError` for metrics of one name, or one that groups by a feature that is not there."""
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) != len(names):
+            raise JobError(f"Found metrics {names}. Expected distinct names. Leave out the repetition.")
+        for metric in self.metrics:
+            if metric.group_by is not None and metric.group_by not in self.features:
+                raise JobError(
+                    f"Found metric {metric.name} that groups by '{metric.group_by}'. Expected a feature of the job, one of "
+                    f"{list(self.features)}. Name one that has one id a sample."
+                )
+
+    @property
+    def group_features(self) -> tuple[str, ...]:
+        """The features whose ids the metrics need, each once."""
+        return tuple(dict.fromkeys(metric.group_by for metric in self.metrics if metric.group_by is not None))
 
     @property
     def resolved_data(self) -> ParquetData:

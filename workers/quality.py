@@ -6,8 +6,8 @@ whatever the number of hosts; a histogram of scores would be neither. Numbers on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,20 +24,24 @@ class Scores:
       logits: float `[n]`, the model's log odds of label 1.
       labels: float `[n]`, 0 or 1.
       weights: float `[n]`, 0 or more.
+      groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
     """
 
     logits: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
+    groups: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @staticmethod
     def concatenate(parts: Sequence[Scores]) -> Scores:
-        """The rows of all parts; of steps or of hosts. No parts are no rows."""
+        """The rows of all parts; of steps or of hosts, which have the same groups. No parts are no rows."""
         empty = np.zeros(0, np.float32)
+        names = parts[0].groups if parts else ()
         return Scores(
             np.concatenate([empty, *(part.logits for part in parts)]),
             np.concatenate([empty, *(part.labels for part in parts)]),
             np.concatenate([empty, *(part.weights for part in parts)]),
+            {name: np.concatenate([part.groups[name] for part in parts]) for name in names},
         )
 
     def auc(self) -> float:

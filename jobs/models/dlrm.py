@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from jobs.models.interaction import with_products
-
-Layers = list[dict[str, jax.Array]]
+from jobs.models.layers import Layers, init_layers, linear, rectified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +39,12 @@ class DLRM:
         vectors = len(widths) + 1
         bottom_key, top_key = jax.random.split(key)
         return {
-            "bottom": _layers(bottom_key, num_dense, (*self.bottom, width)),
-            "top": _layers(top_key, width + vectors * (vectors - 1) // 2, (*self.top, 1)),
+            "bottom": init_layers(bottom_key, num_dense, (*self.bottom, width)),
+            "top": init_layers(top_key, width + vectors * (vectors - 1) // 2, (*self.top, 1)),
         }
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         """Logits `[n]`."""
-        bottom = dense
-        for layer in params["bottom"]:
-            bottom = jax.nn.relu(bottom @ layer["weight"] + layer["bias"])
-        top = with_products([bottom, *activations.values()])
+        bottom = rectified(params["bottom"], dense)
         *hidden, last = params["top"]
-        for layer in hidden:
-            top = jax.nn.relu(top @ layer["weight"] + layer["bias"])
-        return (top @ last["weight"] + last["bias"])[:, 0]
-
-
-def _layers(key: jax.Array, width_in: int, widths: Sequence[int]) -> Layers:
-    layers = []
-    for width in widths:
-        key, weight_key, bias_key = jax.random.split(key, 3)
-        layers.append(
-            {
-                "weight": jax.random.normal(weight_key, (width_in, width)) * np.sqrt(2.0 / (width_in + width)),
-                "bias": jax.random.normal(bias_key, (width,)) * np.sqrt(1.0 / width),
-            }
-        )
-        width_in = width
-    return layers
+        return linear(last, rectified(hidden, with_products([bottom, *activations.values()])))[:, 0]

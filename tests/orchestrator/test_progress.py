@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from orchestrator.config import Evaluation, Recovery
 from orchestrator.progress import ConsoleReporter, SilentReporter, WindowReport, format_bytes
+from workers.ranking import Baseline
 
 
 def report(step: int, *, total_steps: int = 100, committed: bool = True) -> WindowReport:
@@ -67,8 +69,11 @@ def test_a_terminal_gets_a_panel_that_goes_away_and_notices_stay() -> None:
 def test_events_are_one_line_each() -> None:
     reporter, out = recorder()
     evaluation = Evaluation(step=50, auc=0.71234, log_loss=0.4, num_samples=10_000)
-    reporter.evaluation(evaluation, None)
-    reporter.evaluation(evaluation, 0.8)
+    reporter.evaluation(evaluation, best_auc=None, baseline=None)
+    reporter.evaluation(evaluation, best_auc=0.8, baseline=None)
+    with_metrics = replace(evaluation, metrics={"recall@10": 0.25})
+    baseline = Baseline(name="popularity", figures={"AUC": 0.65, "recall@10": 0.125})
+    reporter.evaluation(with_metrics, best_auc=None, baseline=baseline)
     reporter.commit("s000000050-g00000001", size_bytes=3 << 20, seconds=1.25)
     reporter.recovery(
         Recovery(
@@ -83,11 +88,12 @@ def test_events_are_one_line_each() -> None:
             compile_s=4.0,
         )
     )
-    plain, best, commit, recovery = out.getvalue().splitlines()
+    plain, best, metrics, commit, recovery = out.getvalue().splitlines()
     assert "AUC 0.7123" in plain
     assert "10,000 samples" in plain
     assert "reachable" not in plain
     assert "best reachable 0.8000" in best
+    assert "AUC 0.7123 (popularity 0.6500)  recall@10 0.2500 (popularity 0.1250)  log loss 0.4000" in metrics
     assert commit == "committed s000000050-g00000001  3.0 MiB in 1.2 s"
     assert "recovered in 10.0 s as generation 2: 9 steps discarded, back at step 40" in recovery
 

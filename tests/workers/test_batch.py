@@ -73,3 +73,13 @@ def test_concatenating_nothing_or_strangers_is_refused() -> None:
         Batch.concatenate([])
     with pytest.raises(BatchError, match="one declaration"):
         Batch.concatenate([batch_of([[1]]), Batch.empty(["one"], num_dense=2)])
+
+
+def test_the_only_id_of_samples() -> None:
+    batch = batch_of([[3], [], [5, 6], [7]])
+    assert batch.only_ids("one", np.array([0, 3])).tolist() == [0, 3]
+    assert batch.only_ids("bag", np.array([3, 0])).tolist() == [7, 3]
+    with pytest.raises(BatchError, match="0 ids of feature 'bag' in sample 1"):
+        batch.only_ids("bag", np.array([0, 1]))
+    with pytest.raises(BatchError, match="2 ids of feature 'bag' in sample 2"):
+        batch.only_ids("bag", np.array([0, 2]))

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workers.test_criteo_lines import line_with
-from workers import criteo_text
+from workers import criteo_text, text_lines
 from workers.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
 from workers.criteo_text import ConversionReport, CriteoTextError, convert_criteo
 from workers.data_config import DenseColumn, IdColumn, ParquetData
 from workers.finished_folder import FolderError
 from workers.input import InputReader, build_index, training_plan
 from workers.input_errors import InputError
+from workers.text_lines import TextError
 
 
 def good_lines(count: int, *, seed: int = 0) -> list[bytes]:
@@ -87,7 +88,7 @@ def test_sources_are_cut_anywhere_and_end_in_any_way(tmp_path: Path, cache: Path
     # Several members, as concatenated archives have, and no .gz in the name: content decides.
     packed = gzip.compress(b"\n".join(lines[40:70]) + b"\n") + gzip.compress(b"\n".join(lines[70:]) + end)
     (tmp_path / "day_1.tsv").write_bytes(packed)
-    with patch.object(criteo_text, "_BLOCK_BYTES", block_bytes), patch.object(criteo_text, "ROW_GROUPS_PER_FILE", 3):
+    with patch.object(text_lines, "BLOCK_BYTES", block_bytes), patch.object(criteo_text, "ROW_GROUPS_PER_FILE", 3):
         report = convert_criteo([str(tmp_path / "day_*.tsv")], cache, rows_per_group=16)
     assert (report.lines, report.kept) == (90, 90)
     assert rows_of(report) == expected_rows(lines)
@@ -101,7 +102,7 @@ def test_malformed_lines_are_counted_named_and_kept_aside(source: Path, cache: P
     lines[11] = line_with(c7=b"123456789")
     lines[19] = b"\xff\xfe nonsense"
     source.write_bytes(b"\n".join(lines) + b"\n")
-    with patch.object(criteo_text, "_BLOCK_BYTES", 700):
+    with patch.object(text_lines, "BLOCK_BYTES", 700):
         report = convert_criteo([str(source)], cache)
     assert (report.lines, report.kept, report.malformed) == (20, 16, 4)
     assert [(bad.file, bad.line, bad.field) for bad in report.bad_lines] == [
@@ -178,9 +179,9 @@ def damaged_sources() -> list[tuple[str, bytes, str]]:
 def test_damaged_sources_are_refused_and_leave_nothing(source: Path, cache: Path, content: bytes, message: str) -> None:
     source.write_bytes(content)
     with (
-        patch.object(criteo_text, "_BLOCK_BYTES", 1024),
-        patch.object(criteo_text, "_LONGEST_LINE_BYTES", 2048),
-        pytest.raises(CriteoTextError, match=message),
+        patch.object(text_lines, "BLOCK_BYTES", 1024),
+        patch.object(text_lines, "_LONGEST_LINE_BYTES", 2048),
+        pytest.raises(TextError, match=message),
     ):
         convert_criteo([str(source)], cache)
     assert list(cache.iterdir()) == []

@@ -13,6 +13,7 @@ from embedding.optimizers import SGD, Adagrad, Adam
 from tests.small_job import DIM, SmallModel, small_job
 from workers.data_config import DataConfigError, IdColumn, ParquetData
 from workers.job import JobConfig, JobError, JobReference
+from workers.ranking import RecallAt
 from workers.tables import choose_buckets, feature_bindings, table_specs
 
 USERS = TableConfig(100, 4, name="users")
@@ -144,3 +145,13 @@ def test_what_a_job_does_not_train_is_refused_by_name(table: dict, feature: dict
     features = dict(job.features) | {"a": FeatureConfig(TableConfig(50, 8, name="a", **table), **feature)}
     with pytest.raises(JobError, match=f"feature 'a' with {re.escape(said)}"):
         replace(job, features=features)
+
+
+def test_metrics_group_by_features_of_the_job() -> None:
+    metrics = (RecallAt(1, group_by="user"), RecallAt(5, group_by="user"))
+    assert job_of(metrics=metrics).group_features == ("user",)
+    assert job_of().group_features == ()
+    with pytest.raises(JobError, match=r"recall@3 that groups by 'city'\. .*\['user', 'item', 'friends'\]"):
+        job_of(metrics=(RecallAt(3, group_by="city"),))
+    with pytest.raises(JobError, match="Expected distinct names"):
+        job_of(metrics=(RecallAt(3, group_by="user"), RecallAt(3, group_by="item")))

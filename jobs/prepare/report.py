@@ -1,0 +1,95 @@
+"""The report of a preparation: what was kept and dropped, in all and for each column, from the records of its pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobs.prepare import work
+from jobs.prepare.pieces import Piece
+from jobs.prepare.prepared_set import PreparedField, PreparedSet
+from jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
+
+
+def build_report(
+    place: work.Workplace, declaration: PreparedSet, pieces: Sequence[Piece], records: Sequence[work.PieceRecord]
+) -> dict[str, Any]:
+    """Everything that `report.json` says and `report.html` shows. lines = kept + malformed.
+
+    Args:
+      records: of the written pieces, in their order.
+    """
+    sources = sorted({span.path: None for piece in pieces for span in piece.spans})
+    return {
+        "sources": sources,
+        "source_bytes": sum(piece.size_bytes for piece in pieces),
+        "parts": sum(record.part_bytes is not None for record in records),
+        "part_bytes": sum(record.part_bytes or 0 for record in records),
+        "rows_per_group": place.settings.rows_per_group,
+        "lines": sum(record.lines for record in records),
+        "kept": sum(record.kept for record in records),
+        "malformed": sum(len(record.bad_lines) for record in records),
+        "malformed_by_column": _malformed_by_column(records),
+        "label": _number(declaration.label, [record.label for record in records]),
+        "dense": [
+            {"transform": column.transform, **_number(column.name, [record.dense[column.name] for record in records])}
+            for column in declaration.dense
+        ],
+        "fields": _fields(place, declaration, pieces, records),
+    }
+
+
+def _malformed_by_column(records: Sequence[work.PieceRecord]) -> dict[str, int]:
+    columns = [line["field"] for record in records for line in record.bad_lines]
+    return {column: columns.count(column) for column in sorted(set(columns))}
+
+
+def _number(name: str, tallies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    total = merged(NumberTally.from_json(tally) for tally in tallies)
+    return {
+        "name": name,
+        "present": total.count,
+        "missing": total.missing,
+        "min": total.least,
+        "max": total.most,
+        "mean": total.total / total.count if total.count else None,
+        "distribution": [[*bin_edges(at), count] for at, count in sorted(total.bins.items())],
+    }
+
+
+def _fields(
+    place: work.Workplace, declaration: PreparedSet, pieces: Sequence[Piece], records: Sequence[work.PieceRecord]
+) -> list[dict[str, Any]]:
+    tallies = [FieldTally(num_rows=field.rows) for field in declaration.fields]
+    for piece, record in zip(pieces, records, strict=True):
+        with np.load(work.hits_file(place, piece), allow_pickle=False) as hits:
+            for at, (field, tally) in enumerate(zip(declaration.fields, tallies, strict=True)):
+                tally.merge(**record.fields[field.name], hits=hits[str(at)])
+    return [_field(place, field, tally, records) for field, tally in zip(declaration.fields, tallies, strict=True)]
+
+
+def _field(
+    place: work.Workplace, field: PreparedField, tally: FieldTally, records: Sequence[work.PieceRecord]
+) -> dict[str, Any]:
+    """`samples` = `missing` + `unseen` + `kept`; `values_*` and `most_frequent` where the values were counted."""
+    samples = sum(record.kept for record in records)
+    path = place.record(work.vocabulary_name(place, field.name))
+    counted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {
+        "name": field.name,
+        "ids": field.ids,
+        "rows": field.rows,
+        "min_count": field.min_count if field.ids == "vocabulary" else None,
+        "samples": samples,
+        "missing": tally.missing,
+        "unseen": tally.unseen,
+        "kept": samples - tally.missing - tally.unseen,
+        "values_seen": counted.get("values_seen"),
+        "values_kept": counted.get("values_kept"),
+        "most_frequent": counted.get("most_frequent"),
+        "tracked_share": 1 / tally.stride,
+        "distribution": [[2**k, rows, hits] for k, rows, hits in tally.frequencies()],
+    }

@@ -1,0 +1,88 @@
+"""Text files as blocks of whole lines: plain or gzip, local or remote, from their beginning or from the middle.
+
+What a line means is the business of whoever reads the blocks (`workers.criteo_lines`, `jobs.prepare.forms`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+import fsspec
+
+from workers.input_errors import InputError
+
+BLOCK_BYTES = 8 << 20
+_LONGEST_LINE_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TextError(InputError):
+    """A file is damaged, or no text of lines."""
+
+
+def is_gzip(path: str, *, storage_options: dict[str, Any] | None = None) -> bool:
+    """Whether a file begins like gzip, whatever its name says."""
+    with fsspec.open(path, "rb", **(storage_options or {})) as raw:
+        return cast(IO[bytes], raw).read(2) == _GZIP_MAGIC
+
+
+def blocks_of_lines(
+    path: str, *, start: int = 0, stop: int | None = None, storage_options: dict[str, Any] | None = None
+) -> Iterator[bytes]:
+    """Whole lines, some MiB at a time, each block ending with a newline; a blank last line of the file is left out.
+
+    Args:
+      start, stop: bytes `start` to `stop - 1`, which must begin and end with whole lines, of a file that is not gzip; None is its end.
+
+    Raises:
+      TextError: the gzip stream is damaged or cut short, or a line does not end.
+    """
+    rest = held = b""
+    num_bytes = start
+    with fsspec.open(path, "rb", **(storage_options or {})) as raw:
+        for chunk in _chunks(cast(IO[bytes], raw), path, start, stop):
+            num_bytes += len(chunk)
+            cut = chunk.rfind(b"\n") + 1
+            if cut == 0:
+                rest += chunk
+                if len(rest) > _LONGEST_LINE_BYTES:
+                    raise TextError(
+                        f"Found no line end within {len(rest):,} bytes before byte {num_bytes:,} of {path}. Expected lines of a few "
+                        "hundred bytes. Check that the file is text with a line for each sample."
+                    )
+                continue
+            # One block is held back until the next is there, so that the last one is known as such.
+            if held:
+                yield held
+            held, rest = rest + chunk[:cut], chunk[cut:]
+    if rest:
+        if held:
+            yield held
+        held = rest + b"\n"
+    if stop is None and (held.endswith(b"\n\n") or held == b"\n"):
+        held = held[:-1]
+    if held:
+        yield held
+
+
+def _chunks(raw: IO[bytes], path: str, start: int, stop: int | None) -> Iterator[bytes]:
+    """The bytes of the text, unpacked if the file begins like gzip; of any number of members, as `cat a.gz b.gz` gives."""
+    packed = raw.read(2) == _GZIP_MAGIC
+    raw.seek(start)
+    stream = gzip.GzipFile(fileobj=raw) if packed else raw
+    num_bytes = start
+    while stop is None or num_bytes < stop:
+        try:
+            chunk = stream.read(BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - num_bytes))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TextError(
+                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "
+                "Copy it from its source again; nothing of it was converted."
+            ) from error
+        if not chunk:
+            return
+        num_bytes += len(chunk)
+        yield chunk
