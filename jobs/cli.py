@@ -49,6 +49,8 @@ class Train:
     """Folder of the run; by default the job's name and the time."""
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
     keep: int = 3
@@ -71,6 +73,8 @@ class Resume:
     """Threads of a host's kernels and CPU device."""
     in_process: bool = False
     """One host in this process, without Ray."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
     keep: int = 3

@@ -53,7 +53,7 @@ def train(command: Train) -> int:
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
     _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    run = create_run(f"{storage.rstrip('/')}/{name}", job, reference)
+    run = create_run(f"{storage.rstrip('/')}/{name}", job, reference, single_writer=command.single_writer)
     return _fit(run, command, scaling)
 
 
@@ -73,6 +73,7 @@ def resume(command: Resume) -> int:
         take_over=command.take_over,
         accept_input_change=command.accept_input_change,
         allow_ancestor=command.allow_ancestor,
+        single_writer=command.single_writer,
     )
     hosts = command.hosts if command.hosts is not None else last_num_hosts(run) or 1
     return _fit(run, command, _scaling(command, 1 if command.in_process and command.hosts is None else hosts))

@@ -80,6 +80,8 @@ class Prune:
     """Folder or URL of the run."""
     keep: int
     """Newest commits to keep, at least 2."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
 Tool = Fsck | Diff | Export | Extract | Prune
@@ -172,7 +174,7 @@ def _prune(command: Prune) -> int:
     from orchestrator.inspect_run import format_bytes
     from orchestrator.prune import prune
 
-    removal = prune(command.run, num_to_keep=command.keep)
+    removal = prune(command.run, num_to_keep=command.keep, single_writer=command.single_writer)
     for name in removal.commits:
         print(f"deleted commit {name}")
     for name in sorted(set(removal.attempts) - set(removal.commits)):

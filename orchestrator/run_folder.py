@@ -20,6 +20,7 @@ from orchestrator.config import ConfigurationError
 from orchestrator.lease import Holder, Lease, acquire, read_head
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
 from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
+from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.device_process import DenseReceipt
 from workers.input import InputIndex, build_index
@@ -164,22 +165,18 @@ class OpenRun:
         return tuple(tables)
 
 
-def create_run(url: str, job: JobConfig, reference: JobReference | None) -> OpenRun:
+def create_run(url: str, job: JobConfig, reference: JobReference | None, *, single_writer: bool = False) -> OpenRun:
     """Creates the run's folder, or opens it if the same run is there.
+
+    Args:
+      single_writer: accept a storage that cannot keep a second driver out.
 
     Raises:
       RunMismatch: the folder holds another run.
       ConfigurationError: nothing can be written there.
       StorageError, InputError: the storage or the data cannot be used.
     """
-    store = Store(url)
-    try:
-        store.probe()
-    except OSError as error:
-        raise ConfigurationError(
-            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write to. "
-            f"Choose another one: --storage, RunConfig(storage_path=...)."
-        ) from error
+    store = open_for_writing(url, single_writer=single_writer)
     train_index, eval_index = _indexes(job)
     record = open_or_create(store, _record(job, reference, train_index))
     return OpenRun(
@@ -194,7 +191,12 @@ def create_run(url: str, job: JobConfig, reference: JobReference | None) -> Open
 
 
 def open_run(
-    url: str, *, take_over: bool = False, accept_input_change: bool = False, allow_ancestor: bool = False
+    url: str,
+    *,
+    take_over: bool = False,
+    accept_input_change: bool = False,
+    allow_ancestor: bool = False,
+    single_writer: bool = False,
 ) -> OpenRun:
     """Opens an existing run by its folder alone.
 
@@ -202,8 +204,10 @@ def open_run(
       take_over: fence another driver that still holds the run.
       accept_input_change: go on although files have other names, sizes or times; the number of rows must be the same.
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
+      single_writer: accept a storage that cannot keep a second driver out.
 
     Raises:
+      StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
       ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data changed.
       RunMismatch: the job's function no longer returns the job of the run.
     """
@@ -218,6 +222,7 @@ def open_run(
             f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "
             f"Run that program again with RunConfig(name=...) to go on."
         )
+    open_for_writing(url, single_writer=single_writer)
     reference = JobReference(function=record.job_function, arguments=json.loads(record.job_arguments))
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
