@@ -53,8 +53,14 @@ class Train:
     """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
     keep: int = 3
     """Commits kept."""
+    keep_every: int | None = None
+    """Also keep the first commit at or after each multiple of so many steps."""
+    keep_best: int = 0
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
     eval_every: int | None = None
     """Steps between evaluations, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
@@ -77,8 +83,14 @@ class Resume:
     """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
     keep: int = 3
     """Commits kept."""
+    keep_every: int | None = None
+    """Also keep the first commit at or after each multiple of so many steps."""
+    keep_best: int = 0
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
     eval_every: int | None = None
     """Steps between evaluations; by default about four per run."""
     max_steps: int | None = None

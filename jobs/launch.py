@@ -93,9 +93,15 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
     def spread(asked: int | None, parts: int) -> int:
         return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else asked
 
+    by_clock_alone = command.checkpoint_seconds is not None and command.checkpoint_every is None
     return RunConfig(
         checkpoint_config=CheckpointConfig(
-            every_steps=spread(command.checkpoint_every, COMMITS_A_RUN), num_to_keep=command.keep
+            every_steps=None if by_clock_alone else spread(command.checkpoint_every, COMMITS_A_RUN),
+            every_seconds=command.checkpoint_seconds,
+            on_best=command.keep_best > 0,
+            num_to_keep=command.keep,
+            keep_every_steps=command.keep_every,
+            keep_best=command.keep_best,
         ),
         eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,

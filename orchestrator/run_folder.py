@@ -6,6 +6,7 @@ leases, the commit that a generation starts from, and putting together a manifes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +18,9 @@ from importlib import metadata
 
 from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
-from orchestrator.lease import Holder, Lease, acquire, read_head
+from orchestrator.keep import read_committed
+from orchestrator.keep_policies import Committed
+from orchestrator.lease import Holder, Lease, acquire, read_head, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
 from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.writable_store import open_for_writing
@@ -27,6 +30,7 @@ from workers.input import InputIndex, build_index
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
+from workers.storage_errors import StorageError
 from workers.tables import choose_buckets, table_specs
 
 Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
@@ -100,6 +104,15 @@ class OpenRun:
         """The commit that the lease starts from."""
         return checkpoint.load(self.store, lease.head) if lease.head else None
 
+    def committed(self, lease: Lease) -> list[Committed]:
+        """What the save policies know of the commits that the lease's generation follows; those that cannot be read are left out."""
+        names = read_lineage(self.store) if lease.head else ()
+        found = []
+        for name in names:
+            with contextlib.suppress(StorageError):
+                found += read_committed(self.store, [name])
+        return found
+
     def head_step(self, lease: Lease) -> int:
         """The step of the lease's last acknowledged commit, 0 before the first."""
         parsed = parse_commit_name(lease.head) if lease.head else None
@@ -114,8 +127,14 @@ class OpenRun:
         placement: Mapping[str, tuple[int, ...]],
         num_hosts: int,
         save: Save,
+        metrics: Mapping[str, float] | None = None,
+        read_back: bool = False,
     ) -> Manifest:
         """Lets the hosts write, and publishes the manifest.
+
+        Args:
+          metrics: of an evaluation of this very state.
+          read_back: compare every byte on storage before publishing, and not only sizes.
 
         Raises:
           ReplicasDiffer: the dense replicas are not bitwise equal.
@@ -140,9 +159,10 @@ class OpenRun:
             dense=tuple(file for replica in replicas for file in replica.files),
             placement=dict(placement),
             counters={"samples": self._samples(step)},
+            metrics=dict(metrics or {}),
             versions=_versions(),
         )
-        checkpoint.commit(self.store, manifest, lease)
+        checkpoint.commit(self.store, manifest, lease, read_back=read_back)
         return manifest
 
     def _samples(self, step: int) -> int:
