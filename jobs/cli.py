@@ -47,6 +47,10 @@ class Train:
     """One host in this process, without Ray."""
     name: str | None = None
     """Folder of the run; by default the job's name and the time."""
+    warm_start: str | None = None
+    """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
+    warm_start_rules: tuple[str, ...] = ()
+    """What is meant where its tables differ: TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
     single_writer: bool = False

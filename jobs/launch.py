@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
 from jobs.synthetic import DEFAULT_FOLDER
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.errors import EXIT_STOPPED
 from orchestrator.inspect_run import format_bytes
 from orchestrator.progress import ConsoleReporter
@@ -53,8 +53,24 @@ def train(command: Train) -> int:
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
     _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    run = create_run(f"{storage.rstrip('/')}/{name}", job, reference, single_writer=command.single_writer)
+    run = create_run(
+        f"{storage.rstrip('/')}/{name}",
+        job,
+        reference,
+        warm_start=_warm_start(command),
+        single_writer=command.single_writer,
+    )
     return _fit(run, command, scaling)
+
+
+def _warm_start(command: Train) -> WarmStart | None:
+    if command.warm_start is not None:
+        return WarmStart(source=command.warm_start, rules=command.warm_start_rules)
+    if command.warm_start_rules:
+        raise ConfigurationError(
+            "Found --warm-start-rules without --warm-start. Expected a run to begin from. Pass --warm-start RUN."
+        )
+    return None
 
 
 def _refuse_existing(url: str) -> None:

@@ -137,6 +137,20 @@ class FailureConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken over.
+
+    Attributes:
+      source: `RUN`, for the newest commit at that time, or `RUN@COMMIT`.
+      rules: what is meant by each difference between the commit and the job, such as `users=rename=members`, `ads=reinit`, `old=drop`,
+        `items=rows`, `@dense=params`; see `orchestrator.warm_start`.
+    """
+
+    source: str
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Name and place of a run, and its policies.
 
@@ -147,6 +161,7 @@ class RunConfig:
       evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
       max_steps: stop after this many steps of the whole run; None trains all epochs.
       take_over: fence another driver that still holds this run.
+      warm_start: another run's commit that a new run begins from; None begins with initial values.
       single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
     """
 
@@ -158,6 +173,7 @@ class RunConfig:
     evaluate_at_end: bool = True
     max_steps: int | None = None
     take_over: bool = False
+    warm_start: WarmStart | None = None
     single_writer: bool = False
 
     def __post_init__(self) -> None:

@@ -244,11 +244,20 @@ class Driver:
             on_poll=self._poll(lease),
         )
         try:
-            group.restore(base)
+            self._fill(group, base)
         except BaseException:
             group.stop()
             raise
         return group
+
+    def _fill(self, group: WorkerGroup, base: Manifest | None) -> None:
+        """Brings the workers to the commit; before the first one, to what the run begins from."""
+        beginning = self._run.beginning() if base is None else None
+        if beginning is None:
+            group.restore(base)
+            return
+        self._reporter.notice(beginning.plan.describe())
+        group.warm_start(beginning)
 
     def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Result:
         """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop."""

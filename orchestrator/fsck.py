@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator import checkpoint
-from orchestrator.bucket_overlap import Cut, describe_rows
 from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
 from orchestrator.inspect_run import format_bytes
@@ -21,6 +20,7 @@ from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
 from orchestrator.verification import Damage, verify
+from workers.bucket_overlap import Cut, describe_rows
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused

@@ -13,11 +13,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from orchestrator import checkpoint
-from orchestrator.config import ConfigurationError
+from orchestrator.beginning import Beginning, open_beginning, record_of
+from orchestrator.config import ConfigurationError, WarmStart
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, acquire, read_head, read_lineage
@@ -113,6 +114,15 @@ class OpenRun:
                 found += read_committed(self.store, [name])
         return found
 
+    def beginning(self) -> Beginning | None:
+        """What a generation without a commit starts from; None for initial values.
+
+        Raises:
+          ConfigurationError: the commit that this run began from is gone.
+        """
+        record = self.record.warm_start
+        return open_beginning(record, table_specs(self.job, self.table_buckets)) if record else None
+
     def head_step(self, lease: Lease) -> int:
         """The step of the lease's last acknowledged commit, 0 before the first."""
         parsed = parse_commit_name(lease.head) if lease.head else None
@@ -185,20 +195,31 @@ class OpenRun:
         return tuple(tables)
 
 
-def create_run(url: str, job: JobConfig, reference: JobReference | None, *, single_writer: bool = False) -> OpenRun:
+def create_run(
+    url: str,
+    job: JobConfig,
+    reference: JobReference | None,
+    *,
+    warm_start: WarmStart | None = None,
+    single_writer: bool = False,
+) -> OpenRun:
     """Creates the run's folder, or opens it if the same run is there.
 
     Args:
+      warm_start: another run's commit to begin from.
       single_writer: accept a storage that cannot keep a second driver out.
 
     Raises:
       RunMismatch: the folder holds another run.
-      ConfigurationError: nothing can be written there.
+      ConfigurationError: nothing can be written there, or the commit to begin from cannot be used.
       StorageError, InputError: the storage or the data cannot be used.
     """
+    beginning = None
+    if warm_start is not None:
+        beginning = record_of(warm_start, table_specs(job, choose_buckets(job)), find_run(Store(url)))
     store = open_for_writing(url, single_writer=single_writer)
     train_index, eval_index = _indexes(job)
-    record = open_or_create(store, _record(job, reference, train_index))
+    record = open_or_create(store, replace(_record(job, reference, train_index), warm_start=beginning))
     return OpenRun(
         url=store.location,
         store=store,
@@ -246,7 +267,7 @@ def open_run(
     reference = JobReference(function=record.job_function, arguments=json.loads(record.job_arguments))
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
-    found = _record(job, reference, train_index)
+    found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
     if found.input_fingerprint != record.input_fingerprint and not accept_input_change:
         raise InputChanged(
             f"The data files of the run in {store.location} changed since it began (names, sizes, times or row counts). Expected the same, "

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import optax
 
 
+# First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
+DENSE_PARTS = ("params", "optimizer")
+
+
 class JobError(ValueError):
     """A job that cannot run as declared."""
 
