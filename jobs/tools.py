@@ -24,6 +24,8 @@ class Fsck:
     """Check this commit alone."""
     all: bool = False
     """Also check commits that do not count."""
+    values: bool = False
+    """Also look for NaN and infinity in the newest commit, or in that of --commit. They are told, but are no damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,22 @@ def _fsck(command: Fsck) -> int:
         on_commit=lambda checked: print(f"read {checked.name}", file=sys.stderr),
     )
     print(render(check))
-    return 0 if check.is_intact else EXIT_DIFFERENT
+    if not check.is_intact:
+        return EXIT_DIFFERENT
+    if command.values:
+        _tell_values(command.run, command.commit)
+    return 0
+
+
+def _tell_values(run: str, commit: str | None) -> None:
+    from orchestrator.run_reference import open_commit
+    from orchestrator.scan_values import scan_values
+
+    state = open_commit(run, commit=commit)
+    findings = scan_values(state)
+    print(f"\nValues of {state.manifest.name}: {'all finite' if not findings else 'NOT ALL FINITE'}")
+    for finding in findings:
+        print(f"  {finding.describe()}")
 
 
 def _diff(command: Diff) -> int:

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from typing import Any
 
 from orchestrator import checkpoint
 from orchestrator.beginning import Beginning, open_beginning, record_of
@@ -23,7 +24,7 @@ from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, acquire, read_head, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
-from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
+from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.device_process import DenseReceipt
@@ -32,6 +33,7 @@ from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
 from workers.storage_errors import StorageError
+from workers.strict_json import DocumentRefused, parse_strictly
 from workers.tables import choose_buckets, table_specs
 
 Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
@@ -102,8 +104,14 @@ class OpenRun:
         return lease
 
     def load_base(self, lease: Lease) -> Manifest | None:
-        """The commit that the lease starts from."""
-        return checkpoint.load(self.store, lease.head) if lease.head else None
+        """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their last bits."""
+        base = checkpoint.load(self.store, lease.head) if lease.head else None
+        now = _versions()
+        changed = {name: (base.versions.get(name), now[name]) for name in now} if base else {}
+        told = ", ".join(f"{name} {was} (now {version})" for name, (was, version) in changed.items() if was != version)
+        if told:
+            self.notice(f"commit {lease.head} was written with {told}; the run may not repeat bit by bit from here")
+        return base
 
     def committed(self, lease: Lease) -> list[Committed]:
         """What the save policies know of the commits that the lease's generation follows; those that cannot be read are left out."""
@@ -264,7 +272,7 @@ def open_run(
             f"Run that program again with RunConfig(name=...) to go on."
         )
     open_for_writing(url, single_writer=single_writer)
-    reference = JobReference(function=record.job_function, arguments=json.loads(record.job_arguments))
+    reference = JobReference(function=record.job_function, arguments=_arguments(record))
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
     found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
@@ -286,6 +294,14 @@ def open_run(
         take_over=take_over,
         allow_ancestor=allow_ancestor,
     )
+
+
+def _arguments(record: RunRecord) -> dict[str, Any]:
+    """The job's arguments. The record's seal says nothing of the text inside."""
+    arguments = parse_strictly(RUN_FILE, record.job_arguments.encode())
+    if not isinstance(arguments, dict):
+        raise DocumentRefused(RUN_FILE, f"a {type(arguments).__name__} as arguments of the job", "an object")
+    return arguments
 
 
 def last_num_hosts(run: OpenRun) -> int | None:

@@ -253,7 +253,9 @@ def podembed(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProc
 
 def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
     """As the message about jobs that cannot be imported promises."""
-    (tmp_path / "my_job.py").write_text("def job():\n    return 'not a job'\n")
+    (tmp_path / "my_job.py").write_text(
+        "from workers.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'not a job'\n"
+    )
     done = podembed(["train", "--job", "my_job:job"], tmp_path)
     assert done.returncode == 87
     assert "Job 'my_job:job' returned a str. Expected a JobConfig." in done.stderr
