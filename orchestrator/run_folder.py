@@ -22,7 +22,7 @@ from orchestrator.beginning import Beginning, open_beginning, record_of
 from orchestrator.config import ConfigurationError, WarmStart
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
-from orchestrator.lease import Holder, Lease, acquire, read_head, read_lineage
+from orchestrator.lease import Holder, Lease, acquire, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
 from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.writable_store import open_for_writing
@@ -32,7 +32,7 @@ from workers.input import InputIndex, build_index
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused, parse_strictly
 from workers.tables import choose_buckets, table_specs
 
@@ -305,9 +305,19 @@ def _arguments(record: RunRecord) -> dict[str, Any]:
 
 
 def last_num_hosts(run: OpenRun) -> int | None:
-    """Hosts that wrote the run's head, or None before the first commit."""
-    name = read_head(run.store)
-    return checkpoint.load(run.store, name).hosts if name else None
+    """Hosts that wrote the commit that will be resumed from, or None before the first one.
+
+    Raises:
+      NameNotFound, DocumentRefused: the head is missing or damaged, and ancestors are not allowed.
+    """
+    lineage = read_lineage(run.store)
+    for name in lineage:
+        try:
+            return checkpoint.load(run.store, name).hosts
+        except (NameNotFound, DocumentRefused):
+            if not run.allow_ancestor or name == lineage[-1]:
+                raise
+    return None
 
 
 def _indexes(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:

@@ -7,6 +7,7 @@ manifests or leases. A `Store` holds no open file and no lock and may be used fr
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from workers.storage_errors import (
     NameNotFound,
     NameTaken,
     StorageError,
+    StorageFull,
     StoreCannotCreateExclusively,
     UnsafeName,
     WrongSize,
@@ -277,7 +279,13 @@ class Store:
         return self._insist(f"list '{validate_name(prefix) if prefix else ''}'", call)
 
     def _insist(self, what: str, call: Callable[[int], Answer]) -> Answer:
-        return call_with_retries(call, what=f"{what} in {self.location}", policy=self._retry, waiting=self._waiting)
+        what = f"{what} in {self.location}"
+        try:
+            return call_with_retries(call, what=what, policy=self._retry, waiting=self._waiting)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(what, error) from error
+            raise
 
 
 def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: float) -> Files:

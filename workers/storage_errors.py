@@ -84,6 +84,17 @@ class StoreUnavailable(StorageError):
         self.elapsed_s = elapsed_s
 
 
+class StorageFull(StorageError):
+    """A disk or a quota has no room left. What was written of the file is removed."""
+
+    def __init__(self, what: str, error: OSError):
+        super().__init__(
+            f"{what} failed: {error.strerror or error}. Room for one more commit is expected beside those that are kept: free some, keep "
+            "fewer commits, or use another storage. Committed state is not affected."
+        )
+        self.what = what
+
+
 class ServiceRefused(StorageError):
     """The client of an object store raised something that trying again does not mend, such as missing credentials."""
 

@@ -26,6 +26,7 @@ from workers.storage_errors import (
     NotAPlainFile,
     ServiceRefused,
     StorageError,
+    StorageFull,
     StoreCannotCreateExclusively,
     StoreUnavailable,
     UnsafeName,
@@ -337,7 +338,7 @@ class TestLocalFiles:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "writev", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(StorageFull, match=r"write 'data/a' in .* failed: No space left.*keep fewer commits"):
             Store(tmp_path, waiting=NO_WAIT).write_new("data/a", [b"abc"])
         assert len(calls) == 1
         assert os.listdir(tmp_path / "data") == []
