@@ -2,18 +2,21 @@
 
     python benchmarks/driver.py --hosts 2 4 64 256 1024
 
-Every fake worker answers a call after the time that the work would take, control calls at once. What a call costs in Ray is not in it (a
-fraction of a millisecond for each worker and window), nor are commits, whose work lies with the hosts.
+Every fake worker answers a call after the time that the work would take, control calls at once. What a call costs in Ray is not in it,
+nor are commits, whose work lies with the hosts. `--calls` measures the former on a few real actors:
+
+    python benchmarks/driver.py --calls 8
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from embedding.activation_layout import ActivationLayout  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
+from orchestrator.cluster import connected  # noqa: E402
 from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
 from orchestrator.lease import Lease  # noqa: E402
@@ -100,7 +104,7 @@ class FakeBackend:
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         return [
             HostHandles(FakeHandle(f"host {at}", self._step_s), FakeHandle(f"device {at}", self._step_s))
             for at in range(num_hosts)
@@ -184,12 +188,42 @@ def measure(num_hosts: int, step_s: float, num_steps: int) -> dict[str, Any]:
     }
 
 
+def measure_calls(num_actors: int, num_calls: int = 2000) -> dict[str, Any]:
+    """CPU time of this process for one call of a real actor and its answer, all asked at once as a window is."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with connected(num_actors):
+        import ray
+
+        @ray.remote(num_cpus=0)
+        class Answering:
+            def run(self, *arguments: Any) -> tuple[Any, ...]:
+                return arguments
+
+        actors = [Answering.remote() for _ in range(num_actors)]
+        ray.get([actor.run.remote() for actor in actors])
+        process_s, thread_s = time.process_time(), time.thread_time()
+        references = [actors[at % num_actors].run.remote("train", 1, 2) for at in range(num_calls)]
+        ray.get(references)
+        process_s, thread_s = time.process_time() - process_s, time.thread_time() - thread_s
+    return {
+        "benchmark": "driver",
+        "actors": num_actors,
+        "calls": num_calls,
+        "cpu_ms_per_call": round(1e3 * process_s / num_calls, 4),
+        "thread_cpu_ms_per_call": round(1e3 * thread_s / num_calls, 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 64, 256, 1024])
     parser.add_argument("--step-ms", type=float, default=100.0, help="what a step of the fake hosts takes")
     parser.add_argument("--seconds", type=float, default=8.0, help="of steps, for each number of hosts")
+    parser.add_argument("--calls", type=int, metavar="ACTORS", help="measure calls of so many real actors instead")
     arguments = parser.parse_args()
+    if arguments.calls:
+        print(json.dumps(measure_calls(arguments.calls)))
+        return
     for num_hosts in arguments.hosts:
         step_s = arguments.step_ms / 1e3
         print(json.dumps(measure(num_hosts, step_s, int(arguments.seconds / step_s))), flush=True)

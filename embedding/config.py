@@ -8,7 +8,8 @@ Nothing here allocates rows; `table_spec.py` turns a declared table into what a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from embedding.initializers import RowId as RowIdInitializer
 from embedding.initializers import TruncatedNormal
-from embedding.optimizers import Optimizer
+from embedding.optimizers import Optimizer, is_number
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")
@@ -50,7 +51,7 @@ class QuantizationConfig:
     """Simulated quantization of looked-up values, before the combiner; the stored table stays float32.
 
     Raises:
-      ValueError: fewer than 2 buckets, or limits that are not increasing numbers.
+      ValueError: fewer than 2 buckets, or limits that are not increasing finite numbers.
     """
 
     num_buckets: int
@@ -59,9 +60,10 @@ class QuantizationConfig:
 
     def __post_init__(self) -> None:
         _positive_int("num_buckets", self.num_buckets, least=2)
-        if not self.lower < self.upper:
+        are_numbers = is_number(self.lower) and is_number(self.upper)
+        if not are_numbers or not -math.inf < self.lower < self.upper < math.inf:
             raise ValueError(
-                f"Found lower={self.lower!r} and upper={self.upper!r}. Expected lower below upper. Swap or widen the limits."
+                f"Found lower={self.lower!r} and upper={self.upper!r}. Expected two finite numbers, lower below upper. Swap or widen the limits."
             )
 
     def apply(self, rows: np.ndarray) -> None:
@@ -156,13 +158,14 @@ class FeatureConfig:
       table: the `TableConfig`; features that share a table pass the same object.
       max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with zero vectors.
       validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
-      output_shape: shape of the feature's activations without the last axis; None where unknown. Not empty, it switches
-        `max_sequence_length` off.
+      output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of one axis. Not
+        empty, it switches `max_sequence_length` off.
       name: of the feature in messages.
       combiner: overrides the table's combiner for this feature; None keeps it.
 
     Raises:
       ValueError: an argument outside its range, see the message.
+      TypeError: `output_shape` holds something else than integers and None.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class FeatureConfig:
         table: TableConfig,
         max_sequence_length: int = 0,
         validate_weights_and_indices: bool = True,
-        output_shape: Sequence[int | None] | None = None,
+        output_shape: int | Iterable[int | None] | None = None,
         name: str | None = None,
         *,
         combiner: str | None = None,
@@ -202,14 +205,16 @@ class FeatureConfig:
         )
 
 
-def _checked_shape(output_shape: Sequence[int | None] | None) -> tuple[int | None, ...]:
+def _checked_shape(output_shape: int | Iterable[int | None] | None) -> tuple[int | None, ...]:
     if output_shape is None:
         return ()
-    if isinstance(output_shape, str) or not isinstance(output_shape, Sequence):
-        raise ValueError(
-            f"Found output_shape={output_shape!r}. Expected a sequence of sizes or None. Pass a tuple such as (4, 8)."
-        )
-    for size in output_shape:
-        if size is not None:
-            _positive_int("a size of output_shape", size, least=0)
-    return tuple(output_shape)
+    sizes = output_shape if isinstance(output_shape, Iterable) else (output_shape,)
+    try:
+        shape = tuple(None if size is None else operator.index(size) for size in sizes)
+    except TypeError as error:
+        raise TypeError(
+            f"Found output_shape={output_shape!r}. Expected integers, None for unknown ones. Pass a tuple such as (4, 8)."
+        ) from error
+    if any(size is not None and size < 0 for size in shape):
+        raise ValueError(f"Found output_shape={shape}. Expected sizes of at least 0. Pass None for an unknown one.")
+    return shape

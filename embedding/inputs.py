@@ -129,7 +129,9 @@ def weight_kind(weight: Any) -> Kind | None:
 
 
 def weight_dtype(weight: Any) -> np.dtype | None:
-    """The dtype of the values of a weight, None if it is of no accepted kind."""
+    """The dtype of the values of a weight, None if they are Python numbers, which have none, or of no accepted kind."""
+    if isinstance(weight, Ragged | Sparse) and not hasattr(weight.values, "dtype"):
+        return None
     values = _weight_values(weight)
     return None if values is None else values.dtype
 
@@ -150,12 +152,13 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
         raise ValueError(
             f"Found weights of dtype {values.dtype} for {path}. Expected numbers. Pass weights.astype(np.float32)."
         )
-    weights = np.ascontiguousarray(values, np.float32)
+    with np.errstate(over="ignore"):
+        weights = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(weights).all():
         at = int(np.argmin(np.isfinite(weights)))
         raise ValueError(
-            f"Found weight {weights[at]} at position {at} of {path}. Expected finite weights: a NaN or an infinity would spread into the table. "
-            "Clean the input."
+            f"Found weight {values[at]} at position {at} of {path}. Expected weights that are finite as float32: a NaN or an infinity would "
+            "spread into the table. Clean the input."
         )
     return weights if feature_input.order is None else weights[feature_input.order]
 
@@ -173,9 +176,14 @@ def host_array(path: str, value: Any) -> np.ndarray:
     """A JAX or numpy array as numpy, without a copy where it lies in the host's memory.
 
     Raises:
-      ValueError: it lies on a TPU, or is a tracer of a function under jit.
+      ValueError: it lies on a TPU, is a tracer of a function under jit, or has masked elements.
     """
     if isinstance(value, np.ndarray):
+        if np.ma.is_masked(value):
+            raise ValueError(
+                f"Found a masked array with masked elements for {shown_path(path)}. Expected a value everywhere. Fill it, or pass the others as "
+                "Sparse or Ragged."
+            )
         return value
     if isinstance(value, Tracer):
         raise ValueError(
@@ -232,8 +240,13 @@ def _read_ragged(path: str, value: Ragged) -> FeatureInput:
 
 
 def _read_sparse(path: str, indices: Any, values: Any, dense_shape: Any) -> FeatureInput:
-    places, ids = np.asarray(indices), np.asarray(values)
-    shape = tuple(int(size) for size in np.asarray(dense_shape).reshape(-1))
+    places, ids, sizes = np.asarray(indices), np.asarray(values), np.asarray(dense_shape)
+    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu") or (sizes < 0).any():
+        raise ValueError(
+            f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each axis. "
+            "Pass a tuple such as (batch_size, most_ids)."
+        )
+    shape = tuple(int(size) for size in sizes)
     if places.size == 0:
         places = np.zeros((0, len(shape)), np.int64)
     if ids.ndim != 1 or places.shape != (len(ids), len(shape)) or places.dtype.kind not in "iu":
@@ -291,8 +304,9 @@ def _of_pyarrow(path: str, array: Any) -> Ragged:
     if hasattr(array, "combine_chunks"):
         array = array.combine_chunks()
     if not hasattr(array, "flatten") or not hasattr(array, "value_lengths"):
+        kind = getattr(array, "type", type(array).__name__)
         raise ValueError(
-            f"Found a pyarrow {array.type} for {shown_path(path)}. Expected a list array. For one id a sample pass array.to_numpy()."
+            f"Found a pyarrow {kind} for {shown_path(path)}. Expected a list array. For one id a sample pass array.to_numpy()."
         )
     values = array.flatten()
     if values.null_count:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from embedding.kernels_group import bag_addresses, rows_of_ids
 from embedding.kernels_ids import merge, num_seats, route, row_of_each_id, unique_ids
 from embedding.kernels_pool import gather, pool, sum_gradients
 from embedding.table import Table
@@ -37,6 +38,8 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
     route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
     row_of_each_id(positions, positions, positions.copy())
+    rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)
+    bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
     for spec in specs:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
@@ -45,3 +48,5 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
         sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
+            if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
+                table.update_grouped(table.group(positions, ids), 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 LearningRate: TypeAlias = float | Callable[..., Any]
@@ -41,9 +41,19 @@ def _refuse(found: str, expected: str, remedy: str) -> ValueError:
     return ValueError(f"Found {found}. Expected {expected}. {remedy}")
 
 
-def _require_number(name: str, value: object) -> None:
-    if isinstance(value, str) or (not isinstance(value, int | float) and not hasattr(value, "__float__")):
-        raise _refuse(f"{name}={value!r}", "a number", f"Pass float({name}).")
+def is_number(value: Any) -> bool:
+    """Whether a value is one number, also of numpy or JAX."""
+    if isinstance(value, int | float):
+        return True
+    try:
+        float("" if isinstance(value, str | bytes) else value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _not_a_number(name: str, value: object) -> str:
+    return f"Found {name}={value!r}. Expected a number. Pass float({name})."
 
 
 class Optimizer:
@@ -91,25 +101,40 @@ class Optimizer:
         return 4 * (dim + sum(slot.columns(dim) for slot in self.slots))
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate):
-            _require_number("learning_rate", self.learning_rate)
+        if not callable(self.learning_rate) and not is_number(self.learning_rate):
+            raise ValueError(_not_a_number("learning_rate", self.learning_rate))
+        for argument in fields(self):  # pyright: ignore[reportArgumentType]  # every optimizer is a dataclass
+            value = getattr(self, argument.name)
+            is_needed = argument.type == "float" or (argument.type == "float | None" and value is not None)
+            if is_needed and not is_number(value):
+                raise TypeError(_not_a_number(argument.name, value))
         if not self.use_gradient_accumulation and self.clipvalue is not None:
             raise _refuse(
                 f"clipvalue={self.clipvalue!r} with use_gradient_accumulation=False",
                 "no clipvalue, since only a summed gradient can be clipped",
                 "Leave clipvalue out or accumulate.",
             )
-        if isinstance(self.clipvalue, list):
-            raise TypeError("Found a list for clipvalue. Expected a number or a tuple. Pass tuple(clipvalue).")
-        if self.clipvalue is not None and not isinstance(self.clipvalue, tuple):
-            object.__setattr__(self, "clipvalue", (-1.0 * self.clipvalue, self.clipvalue))
-        if isinstance(self.clipvalue, tuple) and len(self.clipvalue) != 2:
-            raise _refuse(f"clipvalue={self.clipvalue!r}", "two limits", "Pass (lowest, highest).")
+        object.__setattr__(self, "clipvalue", _both_limits(self.clipvalue))
         _check_order("clipvalue", self.clip_gradient_min, self.clip_gradient_max)
         _check_order("clip_weight", self.clip_weight_min, self.clip_weight_max)
         creation = getattr(self, "slot_variable_creation_fn", None)
         if creation is not None and not callable(creation):
             raise _refuse(f"slot_variable_creation_fn={creation!r}", "None or a callable", "Leave it out.")
+
+
+def _both_limits(clipvalue: Any) -> tuple[float | None, float | None] | None:
+    """(lowest, highest), None for no limit at all, so that optimizers that do the same are equal."""
+    if clipvalue is None:
+        return None
+    if is_number(clipvalue):
+        return (-1.0 * clipvalue, clipvalue)
+    if not isinstance(clipvalue, tuple) or not all(limit is None or is_number(limit) for limit in clipvalue):
+        raise TypeError(
+            f"Found clipvalue={clipvalue!r}. Expected a number, or a tuple of two numbers or None. Pass tuple(clipvalue)."
+        )
+    if len(clipvalue) != 2:
+        raise _refuse(f"clipvalue={clipvalue!r}", "two limits", "Pass (lowest, highest).")
+    return None if clipvalue == (None, None) else clipvalue
 
 
 def _check_order(name: str, lowest: float | None, highest: float | None) -> None:
@@ -124,10 +149,18 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
 
     Args:
       step: 0 for the first update. Given to callables that need an argument, as optax schedules do.
+
+    Raises:
+      TypeError: a callable returned something else than one number.
     """
     if not callable(learning_rate):
         return float(learning_rate)
-    return float(learning_rate(step) if _needs_step(learning_rate) else learning_rate())
+    rate = learning_rate(step) if _needs_step(learning_rate) else learning_rate()
+    if not is_number(rate):
+        raise TypeError(
+            f"Found {rate!r} from the learning rate {learning_rate!r}. Expected one number. Return a float."
+        )
+    return float(rate)
 
 
 def _needs_step(function: Callable[..., Any]) -> bool:
@@ -204,7 +237,6 @@ class RowWiseAdagrad(Optimizer):
 
 
 def _check_accumulator(initial: float, epsilon: float) -> None:
-    _require_number("initial_accumulator_value", initial)
     if not epsilon >= 0:
         raise _refuse(f"epsilon={epsilon!r}", "0 or more", "Leave it out.")
     if not (initial > 0 or (epsilon > 0 and initial == 0)):
@@ -379,7 +411,8 @@ class CustomRowOptimizer(Optimizer):
             raise _refuse(f"slots named {names}", "different names", "Rename one.")
         pairs = tuple(sorted(dict(self.hyperparameters).items()))
         for name, value in pairs:
-            _require_number(f"hyperparameter {name!r}", value)
+            if not is_number(value):
+                raise ValueError(_not_a_number(f"hyperparameter {name!r}", value))
             if not name.isidentifier() or name.startswith("_") or not math.isfinite(value):
                 raise _refuse(
                     f"hyperparameter {name!r}={value!r}", "an identifier and a finite number", "Rename or change it."

@@ -22,9 +22,12 @@ def times(shape: Shape, replicas: int) -> Shape:
     return (None if shape[0] is None else shape[0] * replicas, *shape[1:]) if shape else ()
 
 
-def share_of(shape: Shape, replicas: int) -> Shape:
-    """Over all replicas → per replica, rounded down as in TensorFlow."""
-    return (None if shape[0] is None else shape[0] // replicas, *shape[1:]) if shape else ()
+def share_of(shape: Shape, replicas: int, *, replica: int | None = None) -> Shape:
+    """Over all replicas → per replica, rounded down as in TensorFlow; the very share of a `replica` may be one longer, see `bags.share_ends`."""
+    if not shape or shape[0] is None:
+        return shape
+    each, longer = divmod(shape[0], replicas)
+    return (each + (replica is not None and replica < longer), *shape[1:])
 
 
 def num_vectors(shape: Sequence[int | None]) -> int:

@@ -9,12 +9,45 @@ what a feature costs a step depends on samples and bags and not on the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from embedding.buckets import place
 from embedding.pooled_lookup import can_pool_at_owner
 from embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a table lies on the hosts.
+
+    Attributes:
+      is_whole: all buckets on one host, where its bags are pooled; otherwise buckets lie on all hosts and distinct rows travel.
+      size_bytes: rows and slots, padding included.
+      reason: why, with the numbers.
+    """
+
+    is_whole: bool
+    size_bytes: int
+    reason: str
+
+
+def ways(specs: Sequence[TableSpec], *, num_hosts: int) -> list[Way]:
+    """Which tables are placed whole on so many hosts, and why."""
+    sizes = [spec.bucket_bytes * spec.layout.num_buckets for spec in specs]
+    # A table above the fair share would leave its host with more than the others even if it held nothing else.
+    fair_bytes = sum(sizes) // num_hosts
+    return [_way(spec, size, fair_bytes) for spec, size in zip(specs, sizes, strict=True)]
+
+
+def _way(spec: TableSpec, size_bytes: int, fair_bytes: int) -> Way:
+    share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
+    if not can_pool_at_owner(spec):
+        return Way(is_whole=False, size_bytes=size_bytes, reason="its update needs each host's sum per row")
+    if size_bytes > fair_bytes:
+        return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
+    return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
 
 
 def place_tables(
@@ -35,10 +68,9 @@ def place_tables(
     Returns:
       Per table, int32 `[num_buckets]`, the owner; all the same for a table that is placed whole.
     """
-    table_bytes = [spec.bucket_bytes * spec.layout.num_buckets for spec in specs]
-    # A table above the fair share would leave its host with more than the others even if it held nothing else.
-    fair_bytes = sum(table_bytes) // num_hosts
-    is_whole = [size <= fair_bytes and can_pool_at_owner(spec) for size, spec in zip(table_bytes, specs, strict=True)]
+    found = ways(specs, num_hosts=num_hosts)
+    table_bytes = [way.size_bytes for way in found]
+    is_whole = [way.is_whole for way in found]
     feature_bytes = sum(table_bytes) // max(1, sum(num_features))
     units = []
     for spec, size, count, whole in zip(specs, table_bytes, num_features, is_whole, strict=True):

@@ -37,8 +37,8 @@ def send_tpu_embedding_gradients(
       TypeError: a gradient is not a float32 array.
     """
     message = parse_config(config)
-    rates = check_learning_rates(message, learning_rates)
     engine = _engine_of(bytes(config))
+    rates = check_learning_rates(message, learning_rates)
     gradients = [_as_array(at, gradient) for at, gradient in enumerate(inputs)]
     if message.feature_descriptor:
         per_feature = _per_feature(engine, gradients)

@@ -153,10 +153,23 @@ def _check_weight(found: FeatureInput, value: Any, weight: Any, feature: Feature
         raise ValueError(
             f"Weight specified for {path}, but this is a sequence feature. Expected None: its rows are not combined. Leave the weight out."
         )
-    if found.kind == "sparse" and weight_dtype(weight) == np.float64:
+    dtype = weight_dtype(weight)
+    if _takes_weights_as_they_are(found, feature) and dtype is not None and dtype != np.float32:
         raise ValueError(
-            f"Found float64 weights for {path}. Expected float32, the dtype of the table. Pass weights.astype(np.float32)."
+            f"Found {dtype} weights for {path}. Expected float32, the dtype of the table. Pass weights.astype(np.float32)."
         )
+
+
+def _takes_weights_as_they_are(found: FeatureInput, feature: FeatureConfig) -> bool:
+    """Whether TensorFlow multiplies by the weights without a cast; otherwise it casts them, or leaves them out."""
+    if found.kind == "sparse":
+        return _is_safe(found, feature)
+    return not feature.output_shape or int(np.prod(_known(feature.output_shape))) == found.num_rows
+
+
+def _is_safe(found: FeatureInput, feature: FeatureConfig) -> bool:
+    """Whether a sparse lookup drops what is not valid."""
+    return feature.validate_weights_and_indices or len(found.shape) > 2
 
 
 def _dense(found: FeatureInput, table: jax.Array, feature: FeatureConfig) -> jax.Array:
@@ -181,7 +194,7 @@ def _sparse(found: FeatureInput, table: jax.Array, feature: FeatureConfig) -> ja
             len(shape),
         )
     bags = Ragged(found.ids, found.row_splits, found.weights)
-    is_safe = feature.validate_weights_and_indices or len(shape) > 2
+    is_safe = _is_safe(found, feature)
     if is_safe:
         bags = _safe(bags, feature)
     pooled = _combined(_fitted(found, bags, feature), feature.combiner, table)

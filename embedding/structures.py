@@ -84,46 +84,54 @@ def _children(structure: Any) -> list[tuple[str, Any]]:
 
 
 def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
-    if _is_nested(expected) != _is_nested(found):
-        raise ValueError(
-            f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as in feature_config. "
-            "Nest it like feature_config."
-        )
+    _require_same_kind(expected, found, what, path)
     if not _is_nested(expected):
         return
-    if not _same_type(expected, found):
-        raise TypeError(
-            f"The structure of {what} differs{_at(path)}: found a {type(found).__name__}. Expected a {type(expected).__name__}, "
-            "as in feature_config. Convert it."
-        )
     if isinstance(expected, Mapping):
         _compare_keys(expected, found, what, path)
         for key in _sorted_keys(expected):
             _compare(expected[key], found[key], what, (*path, str(key)))
         return
-    if len(expected) != len(found):
-        raise ValueError(
-            f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in feature_config. "
-            "Pass one for each."
-        )
-    for (key, one), other in zip(_children(expected), found, strict=True):
+    # Elements before their number, as TensorFlow does: another type inside is a TypeError also where the length differs as well.
+    for (key, one), other in zip(_children(expected), found, strict=False):
         _compare(one, other, what, (*path, key))
+    _require_same_length(expected, found, what, path)
 
 
 def _collect(template: Any, structure: Any, what: str, path: tuple[str, ...], found: list[Any]) -> None:
     if not _is_nested(template):
         found.append(structure)
         return
-    hollow = map_leaves(template, lambda: None)
-    if not _is_nested(structure) or not _same_type(template, structure) or len(template) != len(structure):
-        _compare(hollow, structure, what, path)
+    _require_same_kind(template, structure, what, path)
     if isinstance(template, Mapping):
         _compare_keys(template, structure, what, path)
         children = [(str(key), structure[key]) for key in _sorted_keys(template)]
     else:
+        _require_same_length(template, structure, what, path)
         children = _children(structure)
     for (key, part), (_, one) in zip(_children(template), children, strict=True):
         _collect(part, one, what, (*path, key), found)
+
+
+def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
+    if _is_nested(expected) != _is_nested(found):
+        raise ValueError(
+            f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as in feature_config. "
+            "Nest it like feature_config."
+        )
+    if _is_nested(expected) and not _same_type(expected, found):
+        raise TypeError(
+            f"The structure of {what} differs{_at(path)}: found a {_type_name(found)}. Expected a {_type_name(expected)}, "
+            "as in feature_config. Convert it."
+        )
+
+
+def _require_same_length(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
+    if len(expected) != len(found):
+        raise ValueError(
+            f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in feature_config. "
+            "Pass one for each."
+        )
 
 
 def _compare_keys(expected: Mapping[Any, Any], found: Mapping[Any, Any], what: str, path: tuple[str, ...]) -> None:
@@ -173,6 +181,12 @@ def _rebuilt_mapping(structure: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
 
 def _at(path: tuple[str, ...]) -> str:
     return f" at '{'/'.join(path)}'" if path else ""
+
+
+def _type_name(structure: Any) -> str:
+    """Two namedtuples may have one name and other fields."""
+    fields = f"({', '.join(structure._fields)})" if _is_namedtuple(structure) else ""
+    return f"{type(structure).__name__}{fields}"
 
 
 def _describe(structure: Any) -> str:

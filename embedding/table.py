@@ -175,15 +175,14 @@ class Table:
             raise ValueError(
                 f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row once. Use Table.update."
             )
-        if len(grouped.rows):
-            apply_update(
-                optimizer,
-                rows=self.rows,
-                slots=self.slots,
-                touched=TouchedRows(rows=grouped.rows, head=grouped.starts, following=None),
-                gradients=grouped.addresses,
-                learning_rate=learning_rate,
-            )
+        apply_update(
+            optimizer,
+            rows=self.rows,
+            slots=self.slots,
+            touched=TouchedRows(rows=grouped.rows, head=grouped.starts, following=None),
+            gradients=grouped.addresses,
+            learning_rate=learning_rate,
+        )
 
     def _touched(self, optimizer: Optimizer, local_rows: np.ndarray) -> TouchedRows:
         count = len(local_rows)

@@ -79,6 +79,8 @@ class TPUEmbedding:
         pipeline_execution_with_tensor_core: bool = False,
         initialize_tpu_embedding: bool = True,
     ) -> None:
+        if isinstance(batch_size, np.integer):
+            batch_size = int(batch_size)
         if not isinstance(batch_size, int | None):
             # The positions of 2.21: (feature_config, optimizer, pipeline_execution_with_tensor_core).
             if isinstance(optimizer, bool):
@@ -348,9 +350,9 @@ class TPUEmbedding:
     # ------------------------------------------------------------------ inside
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to a replica: all but the driver's engine, in place of which the replica has its own."""
+        """What travels to a replica: all but the driver's engine, in place of which the replica has its own, and what the driver dequeued."""
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
-        return {**self.__dict__, "_engine": None, "_host_tables": None, "_strategy": strategy}
+        return {**self.__dict__, "_engine": None, "_host_tables": None, "_strategy": strategy, "_sizes": []}
 
     @property
     def _is_in_replica(self) -> bool:
@@ -383,9 +385,11 @@ class TPUEmbedding:
     @property
     def _shapes_here(self) -> list[Shape]:
         """Output shapes as seen from here: of a whole batch on the driver, of one share inside `strategy.run`."""
-        if not self._is_in_replica:
+        context = get_replica_context()
+        if context is None:
             return self._output_shapes
-        return [share_of(shape, self._num_replicas) for shape in self._output_shapes]
+        replica = context.replica_id_in_sync_group
+        return [share_of(shape, self._num_replicas, replica=replica) for shape in self._output_shapes]
 
     def _require_strategy(self, method: str) -> Strategy:
         if self._strategy is None:

@@ -11,14 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import tyro
 
-from jobs import tools
+from jobs import supervise, tools
 
-EXIT_INTERRUPTED = 130
 BUILT_IN_JOBS = {"synthetic": "jobs.criteo:synthetic", "criteo": "jobs.criteo:criteo"}
 
 
@@ -69,6 +68,8 @@ class Train:
     """Steps between evaluations, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
     """Stop after this many steps."""
+    resume: bool = False
+    """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,25 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Show how tables would lie on so many hosts, what each host needs, and why. Starts nothing.
+
+    With RUN: what `resume` on so many hosts would move. Without: a new run of the job.
+    """
+
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """Folder or URL of a run."""
+    job: str | None = None
+    """As for train."""
+    data: tuple[str, ...] = ()
+    """As for train."""
+    set: tuple[str, ...] = ()
+    """As for train."""
+    hosts: int = 1
+    """Hosts to plan for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect:
     """List a run's commits and tables, and how to read a table without podembed."""
 
@@ -118,6 +138,8 @@ class Inspect:
 Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | tools.ToolCommand
 )
@@ -125,28 +147,35 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exits with 0 when all steps are done, else with one of the codes of `orchestrator.errors`."""
+    own, supervised = supervise.split(sys.argv[1:] if arguments is None else arguments)
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         prog="podembed",
         description="Train JAX models whose embedding tables outgrow one machine.",
-        args=arguments,
+        args=own,
     )
+    if isinstance(command, supervise.Supervise):
+        command = replace(command, command=(*command.command, *supervised))
+    elif supervised:
+        sys.exit(f"podembed: Found `--` before {' '.join(supervised)!r}. Expected it only after supervise.")
     # As with `python -m`: a job's module may lie in the working folder.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     sys.exit(_run(command))
 
 
-def _run(command: Train | Resume | Inspect | tools.Tool) -> int:
+def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | tools.Tool) -> int:
     # Imported late: `--help` should not wait for JAX.
     from orchestrator import outcomes
 
     return outcomes.exit_code(lambda: _dispatch(command))
 
 
-def _dispatch(command: Train | Resume | Inspect | tools.Tool) -> int:
+def _dispatch(command: Train | Resume | supervise.Supervise | Plan | Inspect | tools.Tool) -> int:
     if isinstance(command, tools.Tool):
         return tools.run(command)
+    if isinstance(command, supervise.Supervise):
+        return supervise.run(command)
     if isinstance(command, Inspect):
         from orchestrator.errors import EXIT_CONFIGURATION
         from orchestrator.inspect_run import describe, render
@@ -157,6 +186,8 @@ def _dispatch(command: Train | Resume | Inspect | tools.Tool) -> int:
         return 0 if description.record else EXIT_CONFIGURATION
     from jobs import launch
 
+    if isinstance(command, Plan):
+        return launch.plan(command)
     return launch.train(command) if isinstance(command, Train) else launch.resume(command)
 
 

@@ -19,8 +19,11 @@ from jobs.synthetic import DEFAULT_FOLDER
 from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.errors import EXIT_STOPPED
 from orchestrator.inspect_run import format_bytes
+from orchestrator.plan import plan as plan_tables
+from orchestrator.plan import render as render_plan
+from orchestrator.plan import summary
 from orchestrator.progress import ConsoleReporter
-from orchestrator.run_folder import OpenRun, create_run, last_num_hosts, open_run
+from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
 from workers.input import training_plan
@@ -28,7 +31,7 @@ from workers.job import JobReference
 from workers.storage import Store
 
 if TYPE_CHECKING:
-    from jobs.cli import Resume, Train
+    from jobs.cli import Plan, Resume, Train
 
 COMMITS_A_RUN = 10
 EVALUATIONS_A_RUN = 4
@@ -39,20 +42,15 @@ def train(command: Train) -> int:
     """Begins a run and trains it to its end. Returns the exit code."""
     scaling = _scaling(command, command.hosts)
     _config(command, steps=1)  # what is wrong with the flags should be known before a folder is made
-    arguments = dict(parse_settings(command.set))
     has_data = bool(command.data or command.eval_data)
     job_name = command.job or ("criteo" if has_data else "synthetic")
-    if has_data:
-        arguments |= _data_arguments(command, job_name)
-    if job_name == "synthetic":
-        # The run record keeps the arguments, and a run may be resumed from another folder.
-        arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
-    reference = JobReference(function=BUILT_IN_JOBS.get(job_name, job_name), arguments=arguments)
+    reference = _reference(job_name, command.set, _data_arguments(command, job_name) if has_data else {})
     job = reference.resolve()
     check_hosts(job, scaling)
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
-    _refuse_existing(f"{storage.rstrip('/')}/{name}")
+    if not command.resume:
+        _refuse_existing(f"{storage.rstrip('/')}/{name}")
     run = create_run(
         f"{storage.rstrip('/')}/{name}",
         job,
@@ -60,6 +58,7 @@ def train(command: Train) -> int:
         warm_start=_warm_start(command),
         single_writer=command.single_writer,
     )
+    run.take_over = command.resume
     return _fit(run, command, scaling)
 
 
@@ -71,6 +70,37 @@ def _warm_start(command: Train) -> WarmStart | None:
             "Found --warm-start-rules without --warm-start. Expected a run to begin from. Pass --warm-start RUN."
         )
     return None
+
+
+def _reference(job_name: str, settings: tuple[str, ...], data_arguments: dict[str, object]) -> JobReference:
+    """The job's function with its arguments."""
+    arguments = dict(parse_settings(settings)) | data_arguments
+    if job_name == "synthetic":
+        # The run record keeps the arguments, and a run may be resumed from another folder.
+        arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
+    return JobReference(function=BUILT_IN_JOBS.get(job_name, job_name), arguments=arguments)
+
+
+def plan(command: Plan) -> int:
+    """Prints how tables would lie on so many hosts. Returns the exit code."""
+    ScalingConfig(num_hosts=command.hosts)
+    if command.run is None:
+        job_name = command.job or ("criteo" if command.data else "synthetic")
+        data_arguments: dict[str, object] = {"data": list(command.data)} if command.data else {}
+        job = _reference(job_name, command.set, data_arguments).resolve()
+        print(render_plan(plan_tables(job, num_hosts=command.hosts)))
+        return 0
+    if command.job or command.data or command.set:
+        raise ConfigurationError(
+            "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
+        )
+    run = open_run(command.run, only_reads=True)
+    base = newest_commit(run)
+    previous = base.placement if base else None
+    found = plan_tables(run.job, num_hosts=command.hosts, table_buckets=run.table_buckets, previous=previous)
+    print(f"{base.hosts} hosts at commit {base.name}, {command.hosts} planned\n" if base else "no commit yet\n")
+    print(render_plan(found))
+    return 0
 
 
 def _refuse_existing(url: str) -> None:
@@ -91,7 +121,8 @@ def resume(command: Resume) -> int:
         allow_ancestor=command.allow_ancestor,
         single_writer=command.single_writer,
     )
-    hosts = command.hosts if command.hosts is not None else last_num_hosts(run) or 1
+    head = newest_commit(run)
+    hosts = command.hosts if command.hosts is not None else head.hosts if head else 1
     return _fit(run, command, _scaling(command, 1 if command.in_process and command.hosts is None else hosts))
 
 
@@ -127,7 +158,7 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
 def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
     reporter = ConsoleReporter()
     config = _config(command, steps=_total_steps(run))
-    _introduce(run, reporter)
+    _introduce(run, scaling.num_hosts, reporter)
     started = time.monotonic()
     result = fit(run, scaling=scaling, config=config, reporter=reporter)
     _sum_up(run, result, seconds=time.monotonic() - started)
@@ -140,7 +171,7 @@ def _total_steps(run: OpenRun) -> int:
     return plan.steps_per_epoch * job.num_epochs
 
 
-def _introduce(run: OpenRun, reporter: ConsoleReporter) -> None:
+def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:
     job = run.job
     rows = sum(table.num_rows for table in run.record.tables)
     size = sum(4 * table.num_rows * (table.dim + sum(table.slots.values())) for table in run.record.tables)
@@ -149,6 +180,7 @@ def _introduce(run: OpenRun, reporter: ConsoleReporter) -> None:
         f"job {job.name}: {run.train_index.num_rows:,} training samples{evaluated}; {len(run.record.tables)} tables, {rows:,} rows, "
         f"{format_bytes(size)} with slots; batch {job.batch_size}, {job.num_epochs} epoch{'s' if job.num_epochs > 1 else ''}"
     )
+    reporter.notice(summary(plan_tables(job, num_hosts=num_hosts, table_buckets=run.table_buckets)))
     if job.best_auc is not None:
         reporter.notice(f"best reachable AUC on the evaluation samples: {job.best_auc:.4f} (the planted model's own)")
 

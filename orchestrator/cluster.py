@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,8 @@ class RayBackend:
         self._groups: dict[int, Any] = {}
         self._identities: dict[Any, Any] = {}
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         import ray
-        import ray.exceptions
         from ray.util.placement_group import placement_group, placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -150,13 +149,10 @@ class RayBackend:
         bundle = self._bundle(num_hosts)
         group = placement_group([bundle] * num_hosts, strategy=self._strategy(num_hosts))
         try:
-            ray.get(group.ready(), timeout=PLACEMENT_TIMEOUT_S)
-        except ray.exceptions.GetTimeoutError as error:
+            self._await_placement(group, num_hosts, bundle, on_wait)
+        except BaseException:
             ray.util.remove_placement_group(group)
-            raise ConfigurationError(
-                f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it offers "
-                f"{ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
-            ) from error
+            raise
         # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
         machines = set(placement_group_table(group)["bundles_to_node_id"].values())
         bind_address = LOOPBACK if len(machines) == 1 else ""
@@ -180,6 +176,27 @@ class RayBackend:
             )
         self._groups[id(handles)] = group
         return handles
+
+    def _await_placement(
+        self, group: Any, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]
+    ) -> None:
+        """Waits until the cluster has room for all hosts.
+
+        Raises:
+          ConfigurationError: it has none within the deadline.
+        """
+        import ray
+
+        deadline = time.monotonic() + PLACEMENT_TIMEOUT_S
+        ready = group.ready()
+        while not ray.wait([ready], timeout=0.2)[0]:
+            on_wait()
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it offers "
+                    f"{ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
+                )
+        ray.get(ready)
 
     def _bundle(self, num_hosts: int) -> dict[str, float]:
         import ray

@@ -24,7 +24,7 @@ from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
-from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end
+from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
@@ -201,6 +201,7 @@ class Driver:
             spec.name: tuple(int(o) for o in owners) for spec, owners in zip(specs, placement, strict=True)
         }
         token = secrets.token_bytes(32)
+        plan_hash = _plan_hash(placement, lanes)
         timeouts = self._config.failure_config
         hosts = [
             HostSpec(
@@ -208,7 +209,7 @@ class Driver:
                 run_id=run.record.run_id,
                 generation=lease.generation,
                 token=token,
-                plan_hash=_plan_hash(placement, lanes),
+                plan_hash=plan_hash,
                 host=host,
                 num_hosts=num_hosts,
                 lanes=lanes,
@@ -266,7 +267,12 @@ class Driver:
         self._saves.begin(step, self._run.committed(lease) if self._config.checkpoint_config.on_best else ())
         step_s: float | None = None
         while step < self._schedule.total_steps and self._stop.reason is None:
-            end = window_end(step=step, boundary=self._saves.next_boundary(step), step_s=step_s)
+            end = window_end(
+                step=step,
+                boundary=self._saves.next_boundary(step),
+                step_s=step_s,
+                target_s=window_target_s(group.num_hosts),
+            )
             step_s = self._window(group, step, end, committed)
             step = end
             if self._schedule.evaluates_at(step):

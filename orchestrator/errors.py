@@ -1,7 +1,7 @@
 """How an attempt or a run can end badly, as types. Every one says what was found, what was expected and what to do.
 
 Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by another driver,
-87 a configuration that cannot work.
+87 a configuration that cannot work, 88 host faults one after another.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ EXIT_USER_ERROR = 1
 EXIT_STOPPED = 85
 EXIT_FENCED = 86
 EXIT_CONFIGURATION = 87
+EXIT_CRASH_LOOP = 88
 
 
 class FailureKind(Enum):

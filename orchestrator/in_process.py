@@ -7,7 +7,7 @@ control group of an actor would. The pools are shut down by `stop`, which first 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +54,7 @@ class ThreadHandle:
 class InProcessBackend:
     """A backend of one host."""
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         if num_hosts != 1:
             raise ConfigurationError(f"Found {num_hosts} hosts in one process. Expected 1. Use Ray for several.")
         return [HostHandles(ThreadHandle("host 0", HostWorker()), ThreadHandle("device 0", DeviceProcess()))]

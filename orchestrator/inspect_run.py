@@ -11,6 +11,7 @@ from orchestrator.checkpoint import CommitInfo, list_commits
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
 from orchestrator.run_record import RunRecord, find_run
+from orchestrator.text_tables import columns, printable
 from workers.storage import Store
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -62,10 +63,9 @@ def render(description: RunDescription) -> str:
     head = description.head
     if head and head.manifest:
         tables = head.manifest.tables
-        parts.append(f"Tables of {head.name}\n" + _columns(_table_lines(tables)))
+        parts.append(f"Tables of {head.name}\n" + columns(_table_lines(tables)))
         parts += [reading_example(description.location, tables[0])] if tables else []
-    # Names and messages come from files; a terminal must not obey what is in them.
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in "\n\n".join(parts))
+    return printable("\n\n".join(parts))
 
 
 def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
@@ -125,7 +125,7 @@ def _commits(description: RunDescription) -> str:
         return "No commits yet"
     rows = [("commit", "step", "gen", "parent", "age", "size", "hosts", "")]
     rows += [_commit_line(commit, description.described_unix_s) for commit in description.commits]
-    return "Commits\n" + _columns(rows)
+    return "Commits\n" + columns(rows)
 
 
 def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:
@@ -147,10 +147,3 @@ def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
         sizes = (f"{table.num_rows:,}", str(table.dim), str(table.num_buckets), slots, format_bytes(table.size_bytes))
         rows.append((table.name, *sizes))
     return rows
-
-
-def _columns(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -6,7 +6,14 @@ import sys
 from collections.abc import Callable
 
 from orchestrator.config import ConfigurationError
-from orchestrator.errors import EXIT_CONFIGURATION, EXIT_USER_ERROR, CrashLoop, JobFailed, WorkerRefused
+from orchestrator.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_CRASH_LOOP,
+    EXIT_USER_ERROR,
+    CrashLoop,
+    JobFailed,
+    WorkerRefused,
+)
 from orchestrator.lease import Fenced, RunIsHeld
 from orchestrator.run_record import RunMismatch
 from workers.data_config import DataConfigError
@@ -30,9 +37,12 @@ def exit_code(command: Callable[[], int]) -> int:
     except (Fenced, RunIsHeld) as error:
         print(f"podembed: {error}", file=sys.stderr)
         return error.exit_code
-    except (JobFailed, CrashLoop) as error:
+    except JobFailed as error:
         print(f"podembed: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except CrashLoop as error:
+        print(f"podembed: {error}", file=sys.stderr)
+        return EXIT_CRASH_LOOP
     except _EXPECTED as error:
         print(f"podembed: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION

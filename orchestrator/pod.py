@@ -61,7 +61,7 @@ class Pod:
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
-        self.handles: Sequence[HostHandles] = backend.launch(num_hosts)
+        self.handles: Sequence[HostHandles] = backend.launch(num_hosts, lambda: None)
         try:
             self._form(step_timeout_s)
         except BaseException:

@@ -9,6 +9,10 @@ from orchestrator.errors import Failure, cause, is_host_fault
 from orchestrator.save_policies import SavePolicy
 
 WINDOW_TARGET_S = 2.0
+LONGEST_WINDOW_S = 30.0
+CALL_CPU_S = 0.2e-3  # of the driver, for one call of an actor and its answer: `benchmarks/driver.py --calls`
+CALLS_PER_HOST = 2  # a window is one call of each process of a host
+DRIVER_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +47,26 @@ class Schedule:
         return self.eval_every is not None and step % self.eval_every == 0 and step < self.total_steps
 
 
-def window_end(*, step: int, boundary: int, step_s: float | None) -> int:
+def window_target_s(num_hosts: int) -> float:
+    """How long a window should take, so that its calls cost the driver a hundredth of its time.
+
+    Never under 2 s. Never over 30 s either, since a request to stop is answered between windows; above 750 hosts the driver's share grows.
+    """
+    return min(max(WINDOW_TARGET_S, num_hosts * CALLS_PER_HOST * CALL_CPU_S / DRIVER_SHARE), LONGEST_WINDOW_S)
+
+
+def window_end(*, step: int, boundary: int, step_s: float | None, target_s: float = WINDOW_TARGET_S) -> int:
     """The step at which the next window ends.
 
     Args:
       step: steps done.
       boundary: the window does not pass it.
       step_s: measured seconds of a step; None before the first window, which is kept to one step.
+      target_s: how long the window should take.
     """
     if step_s is None:
         return min(step + 1, boundary)
-    return min(step + max(1, round(WINDOW_TARGET_S / max(step_s, 1e-6))), boundary)
+    return min(step + max(1, round(target_s / max(step_s, 1e-6))), boundary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,6 +246,7 @@ def open_run(
     accept_input_change: bool = False,
     allow_ancestor: bool = False,
     single_writer: bool = False,
+    only_reads: bool = False,
 ) -> OpenRun:
     """Opens an existing run by its folder alone.
 
@@ -254,6 +255,7 @@ def open_run(
       accept_input_change: go on although files have other names, sizes or times; the number of rows must be the same.
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
       single_writer: accept a storage that cannot keep a second driver out.
+      only_reads: nothing will be written, so that the storage need not be tried out.
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
@@ -271,7 +273,8 @@ def open_run(
             f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "
             f"Run that program again with RunConfig(name=...) to go on."
         )
-    open_for_writing(url, single_writer=single_writer)
+    if not only_reads:
+        open_for_writing(url, single_writer=single_writer)
     reference = JobReference(function=record.job_function, arguments=_arguments(record))
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
@@ -304,8 +307,8 @@ def _arguments(record: RunRecord) -> dict[str, Any]:
     return arguments
 
 
-def last_num_hosts(run: OpenRun) -> int | None:
-    """Hosts that wrote the commit that will be resumed from, or None before the first one.
+def newest_commit(run: OpenRun) -> Manifest | None:
+    """The commit that the run will be resumed from, or None before the first one.
 
     Raises:
       NameNotFound, DocumentRefused: the head is missing or damaged, and ancestors are not allowed.
@@ -313,7 +316,7 @@ def last_num_hosts(run: OpenRun) -> int | None:
     lineage = read_lineage(run.store)
     for name in lineage:
         try:
-            return checkpoint.load(run.store, name).hosts
+            return checkpoint.load(run.store, name)
         except (NameNotFound, DocumentRefused):
             if not run.allow_ancestor or name == lineage[-1]:
                 raise

@@ -11,12 +11,16 @@ from typing import Any
 class StopSignals:
     """Context manager that takes over SIGINT and SIGTERM while a run goes on, where Python allows it (the main thread).
 
+    Args:
+      words: what is said when the first signal comes.
+
     Attributes:
       reason: None, or why the run should stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: str = "the run commits and leaves after this window") -> None:
         self.reason: str | None = None
+        self._words = words
         self._previous: dict[int, Any] = {}
 
     def request(self, reason: str) -> None:
@@ -40,4 +44,4 @@ class StopSignals:
         if self.reason is not None:
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
-        print(f"\n{self.reason}: the run commits and leaves after this window. Once more to leave at once.", flush=True)
+        print(f"\n{self.reason}: {self._words}. Once more to leave at once.", flush=True)

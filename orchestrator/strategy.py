@@ -157,6 +157,15 @@ class PodStrategy:
             raise
 
 
+def _original(error: Any) -> BaseException:
+    """What was raised over there, as it was; its cause is Ray's report with the remote traceback."""
+    cause = error.cause
+    if not isinstance(cause, Exception):
+        return error
+    cause.__cause__ = error
+    return cause
+
+
 def _link(host: Any, timeout_s: float) -> Any:
     from workers.stepwise_actor import ActorLink
 
@@ -180,7 +189,9 @@ class _Outcomes:
             answer = ray.get(call.reference)
         except ray.exceptions.RayTaskError as error:
             # A host that reports a lost peer is an echo of the loss.
-            return WorkerFailure([self._backend.result(call)]) if isinstance(error.cause, MeshError) else error
+            if isinstance(error.cause, MeshError):
+                return WorkerFailure([self._backend.result(call)])
+            return _original(error)
         except ray.exceptions.RayError:
             return WorkerFailure([self._backend.result(call)])
         return answer.error() if isinstance(answer, Refused) else answer

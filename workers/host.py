@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding.activation_layout import ActivationLayout, pooling_owners
+from embedding.kernels import compile_kernels
 from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
@@ -155,6 +156,7 @@ class HostWorker:
         # Every host hands its device the same shape: the largest share, padded with weight 0.
         num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         self._build_lookups(num_samples)
+        compile_kernels(self._specs)
         layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout)
         self._server = HandoverServer(layout, generation=spec.generation)
         identity = MeshIdentity(

@@ -15,6 +15,7 @@ KNOWS_RAY = {
     "workers/actor.py",
     "workers/stepwise_actor.py",
     "orchestrator/cluster.py",
+    "orchestrator/ray_jobs.py",
     "orchestrator/strategy.py",
 }
 # Files, sockets, processes and threads are the business of `workers`.

@@ -132,10 +132,7 @@ def test_feature_takes_the_combiner_of_its_table_unless_it_has_one():
         {"max_sequence_length": None},
         {"validate_weights_and_indices": 1},
         {"validate_weights_and_indices": None},
-        {"output_shape": 4},
-        {"output_shape": "4"},
         {"output_shape": (4, -1)},
-        {"output_shape": (4, 2.0)},
         {"name": 7},
     ],
 )
@@ -145,7 +142,30 @@ def test_arguments_of_a_feature_are_checked(arguments):
 
 
 @pytest.mark.parametrize(
-    ("num_buckets", "lower", "upper"), [(1, 0, 1), (2.0, 0, 1), (4, 1, 1), (4, 2, 1), (4, math.nan, 1)]
+    ("given", "shape"),
+    [
+        (None, ()),
+        (4, (4,)),
+        ([None, 3], (None, 3)),
+        (np.array([2, 3]), (2, 3)),
+        ((np.int64(2), 3), (2, 3)),
+    ],
+)
+def test_an_output_shape_is_integers_of_any_kind(given, shape):
+    found = FeatureConfig(TableConfig(2, 2), output_shape=given).output_shape
+    assert found == shape
+    assert all(size is None or type(size) is int for size in found)
+
+
+@pytest.mark.parametrize("given", ["4", (4, 2.0), 4.0, ["a"]])
+def test_an_output_shape_of_something_else_is_a_type_error(given):
+    with pytest.raises(TypeError, match=r"Found output_shape=.*Expected integers"):
+        FeatureConfig(TableConfig(2, 2), output_shape=given)
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "lower", "upper"),
+    [(1, 0, 1), (2.0, 0, 1), (4, 1, 1), (4, 2, 1), (4, math.nan, 1), (4, None, 1), (4, 0, "1"), (4, 0, math.inf)],
 )
 def test_quantization_is_checked(num_buckets, lower, upper):
     with pytest.raises(ValueError, match="Found"):

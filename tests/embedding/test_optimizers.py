@@ -139,6 +139,29 @@ def test_common_checks(optimizer):
     assert optimizer(clip_weight_min=0.0, clip_weight_max=0.0).clip_weight_max == 0.0
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (SGD, "weight_decay_factor"),
+        (Adagrad, "initial_accumulator_value"),
+        (RowWiseAdagrad, "epsilon"),
+        (AdagradMomentum, "momentum"),
+        (AdagradMomentum, "exponent"),
+        (FTRL, "l1_regularization_strength"),
+        (FTRL, "initial_accumulator_value"),
+        (Adam, "beta_2"),
+        (Adam, "clip_weight_max"),
+        (Adam, "clipvalue"),
+    ],
+)
+def test_options_are_numbers(optimizer, name):
+    for value in ("0.5", [0.5], (0.5, "x"), lambda: 0.5):
+        with pytest.raises(TypeError, match=f"Found {name}="):
+            optimizer(**{name: value})
+    number = np.float32(0.5)
+    assert getattr(optimizer(**{name: number}), name) == ((-number, number) if name == "clipvalue" else number)
+
+
 def test_what_is_not_checked():
     assert SGD(-1.0).learning_rate == -1.0
     assert FTRL(learning_rate_power=0.5, l1_regularization_strength=-1.0).l1_regularization_strength == -1.0
@@ -149,6 +172,8 @@ def test_clipvalue_becomes_two_limits():
     assert (SGD(clipvalue=(None, 3.0)).clip_gradient_min, SGD(clipvalue=(None, 3.0)).clip_gradient_max) == (None, 3.0)
     assert SGD().clip_gradient_min is None
     assert SGD(clipvalue=2.0) == SGD(clipvalue=(-2.0, 2.0))
+    assert SGD() == SGD(clipvalue=(None, None))
+    assert SGD(clipvalue=np.float32(2.0)).clip_gradient_min == -2.0
 
 
 def test_equality_and_hash_are_by_value_and_callables_by_identity():
@@ -180,6 +205,12 @@ def test_learning_rates():
 
 def _step(gradient, row, slots, learning_rate, hyperparameters):
     return row - learning_rate * gradient, slots
+
+
+@pytest.mark.parametrize("returned", [None, "0.1", [0.1, 0.2], np.array([0.1, 0.2])])
+def test_a_learning_rate_that_returns_no_number_is_named(returned):
+    with pytest.raises(TypeError, match=r"from the learning rate .*Return a float"):
+        learning_rate_at(lambda: returned, 0)
 
 
 def test_custom_optimizer_is_a_value():

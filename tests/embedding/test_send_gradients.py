@@ -123,6 +123,9 @@ def test_the_engine_is_found_by_its_configuration(strategy):
     other.close()
     with pytest.raises(ValueError, match=r"none of [0-9]+ running engines"):
         send_tpu_embedding_gradients([jnp.ones((2, 2))], [], foreign)
+    with pytest.raises(ValueError, match=r"none of [0-9]+ running engines"):
+        # Before the rates are counted by a configuration that is not meant.
+        send_tpu_embedding_gradients([jnp.ones((2, 2))], [0.1], b"")
 
 
 def test_names_and_pipelines_go_through(strategy):

@@ -1,5 +1,7 @@
 """Serving lookups: the rules of TensorFlow's CPU lookups, which differ from those of training."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,10 +97,24 @@ class TestSparse:
         lookup(FeatureConfig(table(), max_sequence_length=3), Sparse([[0, 0, 0]], [1], (1, 1, 1)))
         assert "max_sequence_length" in caplog.text
 
+    @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+    def test_weights_of_another_dtype_are_refused_by_the_safe_lookup_and_cast_by_the_other(self, dtype):
+        weights = Sparse(self.IDS.indices, np.array([1, 2, 1, 3], dtype), (5, 4))
+        with pytest.raises(ValueError, match=f"{np.dtype(dtype)} weights"):
+            lookup(FeatureConfig(table()), self.IDS, weights)
+        same = Sparse(self.IDS.indices, np.array([1, 2, 1, 3], np.float32), (5, 4))
+        unsafe = FeatureConfig(table(), validate_weights_and_indices=False)
+        positive = replace(self.IDS, values=np.array([1, 2, 1, 3]))
+        np.testing.assert_array_equal(lookup(unsafe, positive, weights), lookup(unsafe, positive, same))
+
+    def test_python_numbers_have_no_dtype(self):
+        weights = Sparse(self.IDS.indices, [1.0, 2.0, 1.0, 3.0], (5, 4))
+        same = Sparse(self.IDS.indices, np.array([1, 2, 1, 3], np.float32), (5, 4))
+        np.testing.assert_array_equal(
+            lookup(FeatureConfig(table()), self.IDS, weights), lookup(FeatureConfig(table()), self.IDS, same)
+        )
+
     def test_refusals(self):
-        double = Sparse(self.IDS.indices, np.ones(4), (5, 4))
-        with pytest.raises(ValueError, match="float64 weights"):
-            lookup(FeatureConfig(table()), self.IDS, double)
         with pytest.raises(ValueError, match="but this is a sequence feature"):
             lookup(FeatureConfig(table(), max_sequence_length=2), self.IDS, self.WEIGHTS)
         with pytest.raises(ValueError, match="does not match type of the input"):
@@ -119,6 +135,14 @@ class TestRagged:
     def test_negative_ids_are_errors(self):
         with pytest.raises(ValueError, match="id -1"):
             lookup(FeatureConfig(table()), Ragged.of_lists([[-1]]))
+
+    def test_weights_of_another_dtype_are_refused_where_they_count(self):
+        ids = Ragged.of_lists([[1, 2], [3]])
+        weights = Ragged(np.ones(3), ids.row_splits)
+        with pytest.raises(ValueError, match="float64 weights"):
+            lookup(FeatureConfig(table()), ids, weights)
+        positions = FeatureConfig(table(), output_shape=[2, 2])
+        np.testing.assert_array_equal(lookup(positions, ids, weights), lookup(positions, ids))
 
     def test_output_shapes(self):
         feature = FeatureConfig(table(combiner="sum"), output_shape=[2, 2])

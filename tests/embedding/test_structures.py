@@ -68,6 +68,8 @@ def test_dict_types_and_the_order_of_keys_are_kept():
         (1, [1], ValueError, "found a list of 1. Expected a single value"),
         ({"a": (1, [2])}, {"a": (1, [2, 3])}, ValueError, "at 'a/1'"),
         ({"a": (1, [2])}, {"a": (1, (2,))}, TypeError, "at 'a/1'"),
+        ((1, [2]), (1, (2,), 3), TypeError, "at '1': found a tuple"),
+        (Pair(1, 2), namedtuple("Pair", "left middle")(1, 2), TypeError, r"a Pair\(left, middle\). Expected a Pair\("),
     ],
 )
 def test_differences_are_told_apart(expected, found, error, text):

@@ -43,6 +43,7 @@ class TestConstructor:
     def test_positions_of_2_3_and_of_2_21(self):
         feature = FeatureConfig(table())
         assert make(feature, 4, SGD(0.1), True)._is_pipelined
+        assert make(feature, np.int64(4), SGD(0.1), True)._is_pipelined
         assert make(feature, SGD(0.1), True)._is_pipelined
         assert not make(feature, SGD(0.1))._is_pipelined
         assert make(feature, optimizer=SGD(0.1), pipeline_execution_with_tensor_core=True)._is_pipelined

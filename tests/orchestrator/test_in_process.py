@@ -268,7 +268,7 @@ def test_more_hosts_than_lanes_are_refused_before_anything_is_made(small_data: s
 
 def test_one_process_is_one_host() -> None:
     with pytest.raises(ConfigurationError, match="2 hosts in one process"):
-        InProcessBackend().launch(2)
+        InProcessBackend().launch(2, lambda: None)
     with pytest.raises(ConfigurationError, match="Expected one host"):
         ScalingConfig(num_hosts=2, in_process=True)
 

@@ -39,7 +39,7 @@ def test_a_command_that_ends_by_itself_keeps_its_code(code: int, capsys: pytest.
     ("error", "code", "words"),
     [
         (JobFailed("device 0 failed: KeyError: 'oops'\nTraceback ..."), 1, "KeyError: 'oops'\nTraceback ..."),
-        (CrashLoop("host 1 died. That was fault 4"), 1, "fault 4"),
+        (CrashLoop("host 1 died. That was fault 4"), 88, "fault 4"),
         (Fenced(3, 4, "/runs/x"), 86, "Generation 4"),
         (RunIsHeld(HOLDER, 3.2, "/runs/x"), 87, "--take-over"),
         (ConfigurationError("Found num_hosts=0."), 87, "num_hosts=0"),

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from orchestrator.config import CheckpointConfig
 from orchestrator.errors import Failure, FailureKind, cause, is_host_fault
-from orchestrator.policies import WINDOW_TARGET_S, GiveUp, Recover, Schedule, after_failure, window_end
+from orchestrator.policies import (
+    CALL_CPU_S,
+    CALLS_PER_HOST,
+    LONGEST_WINDOW_S,
+    WINDOW_TARGET_S,
+    GiveUp,
+    Recover,
+    Schedule,
+    after_failure,
+    window_end,
+    window_target_s,
+)
 from orchestrator.saves import Saves
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
@@ -84,6 +95,17 @@ def test_windows_reach_the_end_and_pause_at_every_commit_and_evaluation(
 )
 def test_a_window_takes_about_its_target_time(step_s: float | None, num_steps: int) -> None:
     assert window_end(step=100, boundary=1100, step_s=step_s) == 100 + num_steps
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4, 64, 256, 700])
+def test_the_calls_of_a_window_take_at_most_a_hundredth_of_it(num_hosts: int) -> None:
+    spent_s = num_hosts * CALLS_PER_HOST * CALL_CPU_S
+    assert spent_s <= 0.01001 * window_target_s(num_hosts)
+    assert WINDOW_TARGET_S <= window_target_s(num_hosts) <= LONGEST_WINDOW_S
+
+
+def test_a_window_of_many_hosts_still_ends_soon_enough_to_be_stopped() -> None:
+    assert window_target_s(100_000) == LONGEST_WINDOW_S
 
 
 @pytest.mark.parametrize(

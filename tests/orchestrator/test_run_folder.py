@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.config import ConfigurationError
 from orchestrator.lease import RunIsHeld
-from orchestrator.run_folder import InputChanged, OpenRun, create_run, last_num_hosts, open_run
+from orchestrator.run_folder import InputChanged, OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import RunMismatch
 from tests.small_job import NUM_LANES, small_job, write_small_data
 from workers.data_config import DataConfigError
@@ -50,7 +50,7 @@ def test_a_new_run_is_described_by_its_record(run: OpenRun, data: str) -> None:
     assert run.table_buckets == tuple(table.num_buckets for table in record.tables)
     assert os.path.isabs(run.url)
     assert run.eval_index is None
-    assert last_num_hosts(run) is None
+    assert newest_commit(run) is None
 
 
 def test_creating_it_again_opens_the_same_run(run: OpenRun) -> None:

@@ -137,6 +137,32 @@ def test_a_replica_may_enqueue_its_own_share(make, strategy):
     pod.dequeue()
 
 
+def test_shares_of_an_uneven_batch_can_be_enqueued_in_replicas(make, strategy):
+    config, _ = declared()
+    embedding = make(config, 5, SGD(0.5))
+
+    def step(features):
+        embedding.enqueue(features)
+        activations = embedding.dequeue()
+        embedding.apply_gradients(activations)
+        return activations["x"].shape, activations["s"].shape
+
+    shapes = strategy.run(step, args=(strategy.split(batch(5)),)).values
+    assert shapes == (((3, 8), (3, 2, 8)), ((2, 8), (2, 2, 8)))
+
+
+def test_gradients_may_come_in_a_run_of_their_own(make, strategy):
+    config, _ = declared()
+    embedding = make(config, 5, SGD(0.5))
+    # What the driver dequeued before has no meaning for a replica.
+    embedding.enqueue(batch(5), training=False)
+    embedding.dequeue()
+    embedding.enqueue(batch(5))
+    activations = strategy.run(embedding.dequeue)
+    strategy.run(embedding.apply_gradients, args=(activations,))
+    assert embedding.metrics.num_steps == 1
+
+
 def test_the_gang_of_devices_can_sum_over_replicas(make, strategy):
     def total(value):
         from embedding.gradient_reducer import default_gradient_reducer
@@ -159,8 +185,12 @@ def test_errors_of_a_function_keep_their_type_and_the_strategy_goes_on(make, str
     def broken():
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match="mine") as raised:
         strategy.run(broken)
+    # Not in Ray's wrapping, whose report with the remote traceback is the cause.
+    assert type(raised.value) is KeyError
+    assert raised.value.args == ("mine",)
+    assert "in broken" in str(raised.value.__cause__)
     with pytest.raises(RuntimeError, match="without an enqueued training batch"):
         strategy.run(lambda: embedding.apply_gradients({"x": None, "s": None}))
     embedding.enqueue(batch(4), training=False)

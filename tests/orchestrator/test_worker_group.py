@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class ScriptedBackend:
 
         return answer
 
-    def launch(self, num_hosts: int) -> Sequence[HostHandles]:
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         return [
             HostHandles(ScriptedHandle(f"host {at}", self), ScriptedHandle(f"device {at}", self))
             for at in range(num_hosts)
@@ -104,7 +105,7 @@ def group_of(
         return script.get((worker, method), default)
 
     backend = ScriptedBackend(answer)
-    return WorkerGroup(backend, backend.launch(num_hosts), deadlines, on_poll), backend
+    return WorkerGroup(backend, backend.launch(num_hosts, on_poll), deadlines, on_poll), backend
 
 
 def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
@@ -203,7 +204,8 @@ def test_failures_that_follow_the_first_are_reported_with_it() -> None:
             ("host 0", "train"): failure("host 0", FailureKind.PEER),
             ("device 0", "serve_window"): lambda: next(seen, echo),
             ("device 1", "serve_window"): NEVER,
-        }
+        },
+        deadlines=Deadlines(grace_s=2.0),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
@@ -246,6 +248,37 @@ def test_a_frozen_process_is_found_by_its_silence() -> None:
     (found,) = caught.value.failures
     assert (found.worker, found.kind) == ("host 1", FailureKind.HUNG)
     assert "no answer to a status call" in found.message
+
+
+def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> None:
+    """The frozen one is found although its turn has not come: the others stand still because of it."""
+    asked: list[str] = []
+    num_hosts, moving = 50, 8
+    frozen = "host 49"
+
+    def script(worker: str, method: str) -> Any:
+        if method != "control status":
+            return NEVER
+        if worker == frozen:
+            return NEVER
+        return progress(min(len(asked), moving))
+
+    @dataclass
+    class Counting(ScriptedBackend):
+        def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+            if method == "control status":
+                asked.append(worker)
+            return ScriptedBackend.answer_of(self, worker, method, arguments)
+
+    backend, seen = Counting(script), []
+    deadlines = Deadlines(start_s=0.3, step_s=20, silence_s=0.2, stall_s=0.9, grace_s=0.05, poll_s=0.01, sample=1)
+    group = WorkerGroup(backend, backend.launch(num_hosts, lambda: None), deadlines, lambda: seen.append(len(asked)))
+    with pytest.raises(WorkerFailure) as caught:
+        group.train(0, 5)
+    assert [f.worker for f in caught.value.failures] == [frozen]
+    asked_each_time = [after - before for before, after in itertools.pairwise(seen)]
+    assert set(asked_each_time[:moving]) <= {0, 1}
+    assert max(asked_each_time) >= 2 * num_hosts - 1
 
 
 def test_a_process_that_is_still_coming_up_is_not_taken_for_frozen() -> None:

@@ -1,0 +1,61 @@
+"""The plan of a job: what is printed is where the driver puts tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding.placement import place_tables
+from orchestrator.plan import plan, render, summary
+from tests.small_job import B_ROWS, small_job
+from workers.tables import choose_buckets, features_per_table, table_specs
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 3, 7])
+def test_the_plan_is_the_drivers_placement(tmp_path: Path, num_hosts: int) -> None:
+    job = small_job(folder=str(tmp_path))
+    specs = table_specs(job, choose_buckets(job))
+    placed = place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts)
+    found = plan(job, num_hosts=num_hosts)
+    for table, spec, owners in zip(found.tables, specs, placed, strict=True):
+        assert table.hosts == tuple(np.unique(owners))
+        assert table.way.is_whole == (len(table.hosts) == 1)
+        assert table.spec == spec
+    held = [
+        sum(int((o == h).sum()) * s.bucket_bytes for o, s in zip(placed, specs, strict=True)) for h in range(num_hosts)
+    ]
+    assert [host.shard_bytes for host in found.hosts] == held
+    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.way.is_whole)
+    assert {host.incoming_bytes for host in found.hosts} == {None}
+
+
+def test_what_a_change_of_hosts_moves(tmp_path: Path) -> None:
+    """A host that stays reads nothing of what it held; a new one reads all that it gets."""
+    job = small_job(folder=str(tmp_path))
+    specs = table_specs(job, choose_buckets(job))
+    before = place_tables(specs, num_features=features_per_table(job), num_hosts=2)
+    previous = {spec.name: owners.tolist() for spec, owners in zip(specs, before, strict=True)}
+    same = plan(job, num_hosts=2, previous=previous)
+    assert [host.incoming_bytes for host in same.hosts] == [0, 0]
+    grown = plan(job, num_hosts=3, previous=previous)
+    assert grown.hosts[2].incoming_bytes == grown.hosts[2].shard_bytes > 0
+    assert all(host.incoming_bytes < host.shard_bytes for host in grown.hosts[:2])
+
+
+def test_text_names_every_table_with_its_reason(tmp_path: Path) -> None:
+    text = render(plan(small_job(folder=str(tmp_path)), num_hosts=2))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert f"{B_ROWS:,}" in lines["b"]
+    assert "all hosts" in lines["b"]
+    assert "above a host's fair share" in lines["b"]
+    assert "within a host's fair share" in lines["a"]
+    assert {"bags", "audit"} <= set(lines)
+    assert "cut over the hosts" in summary(plan(small_job(folder=str(tmp_path)), num_hosts=2))
+
+
+def test_one_host_holds_everything_whole(tmp_path: Path) -> None:
+    assert summary(plan(small_job(folder=str(tmp_path)), num_hosts=1)).startswith(
+        "tables: 4 whole at one host; a host holds "
+    )
