@@ -176,7 +176,7 @@ class Driver:
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
         """What is done while waiting for workers: the heartbeat; and while they start, leaving at once if asked to stop."""
-        heartbeat = _at_most_every(HEARTBEAT_S, lease.heartbeat)
+        heartbeat = _at_most_every(HEARTBEAT_S, lambda: self._beat(lease))
 
         def poll() -> None:
             heartbeat()
@@ -184,6 +184,15 @@ class Driver:
                 raise _StoppedAtStart
 
         return poll
+
+    def _beat(self, lease: Lease) -> None:
+        """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
+        try:
+            lease.heartbeat()
+        except (StorageError, OSError) as error:
+            self._reporter.notice(
+                f"the heartbeat was not written, so another driver may take this one for gone: {error}"
+            )
 
     # ------------------------------------------------------------------ one generation
 

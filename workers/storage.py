@@ -7,6 +7,7 @@ manifests or leases. A `Store` holds no open file and no lock and may be used fr
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
@@ -205,8 +206,12 @@ class Store:
         return self._run("create", name, attempt)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Puts new content under a name. For advisory files only: nothing that a commit refers to is ever replaced."""
-        self._run("replace", name, lambda _: self._files.replace(name, data))
+        """Puts new content under a name. For advisory files only: nothing that a commit refers to is ever replaced.
+
+        Tried once: what it is for is written again soon, and nobody should wait for it.
+        """
+        once = dataclasses.replace(self._retry, max_attempts=1)
+        self._run("replace", name, lambda _: self._files.replace(name, data), policy=once)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Name → bytes of every file below a folder (all if empty), sorted. Files that no writer of ours would name are left out."""
@@ -272,16 +277,16 @@ class Store:
     def _holds(self, name: str, data: bytes) -> bool:
         return self._files.size(name) == len(data) and self._files.read(name, start=0, length=len(data)) == data
 
-    def _run(self, what: str, name: str, call: Callable[[int], Answer]) -> Answer:
-        return self._insist(f"{what} '{validate_name(name)}'", call)
+    def _run(self, what: str, name: str, call: Callable[[int], Answer], *, policy: RetryPolicy | None = None) -> Answer:
+        return self._insist(f"{what} '{validate_name(name)}'", call, policy=policy)
 
     def _list(self, prefix: str, call: Callable[[int], Answer]) -> Answer:
         return self._insist(f"list '{validate_name(prefix) if prefix else ''}'", call)
 
-    def _insist(self, what: str, call: Callable[[int], Answer]) -> Answer:
+    def _insist(self, what: str, call: Callable[[int], Answer], *, policy: RetryPolicy | None = None) -> Answer:
         what = f"{what} in {self.location}"
         try:
-            return call_with_retries(call, what=what, policy=self._retry, waiting=self._waiting)
+            return call_with_retries(call, what=what, policy=policy or self._retry, waiting=self._waiting)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(what, error) from error

@@ -24,6 +24,7 @@ from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from workers.job import JobReference
 from workers.storage import Store
+from workers.storage_errors import StoreUnavailable
 
 STEPS = 24
 
@@ -118,6 +119,43 @@ def test_the_best_commits_stay_over_several_starts(small_data: str, tmp_path: Pa
     assert {manifest.step: manifest.metrics["auc"] for manifest in commits if manifest and manifest.metrics} == {
         step: evaluations[step] for step in steps if step in evaluations
     }
+
+
+def test_training_goes_on_while_heartbeats_cannot_be_written(
+    whole: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage that is over before the next commit costs nothing but a line."""
+    calls: list[str] = []
+
+    def refuse(self: Store, name: str, data: bytes) -> None:
+        calls.append(name)
+        raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+
+    class Outage(SilentReporter):
+        """From the first window on; the claim of the run was still possible."""
+
+        notices: list[str] = []  # noqa: RUF012
+
+        def window(self, report: WindowReport) -> None:
+            monkeypatch.setattr(Store, "replace", refuse)
+
+        def notice(self, text: str) -> None:
+            self.notices.append(text)
+
+    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("orchestrator.lease.HEARTBEAT_EVERY_S", 0.0)
+    job = small_job(folder=small_data, audit=False)
+    result = Driver(
+        create_run(str(tmp_path / "run"), job, None),
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(max_steps=STEPS, checkpoint_config=CheckpointConfig(every_steps=10)),
+        backend=InProcessBackend(),
+        reporter=Outage(),
+        stop=StopSignals(),
+    ).run()
+    assert calls
+    assert any("the heartbeat was not written" in notice for notice in Outage.notices)
+    assert_same_bytes(committed_state(result.path), committed_state(whole.path))
 
 
 def test_storage_that_does_not_delete_is_no_reason_to_stop(
