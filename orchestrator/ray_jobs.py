@@ -39,6 +39,7 @@ class RayJobRunner:
         notice: Callable[[str], None],
         patience_s: float = 600.0,
     ) -> None:
+        from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
 
         try:
@@ -46,6 +47,11 @@ class RayJobRunner:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigurationError(
                 f"Found no Ray cluster at {address} ({_first_line(error)}). Expected the address of its dashboard, such as http://head:8265."
+            ) from error
+        except AuthenticationError as error:
+            raise ConfigurationError(
+                f"The Ray cluster at {address} refused this program ({_first_line(error)}). Expected the cluster's token. "
+                "Set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it."
             ) from error
         self._working_dir = working_dir
         self._name = name
@@ -109,7 +115,12 @@ class RayJobRunner:
         """The answer, or `_NO_ANSWER` from a cluster that cannot be reached."""
         try:
             answer = question()
-        except (ConnectionError, OSError) as error:
+        except (ConnectionError, OSError, RuntimeError) as error:
+            if "already exists" in str(error):
+                # Submitted by a request whose answer was lost.
+                return None
+            if isinstance(error, RuntimeError) and "status code 5" not in str(error):
+                raise
             if not self._is_silent:
                 self._notice(f"the Ray cluster does not answer: {_first_line(error)}")
             self._is_silent = True

@@ -28,10 +28,14 @@ class StopSignals:
         self.reason = reason
 
     def __enter__(self) -> StopSignals:
+        self.claim()
+        return self
+
+    def claim(self) -> None:
+        """Takes the signals over, again if a library has installed handlers of its own meanwhile, as Ray does when it connects."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._on_signal)
-        return self
+                self._previous.setdefault(number, signal.signal(number, self._on_signal))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

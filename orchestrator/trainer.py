@@ -75,6 +75,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             backend = InProcessBackend()
         else:
             stack.enter_context(connected(scaling.num_hosts))
+            stop.claim()
             backend = RayBackend(scaling, reporter.notice)
         return Driver(run, scaling=scaling, config=config, backend=backend, reporter=reporter, stop=stop).run()
 

@@ -84,7 +84,7 @@ def ended(request: pytest.FixtureRequest, small_data: str, tmp_path_factory: pyt
 @pytest.mark.slow
 def test_the_ending_is_the_one_that_was_asked_for(ended: Ended) -> None:
     if ended.held["mode"] == "stop":
-        assert ended.held["ending"] == "stopped by SIGINT"
+        assert ended.held["ending"] == "stopped by SIGTERM"
         assert len(read_commit_names(ended.store)) == 1
     else:
         assert "ValueError: the user's callback is wrong" in ended.held["ending"]

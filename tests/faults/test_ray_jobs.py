@@ -1,0 +1,135 @@
+"""`RayJobRunner` on a real cluster with a dashboard: exit codes and output of submitted jobs, a stop, and a cluster that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.config import ConfigurationError
+from orchestrator.ray_jobs import RayJobRunner
+
+START_S = 120
+END_S = 180
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[str]:
+    """Address of a cluster of its own, which ends with the module."""
+    folder = tempfile.mkdtemp(prefix="pr-", dir="/tmp")
+    port, dashboard_port = free_port(), free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    # `python` of a submitted command is found on the path of the cluster's machines.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": 2}
+    # The agent, which starts jobs, has a fixed port unless told otherwise, and does without one that another cluster has.
+    options |= {"dashboard-agent-listen-port": free_port(), "dashboard-agent-grpc-port": free_port()}
+    options |= {"temp-dir": folder, "object-store-memory": 200_000_000, "include-dashboard": "true"}
+    head = subprocess.Popen(
+        [Path(sys.executable).parent / "ray", "start", "--head", "--block"]
+        + [f"--{name}={value}" for name, value in options.items()],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _wait_for_port(dashboard_port)
+        yield f"http://127.0.0.1:{dashboard_port}"
+    finally:
+        # All of them by pid: the daemons do not go with the command that started them.
+        processes = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        head.wait(timeout=30)
+        psutil.wait_procs(processes[1:], timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"The dashboard did not listen within {START_S} s.")
+
+
+def runner_of(address: str, folder: Path, notices: list[str]) -> RayJobRunner:
+    (folder / "jobs").mkdir(exist_ok=True)
+    # What is submitted is `python -m jobs.cli`; this one stands in for a training that takes its time.
+    (folder / "jobs" / "cli.py").write_text(
+        "import signal, sys, time\n"
+        "print('arguments', sys.argv[1:], flush=True)\n"
+        "if sys.argv[1] == 'wait':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (print('told to stop', flush=True), sys.exit(85)))\n"
+        "    time.sleep(120)\n"
+        "sys.exit(int(sys.argv[2]))\n"
+    )
+    return RayJobRunner(
+        address=address, working_dir=str(folder), name=f"test-{folder.name}", notice=notices.append, patience_s=30.0
+    )
+
+
+def await_end(runner: RayJobRunner) -> int:
+    deadline = time.monotonic() + END_S
+    while time.monotonic() < deadline:
+        if (code := runner.poll()) is not None:
+            return code
+        time.sleep(0.1)
+    raise TimeoutError(f"The job did not end within {END_S} s.")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_codes_and_output_of_jobs_come_back(dashboard: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notices: list[str] = []
+    runner = runner_of(dashboard, tmp_path, notices)
+    for attempt, code in enumerate((88, 0), 1):
+        runner.start(["train", str(code), "a b"], attempt)
+        assert await_end(runner) == code
+    printed = capsys.readouterr().out
+    assert "arguments ['train', '88', 'a b']" in printed
+    assert "arguments ['train', '0', 'a b']" in printed
+    assert [notice.split(":")[0] for notice in notices] == [f"submitted test-{tmp_path.name}-a{at}" for at in (1, 2)]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_is_asked_to_stop_and_given_time(
+    dashboard: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = runner_of(dashboard, tmp_path, [])
+    runner.start(["wait"], 1)
+    printed, deadline = "", time.monotonic() + END_S
+    while "arguments" not in printed and time.monotonic() < deadline:
+        assert runner.poll() is None
+        printed += capsys.readouterr().out
+        time.sleep(0.1)
+    runner.stop()
+    assert await_end(runner) != 0
+    assert "told to stop" in capsys.readouterr().out
+
+
+def test_no_cluster_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Found no Ray cluster at http://127.0.0.1:1"):
+        runner_of("http://127.0.0.1:1", tmp_path, [])
