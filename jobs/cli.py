@@ -51,12 +51,24 @@ class Train:
     """One host in this process, without Ray."""
     name: str | None = None
     """Folder of the run; by default the job's name and the time."""
+    warm_start: str | None = None
+    """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
+    warm_start_rules: tuple[str, ...] = ()
+    """What is meant where its tables differ: TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
     keep: int = 3
     """Commits kept."""
+    keep_every: int | None = None
+    """Also keep the first commit at or after each multiple of so many steps."""
+    keep_best: int = 0
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
     eval_every: int | None = None
     """Steps between evaluations, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
@@ -77,10 +89,18 @@ class Resume:
     """Threads of a host's kernels and CPU device."""
     in_process: bool = False
     """One host in this process, without Ray."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
     checkpoint_every: int | None = None
     """Steps between commits; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
     keep: int = 3
     """Commits kept."""
+    keep_every: int | None = None
+    """Also keep the first commit at or after each multiple of so many steps."""
+    keep_best: int = 0
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
     eval_every: int | None = None
     """Steps between evaluations; by default about four per run."""
     max_steps: int | None = None

@@ -1,6 +1,6 @@
 """Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs (`criteo`).
 
-Copy this file to begin a job of your own: a job is a function with plain arguments that returns a `JobConfig`.
+Copy this file to begin a job of your own: a job is a function with plain arguments that declares `-> JobConfig`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rich.console import Console
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
 from jobs.data_arguments import data_arguments, plan_arguments
 from jobs.synthetic import DEFAULT_FOLDER
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.errors import EXIT_STOPPED
 from orchestrator.inspect_run import format_bytes
 from orchestrator.plan import plan as plan_tables
@@ -56,9 +56,25 @@ def train(command: Train) -> int:
     storage = command.storage or default_storage()
     if not command.resume:
         _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    run = create_run(f"{storage.rstrip('/')}/{name}", job, reference)
+    run = create_run(
+        f"{storage.rstrip('/')}/{name}",
+        job,
+        reference,
+        warm_start=_warm_start(command),
+        single_writer=command.single_writer,
+    )
     run.take_over = command.resume
     return _fit(run, command, scaling)
+
+
+def _warm_start(command: Train) -> WarmStart | None:
+    if command.warm_start is not None:
+        return WarmStart(source=command.warm_start, rules=command.warm_start_rules)
+    if command.warm_start_rules:
+        raise ConfigurationError(
+            "Found --warm-start-rules without --warm-start. Expected a run to begin from. Pass --warm-start RUN."
+        )
+    return None
 
 
 def _reference(job_name: str, settings: tuple[str, ...], given: dict[str, object]) -> JobReference:
@@ -82,7 +98,7 @@ def plan(command: Plan) -> int:
         raise ConfigurationError(
             "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
         )
-    run = open_run(command.run)
+    run = open_run(command.run, only_reads=True)
     base = newest_commit(run)
     previous = base.placement if base else None
     found = plan_tables(run.job, num_hosts=command.hosts, table_buckets=run.table_buckets, previous=previous)
@@ -107,6 +123,7 @@ def resume(command: Resume) -> int:
         take_over=command.take_over,
         accept_input_change=command.accept_input_change,
         allow_ancestor=command.allow_ancestor,
+        single_writer=command.single_writer,
     )
     head = newest_commit(run)
     hosts = command.hosts if command.hosts is not None else head.hosts if head else 1
@@ -127,9 +144,15 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
     def spread(asked: int | None, parts: int) -> int:
         return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else asked
 
+    by_clock_alone = command.checkpoint_seconds is not None and command.checkpoint_every is None
     return RunConfig(
         checkpoint_config=CheckpointConfig(
-            every_steps=spread(command.checkpoint_every, COMMITS_A_RUN), num_to_keep=command.keep
+            every_steps=None if by_clock_alone else spread(command.checkpoint_every, COMMITS_A_RUN),
+            every_seconds=command.checkpoint_seconds,
+            on_best=command.keep_best > 0,
+            num_to_keep=command.keep,
+            keep_every_steps=command.keep_every,
+            keep_best=command.keep_best,
         ),
         eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,

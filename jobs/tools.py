@@ -24,6 +24,8 @@ class Fsck:
     """Check this commit alone."""
     all: bool = False
     """Also check commits that do not count."""
+    values: bool = False
+    """Also look for NaN and infinity in the newest commit, or in that of --commit. They are told, but are no damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Prune:
     """Folder or URL of the run."""
     keep: int
     """Newest commits to keep, at least 2."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
 Tool = Fsck | Diff | Export | Extract | Prune
@@ -122,7 +126,22 @@ def _fsck(command: Fsck) -> int:
         on_commit=lambda checked: print(f"read {checked.name}", file=sys.stderr),
     )
     print(render(check))
-    return 0 if check.is_intact else EXIT_DIFFERENT
+    if not check.is_intact:
+        return EXIT_DIFFERENT
+    if command.values:
+        _tell_values(command.run, command.commit)
+    return 0
+
+
+def _tell_values(run: str, commit: str | None) -> None:
+    from orchestrator.run_reference import open_commit
+    from orchestrator.scan_values import scan_values
+
+    state = open_commit(run, commit=commit)
+    findings = scan_values(state)
+    print(f"\nValues of {state.manifest.name}: {'all finite' if not findings else 'NOT ALL FINITE'}")
+    for finding in findings:
+        print(f"  {finding.describe()}")
 
 
 def _diff(command: Diff) -> int:
@@ -172,7 +191,7 @@ def _prune(command: Prune) -> int:
     from orchestrator.inspect_run import format_bytes
     from orchestrator.prune import prune
 
-    removal = prune(command.run, num_to_keep=command.keep)
+    removal = prune(command.run, num_to_keep=command.keep, single_writer=command.single_writer)
     for name in removal.commits:
         print(f"deleted commit {name}")
     for name in sorted(set(removal.attempts) - set(removal.commits)):

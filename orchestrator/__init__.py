@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+    from orchestrator.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WarmStart
     from orchestrator.strategy import PodStrategy
     from orchestrator.trainer import Trainer
     from workers.data_config import DenseColumn, IdColumn, ParquetData
@@ -18,6 +18,7 @@ _WHERE = {
     "Result": "orchestrator.config",
     "RunConfig": "orchestrator.config",
     "ScalingConfig": "orchestrator.config",
+    "WarmStart": "orchestrator.config",
     "PodStrategy": "orchestrator.strategy",
     "Trainer": "orchestrator.trainer",
     "DenseColumn": "workers.data_config",
@@ -40,6 +41,7 @@ __all__ = [
     "RunConfig",
     "ScalingConfig",
     "Trainer",
+    "WarmStart",
 ]
 
 

@@ -137,7 +137,8 @@ def newest_loadable(
 
     Args:
       newest: the head; None before the first commit.
-      allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then.
+      allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then. Every byte is read to find
+        out, since the hosts that would find a changed one cannot choose another commit.
       on_skip: told each commit that is passed over, and why.
 
     Raises:
@@ -148,7 +149,7 @@ def newest_loadable(
     record = find_run(store)
     reasons: list[str] = []
     for name in read_lineage(store):
-        reason = _why_not_loadable(store, name, run_id=record.run_id if record else None)
+        reason = _why_not_loadable(store, name, run_id=record.run_id if record else None, reads_all=allow_ancestors)
         if reason is None:
             return name
         reasons.append(f"{name}: {reason}")
@@ -177,7 +178,7 @@ def _check_place(manifest: Manifest, lease: Lease) -> None:
         )
 
 
-def _why_not_loadable(store: Store, name: str, *, run_id: str | None) -> str | None:
+def _why_not_loadable(store: Store, name: str, *, run_id: str | None, reads_all: bool) -> str | None:
     try:
         manifest = load(store, name)
     except (NameNotFound, DocumentRefused) as error:
@@ -185,6 +186,8 @@ def _why_not_loadable(store: Store, name: str, *, run_id: str | None) -> str | N
     if run_id is not None and manifest.run_id != run_id:
         return f"it belongs to run {manifest.run_id[:60]}, not to {run_id[:60]}"
     damage = next(size_damages(store, manifest), None)
+    if damage is None and reads_all:
+        damage = next(content_damages(store, manifest), None)
     return f"{damage.found} in {damage.name}, expected {damage.expected}" if damage else None
 
 

@@ -5,8 +5,13 @@ The names are those of Ray Train. Nothing here starts anything; `orchestrator.dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
+
+from orchestrator.keep_policies import KeepBest, KeepEvery, KeepPolicy
+from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, MetricName, OnBest, SavePolicy
 
 
 class ConfigurationError(ValueError):
@@ -43,23 +48,68 @@ class ScalingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When to commit and what to keep.
+    """When to commit and what to keep. The last step, and a stop by a signal, are committed in any case.
 
     Attributes:
-      every_steps: steps between commits; None commits at evaluations and at the end only.
-      num_to_keep: commits kept, at least 2; None keeps all.
+      every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given. With neither of them
+        nor `on_best`, commit after evaluations.
+      on_best: commit after an evaluation that is better than that of every commit so far.
+      metric: what "best" means here: the highest `auc` or the lowest `log_loss`.
+      num_to_keep: newest commits kept, at least 2; None keeps all.
+      keep_every_steps: also keep the first commit at or after each multiple of so many steps.
+      keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
+      read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to keep what it
+        accepted. Otherwise the sizes of all files are compared.
     """
 
     every_steps: int | None = None
+    every_seconds: float | None = None
+    on_best: bool = False
+    metric: MetricName = "auc"
     num_to_keep: int | None = 3
+    keep_every_steps: int | None = None
+    keep_best: int = 0
+    read_back: bool = False
 
     def __post_init__(self) -> None:
-        if self.every_steps is not None and self.every_steps < 1:
-            raise ConfigurationError(f"Found every_steps={self.every_steps}. Expected at least 1, or None.")
+        for name in ("every_steps", "keep_every_steps"):
+            steps = getattr(self, name)
+            if steps is not None and steps < 1:
+                raise ConfigurationError(f"Found {name}={steps}. Expected at least 1, or None.")
+        if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
+            raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
+        if self.metric not in get_args(MetricName):
+            raise ConfigurationError(
+                f"Found metric={self.metric!r}. Expected one of {', '.join(get_args(MetricName))}. Choose one of them."
+            )
+        if self.keep_best < 0:
+            raise ConfigurationError(f"Found keep_best={self.keep_best}. Expected at least 0.")
         if self.num_to_keep is not None and self.num_to_keep < 2:
             raise ConfigurationError(
                 f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, or None."
             )
+
+    @property
+    def save_policies(self) -> tuple[SavePolicy, ...]:
+        """When to commit on the way."""
+        policies: list[SavePolicy] = []
+        if self.every_steps is not None:
+            policies.append(EverySteps(self.every_steps))
+        if self.every_seconds is not None:
+            policies.append(EverySeconds(self.every_seconds))
+        if self.on_best:
+            policies.append(OnBest(self.metric))
+        return tuple(policies) or (AfterEvaluation(),)
+
+    @property
+    def keep_policies(self) -> tuple[KeepPolicy, ...]:
+        """What to keep besides the newest; of no effect where all are kept."""
+        policies: list[KeepPolicy] = []
+        if self.keep_every_steps is not None:
+            policies.append(KeepEvery(self.keep_every_steps))
+        if self.keep_best:
+            policies.append(KeepBest(self.keep_best, self.metric))
+        return tuple(policies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +137,20 @@ class FailureConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken over.
+
+    Attributes:
+      source: `RUN`, for the newest commit at that time, or `RUN@COMMIT`.
+      rules: what is meant by each difference between the commit and the job, such as `users=rename=members`, `ads=reinit`, `old=drop`,
+        `items=rows`, `@dense=params`; see `orchestrator.warm_start`.
+    """
+
+    source: str
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Name and place of a run, and its policies.
 
@@ -97,6 +161,8 @@ class RunConfig:
       evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
       max_steps: stop after this many steps of the whole run; None trains all epochs.
       take_over: fence another driver that still holds this run.
+      warm_start: another run's commit that a new run begins from; None begins with initial values.
+      single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
     """
 
     name: str | None = None
@@ -107,6 +173,8 @@ class RunConfig:
     evaluate_at_end: bool = True
     max_steps: int | None = None
     take_over: bool = False
+    warm_start: WarmStart | None = None
+    single_writer: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eval_every_steps", "max_steps"):
@@ -133,6 +201,12 @@ class Evaluation:
     def figures(self) -> dict[str, float]:
         """AUC and the job's own metrics by the names under which they are printed."""
         return {"AUC": self.auc, **self.metrics}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What policies compare; numbers that are not finite compare with nothing and are left out."""
+        values = {"auc": self.auc, "log_loss": self.log_loss}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.bucket_overlap import Cut, overlap, partners
 from orchestrator.manifest import Manifest
 from orchestrator.row_difference import RowDifference, absolute_differences, differing
 from orchestrator.run_reference import CommittedState
 from orchestrator.text_tables import columns, number, printable
+from workers.bucket_overlap import Cut, overlap, partners
 from workers.checkpoint_files import ArrayFiles, DenseFile, TableFiles, read_bucket_array, read_dense
 from workers.storage import Store
 

@@ -27,6 +27,7 @@ from orchestrator.manifest import Manifest
 from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
+from orchestrator.saves import Saves
 from orchestrator.signals import StopSignals
 from orchestrator.worker_group import Backend, Deadlines, WorkerGroup
 from workers.device_process import DeviceSpec
@@ -111,9 +112,10 @@ class Driver:
         total = plan.steps_per_epoch * run.job.num_epochs
         self._schedule = Schedule(
             total_steps=total if config.max_steps is None else min(total, config.max_steps),
-            commit_every=config.checkpoint_config.every_steps,
+            save_policies=config.checkpoint_config.save_policies,
             eval_every=config.eval_every_steps if run.eval_index is not None else None,
         )
+        self._saves = Saves(self._schedule)
         self._committed_unix_s: float | None = None
         self._is_starting = False
         self._lease: Lease | None = None
@@ -131,7 +133,7 @@ class Driver:
         finally:
             # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
             if self._lease is not None:
-                with contextlib.suppress(StorageError):
+                with contextlib.suppress(StorageError, OSError):
                     self._lease.release()
 
     def _generations(self) -> Result:
@@ -174,7 +176,7 @@ class Driver:
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
         """What is done while waiting for workers: the heartbeat; and while they start, leaving at once if asked to stop."""
-        heartbeat = _at_most_every(HEARTBEAT_S, lease.heartbeat)
+        heartbeat = _at_most_every(HEARTBEAT_S, lambda: self._beat(lease))
 
         def poll() -> None:
             heartbeat()
@@ -182,6 +184,15 @@ class Driver:
                 raise _StoppedAtStart
 
         return poll
+
+    def _beat(self, lease: Lease) -> None:
+        """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
+        try:
+            lease.heartbeat()
+        except (StorageError, OSError) as error:
+            self._reporter.notice(
+                f"the heartbeat was not written, so another driver may take this one for gone: {error}"
+            )
 
     # ------------------------------------------------------------------ one generation
 
@@ -243,21 +254,31 @@ class Driver:
             on_poll=self._poll(lease),
         )
         try:
-            group.restore(base)
+            self._fill(group, base)
         except BaseException:
             group.stop()
             raise
         return group
 
+    def _fill(self, group: WorkerGroup, base: Manifest | None) -> None:
+        """Brings the workers to the commit; before the first one, to what the run begins from."""
+        beginning = self._run.beginning() if base is None else None
+        if beginning is None:
+            group.restore(base)
+            return
+        self._reporter.notice(beginning.plan.describe())
+        group.warm_start(beginning)
+
     def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Result:
         """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop."""
         step = committed = base.step if base else 0
         head = base
+        self._saves.begin(step, self._run.committed(lease) if self._config.checkpoint_config.on_best else ())
         step_s: float | None = None
         while step < self._schedule.total_steps and self._stop.reason is None:
             end = window_end(
                 step=step,
-                boundary=self._schedule.next_boundary(step),
+                boundary=self._saves.next_boundary(step),
                 step_s=step_s,
                 target_s=window_target_s(group.num_hosts),
             )
@@ -265,7 +286,7 @@ class Driver:
             step = end
             if self._schedule.evaluates_at(step):
                 self._evaluate(group, step)
-            if self._schedule.commits_at(step):
+            if self._saves.take(step, self._metrics_at(step)):
                 head = self._commit(group, lease, step, head)
                 committed = step
         if self._stop.reason is not None and step > committed:
@@ -340,14 +361,34 @@ class Driver:
         """Writes, verifies and publishes the state after `step` steps."""
         started = time.monotonic()
         manifest = self._run.commit(
-            lease, step=step, parent=parent, placement=self._placement, num_hosts=group.num_hosts, save=group.save
+            lease,
+            step=step,
+            parent=parent,
+            placement=self._placement,
+            num_hosts=group.num_hosts,
+            save=group.save,
+            metrics=self._metrics_at(step),
+            read_back=self._config.checkpoint_config.read_back,
         )
         self._committed_unix_s = manifest.created_unix_s
         self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=time.monotonic() - started)
-        keep = self._config.checkpoint_config.num_to_keep
-        if keep is not None:
-            keep_latest(self._run.store, lease, num_to_keep=keep)
+        self._delete_old(lease)
         return manifest
+
+    def _metrics_at(self, step: int) -> dict[str, float]:
+        """What an evaluation of exactly this state found; empty without one."""
+        last = self._history.evaluations[-1:]
+        return last[0].metrics if last and last[0].step == step else {}
+
+    def _delete_old(self, lease: Lease) -> None:
+        """Carries out the keep policies. The commit stands already; storage that does not delete is no reason to stop training."""
+        config = self._config.checkpoint_config
+        if config.num_to_keep is None:
+            return
+        try:
+            keep_latest(self._run.store, lease, num_to_keep=config.num_to_keep, also=config.keep_policies)
+        except (StorageError, OSError) as error:
+            self._reporter.notice(f"old commits were not deleted: {error}")
 
     # ------------------------------------------------------------------ between generations
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator import checkpoint
-from orchestrator.bucket_overlap import Cut, describe_rows
 from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
 from orchestrator.inspect_run import format_bytes
@@ -21,6 +20,7 @@ from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
 from orchestrator.verification import Damage, verify
+from workers.checkpoint_files import describe_bucket
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
@@ -203,8 +203,7 @@ def _places(manifest: Manifest) -> dict[str, str]:
         for array in table.arrays:
             places[f"{array.path}/zarr.json"] = f"table '{table.name}', {array.name}, shape of all buckets"
         for chunk in table.chunks:
-            rows = describe_rows(Cut(table.num_buckets, chunk.bucket), num_rows=table.num_rows)
-            places[chunk.name] = f"table '{table.name}', {chunk.array}, bucket {chunk.bucket} ({rows})"
+            places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
     for leaf in manifest.dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"

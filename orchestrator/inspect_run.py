@@ -109,6 +109,10 @@ def _header(description: RunDescription) -> str:
         f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}",
         f"Generation {description.generation}{_holder(description)}",
     ]
+    if record.warm_start is not None:
+        start = record.warm_start
+        rules = f" with {' '.join(start.rules)}" if start.rules else ""
+        lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
     return "\n".join(lines)
 
 
@@ -137,6 +141,8 @@ def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:
     age = format_age(now_unix_s - manifest.created_unix_s)
     size = format_bytes(manifest.size_bytes)
     parent = manifest.parent or "-"
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.metrics.items()))
+    state = "; ".join(filter(None, (state, metrics)))
     return (commit.name, str(commit.step), str(commit.generation), parent, age, size, str(manifest.hosts), state)
 
 

@@ -1,4 +1,4 @@
-"""The keep policy: which commits stay, and the deletion of what no reader can need.
+"""Carrying out the keep policies: the deletion of what no reader can need.
 
 Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and those of attempts of
 older generations that never joined the lineage. A file that a kept commit names stays, wherever it lies. Claims are listed before every
@@ -8,12 +8,15 @@ batch, so a driver that was replaced stops; what it had already planned is garba
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.checkpoint import load
+from orchestrator.keep_policies import Committed, KeepPolicy
+from orchestrator.keep_policies import kept as kept_by
 from orchestrator.lease import Lease, read_commit_names, read_lineage
 from orchestrator.manifest import commit_file, parse_commit_name
+from orchestrator.verification import size_damages
 from workers.storage import Store
 from workers.storage_errors import StorageError
 
@@ -37,16 +40,37 @@ class Removal:
     num_bytes: int
 
 
-def keep_latest(store: Store, lease: Lease, *, num_to_keep: int, unix_s: Callable[[], float] = time.time) -> Removal:
-    """Deletes what the newest `num_to_keep` commits of the lineage do not need. A pass that is cut short is finished by a later one.
+def read_committed(store: Store, names: Iterable[str]) -> list[Committed]:
+    """What policies know of these commits, in the same order.
+
+    Raises:
+      StorageError: a manifest is missing or damaged.
+    """
+    manifests = (load(store, name) for name in names)
+    return [Committed(name=manifest.name, step=manifest.step, metrics=manifest.metrics) for manifest in manifests]
+
+
+def keep_latest(
+    store: Store,
+    lease: Lease,
+    *,
+    num_to_keep: int,
+    also: Sequence[KeepPolicy] = (),
+    unix_s: Callable[[], float] = time.time,
+) -> Removal:
+    """Deletes what the newest `num_to_keep` commits of the lineage, and those that other policies name, do not need.
+
+    Nothing goes unless the newest commit is whole: its manifest is read, and every file of it is there with its size. A pass that is cut
+    short is finished by a later one.
 
     Args:
       num_to_keep: at least 2, so that a damaged commit has an ancestor.
+      also: further reasons to keep a commit.
       unix_s: the wall clock, for the age of half-written files that killed drivers left.
 
     Raises:
       Fenced: a newer driver has taken over; nothing more is deleted.
-      StorageError: a kept commit cannot be read, so what it needs is unknown; nothing is deleted.
+      StorageError: the newest commit is not whole, or a kept one cannot be read, so what it needs is unknown; nothing is deleted.
     """
     if num_to_keep < MIN_KEPT:
         raise ValueError(
@@ -59,9 +83,13 @@ def keep_latest(store: Store, lease: Lease, *, num_to_keep: int, unix_s: Callabl
             f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was deleted: look into "
             "commit/ and lease/ of the run."
         )
-    kept = lineage[:num_to_keep]
+    kept = set(lineage[:num_to_keep])
+    if also and len(lineage) > num_to_keep:
+        kept |= kept_by(also, read_committed(store, lineage))
     removable = [name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)]
     attempts = [name for name in store.children("data") if name not in kept and _is_settled(name, lineage, lease)]
+    if lineage and (removable or attempts):
+        _check_newest(store, lineage[0])
     needed = {name for commit in kept for name in load(store, commit).file_sizes()} if attempts else set()
     for name in removable:
         # The manifest goes first: from then on its files are an attempt that nobody refers to.
@@ -71,6 +99,15 @@ def keep_latest(store: Store, lease: Lease, *, num_to_keep: int, unix_s: Callabl
     for folder in ("commit", "lease"):
         store.remove_stale_temporaries(folder, written_before_unix_s=unix_s() - _STALE_S)
     return Removal(commits=tuple(removable), attempts=tuple(attempts), num_files=num_files, num_bytes=num_bytes)
+
+
+def _check_newest(store: Store, name: str) -> None:
+    damage = next(size_damages(store, load(store, name)), None)
+    if damage is not None:
+        raise StorageError(
+            f"The newest commit {name} in {store.location} is not whole: found {damage.found} in {damage.name}, expected {damage.expected}. "
+            "No older commit was deleted: it may be needed. Look into the storage; `podembed fsck` names all damage."
+        )
 
 
 def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:

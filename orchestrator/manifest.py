@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.records import from_document, to_document
@@ -47,6 +47,7 @@ class Manifest:
       tables, dense: the files.
       placement: per table, the owner of each bucket when it was written.
       counters: totals since the run began, such as rows with invalid ids.
+      metrics: of an evaluation of exactly this state, by name, such as `auc`; empty where there was none.
       versions: of the packages that wrote it.
     """
 
@@ -62,6 +63,7 @@ class Manifest:
     dense: tuple[DenseFile, ...]
     placement: Mapping[str, tuple[int, ...]]
     counters: Mapping[str, int]
+    metrics: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str]
 
     @property
@@ -169,7 +171,8 @@ def _header_problems(manifest: Manifest) -> list[str]:
             or manifest.parent == manifest.name
         ):
             found.append(f"parent {manifest.parent[:60]!r} of {manifest.name}")
-    texts = [manifest.run_id, *manifest.versions, *manifest.versions.values(), *manifest.counters, *manifest.cursor]
+    names = [*manifest.counters, *manifest.cursor, *manifest.metrics]
+    texts = [manifest.run_id, *manifest.versions, *manifest.versions.values(), *names]
     if not manifest.run_id or max(map(len, texts)) > _MAX_TEXT:
         found.append(f"an empty run id or a text of more than {_MAX_TEXT} characters")
     names = Counter(table.name for table in manifest.tables)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import Failure, cause, is_host_fault
+from orchestrator.save_policies import SavePolicy
 
 WINDOW_TARGET_S = 2.0
 LONGEST_WINDOW_S = 30.0
@@ -16,26 +17,30 @@ DRIVER_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Steps at which something happens besides training. None means never.
+    """Steps at which something happens besides training.
 
     Attributes:
-      total_steps: steps of the whole run.
-      commit_every, eval_every: steps between commits and evaluations.
+      total_steps: steps of the whole run; the last one is always committed.
+      save_policies: when to commit on the way.
+      eval_every: steps between evaluations; None means never.
     """
 
     total_steps: int
-    commit_every: int | None
+    save_policies: tuple[SavePolicy, ...]
     eval_every: int | None
 
-    def next_boundary(self, step: int) -> int:
-        """The next step, above `step`, at which the run must pause."""
-        ahead = [(step // every + 1) * every for every in (self.commit_every, self.eval_every) if every]
-        return min([*ahead, self.total_steps])
+    def next_boundary(self, step: int, *, next_save: int | None) -> int:
+        """The next step, above `step`, at which the run must pause.
 
-    def commits_at(self, step: int) -> bool:
-        if self.commit_every is None:
-            return step == self.total_steps or self.evaluates_at(step)
-        return step == self.total_steps or step % self.commit_every == 0
+        Args:
+          next_save: the next commit that is known.
+        """
+        ahead = [self.total_steps]
+        if next_save is not None:
+            ahead.append(next_save)
+        if self.eval_every is not None:
+            ahead.append((step // self.eval_every + 1) * self.eval_every)
+        return min(ahead)
 
     def evaluates_at(self, step: int) -> bool:
         """Evaluations on the way; the one at the end is the driver's last act."""

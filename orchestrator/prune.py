@@ -11,15 +11,19 @@ from orchestrator.config import ConfigurationError
 from orchestrator.keep import MIN_KEPT, Removal, keep_latest
 from orchestrator.lease import Holder, acquire, read_lineage
 from orchestrator.run_reference import open_run_store
+from orchestrator.writable_store import open_for_writing
 
 
-def prune(url: str, *, num_to_keep: int, unix_s: Callable[[], float] = time.time) -> Removal:
+def prune(
+    url: str, *, num_to_keep: int, single_writer: bool = False, unix_s: Callable[[], float] = time.time
+) -> Removal:
     """Keeps the newest commits of a run and deletes what they do not need, attempts that were never finished included.
 
     Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as `resume` would.
 
     Args:
       num_to_keep: commits; at least 2.
+      single_writer: accept a storage that cannot keep a driver out while this goes on.
       unix_s: the wall clock, for heartbeats and the age of half-written files.
 
     Raises:
@@ -32,6 +36,7 @@ def prune(url: str, *, num_to_keep: int, unix_s: Callable[[], float] = time.time
             f"Found --keep {num_to_keep}. Expected at least {MIN_KEPT}, so that a damaged commit has an ancestor. Keep more."
         )
     store = open_run_store(url)
+    open_for_writing(url, single_writer=single_writer)
     lineage = read_lineage(store)
     if not lineage:
         # Nothing that counts: an attempt may be the first commit of a driver that is just starting.

@@ -6,26 +6,34 @@ leases, the commit that a generation starts from, and putting together a manifes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
+from typing import Any
 
 from orchestrator import checkpoint
-from orchestrator.config import ConfigurationError
-from orchestrator.lease import Holder, Lease, acquire, read_head
+from orchestrator.beginning import Beginning, open_beginning, record_of
+from orchestrator.config import ConfigurationError, WarmStart
+from orchestrator.keep import read_committed
+from orchestrator.keep_policies import Committed
+from orchestrator.lease import Holder, Lease, acquire, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
-from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
+from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
+from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.device_process import DenseReceipt
 from workers.input import InputIndex, build_index
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
+from workers.storage_errors import NameNotFound, StorageError
+from workers.strict_json import DocumentRefused, parse_strictly
 from workers.tables import choose_buckets, table_specs
 
 Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
@@ -96,8 +104,32 @@ class OpenRun:
         return lease
 
     def load_base(self, lease: Lease) -> Manifest | None:
-        """The commit that the lease starts from."""
-        return checkpoint.load(self.store, lease.head) if lease.head else None
+        """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their last bits."""
+        base = checkpoint.load(self.store, lease.head) if lease.head else None
+        now = _versions()
+        changed = {name: (base.versions.get(name), now[name]) for name in now} if base else {}
+        told = ", ".join(f"{name} {was} (now {version})" for name, (was, version) in changed.items() if was != version)
+        if told:
+            self.notice(f"commit {lease.head} was written with {told}; the run may not repeat bit by bit from here")
+        return base
+
+    def committed(self, lease: Lease) -> list[Committed]:
+        """What the save policies know of the commits that the lease's generation follows; those that cannot be read are left out."""
+        names = read_lineage(self.store) if lease.head else ()
+        found = []
+        for name in names:
+            with contextlib.suppress(StorageError):
+                found += read_committed(self.store, [name])
+        return found
+
+    def beginning(self) -> Beginning | None:
+        """What a generation without a commit starts from; None for initial values.
+
+        Raises:
+          ConfigurationError: the commit that this run began from is gone.
+        """
+        record = self.record.warm_start
+        return open_beginning(record, table_specs(self.job, self.table_buckets)) if record else None
 
     def head_step(self, lease: Lease) -> int:
         """The step of the lease's last acknowledged commit, 0 before the first."""
@@ -113,8 +145,14 @@ class OpenRun:
         placement: Mapping[str, tuple[int, ...]],
         num_hosts: int,
         save: Save,
+        metrics: Mapping[str, float] | None = None,
+        read_back: bool = False,
     ) -> Manifest:
         """Lets the hosts write, and publishes the manifest.
+
+        Args:
+          metrics: of an evaluation of this very state.
+          read_back: compare every byte on storage before publishing, and not only sizes.
 
         Raises:
           ReplicasDiffer: the dense replicas are not bitwise equal.
@@ -139,9 +177,10 @@ class OpenRun:
             dense=tuple(file for replica in replicas for file in replica.files),
             placement=dict(placement),
             counters={"samples": self._samples(step)},
+            metrics=dict(metrics or {}),
             versions=_versions(),
         )
-        checkpoint.commit(self.store, manifest, lease)
+        checkpoint.commit(self.store, manifest, lease, read_back=read_back)
         return manifest
 
     def _samples(self, step: int) -> int:
@@ -164,24 +203,31 @@ class OpenRun:
         return tuple(tables)
 
 
-def create_run(url: str, job: JobConfig, reference: JobReference | None) -> OpenRun:
+def create_run(
+    url: str,
+    job: JobConfig,
+    reference: JobReference | None,
+    *,
+    warm_start: WarmStart | None = None,
+    single_writer: bool = False,
+) -> OpenRun:
     """Creates the run's folder, or opens it if the same run is there.
+
+    Args:
+      warm_start: another run's commit to begin from.
+      single_writer: accept a storage that cannot keep a second driver out.
 
     Raises:
       RunMismatch: the folder holds another run.
-      ConfigurationError: nothing can be written there.
+      ConfigurationError: nothing can be written there, or the commit to begin from cannot be used.
       StorageError, InputError: the storage or the data cannot be used.
     """
-    store = Store(url)
-    try:
-        store.probe()
-    except OSError as error:
-        raise ConfigurationError(
-            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write to. "
-            f"Choose another one: --storage, RunConfig(storage_path=...)."
-        ) from error
+    beginning = None
+    if warm_start is not None:
+        beginning = record_of(warm_start, table_specs(job, choose_buckets(job)), find_run(Store(url)))
+    store = open_for_writing(url, single_writer=single_writer)
     train_index, eval_index = _indexes(job)
-    record = open_or_create(store, _record(job, reference, train_index))
+    record = open_or_create(store, replace(_record(job, reference, train_index), warm_start=beginning))
     return OpenRun(
         url=store.location,
         store=store,
@@ -194,7 +240,13 @@ def create_run(url: str, job: JobConfig, reference: JobReference | None) -> Open
 
 
 def open_run(
-    url: str, *, take_over: bool = False, accept_input_change: bool = False, allow_ancestor: bool = False
+    url: str,
+    *,
+    take_over: bool = False,
+    accept_input_change: bool = False,
+    allow_ancestor: bool = False,
+    single_writer: bool = False,
+    only_reads: bool = False,
 ) -> OpenRun:
     """Opens an existing run by its folder alone.
 
@@ -202,8 +254,11 @@ def open_run(
       take_over: fence another driver that still holds the run.
       accept_input_change: go on although files have other names, sizes or times; the number of rows must be the same.
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
+      single_writer: accept a storage that cannot keep a second driver out.
+      only_reads: nothing will be written, so that the storage need not be tried out.
 
     Raises:
+      StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
       ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data changed.
       RunMismatch: the job's function no longer returns the job of the run.
     """
@@ -218,10 +273,12 @@ def open_run(
             f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "
             f"Run that program again with RunConfig(name=...) to go on."
         )
-    reference = JobReference(function=record.job_function, arguments=json.loads(record.job_arguments))
+    if not only_reads:
+        open_for_writing(url, single_writer=single_writer)
+    reference = JobReference(function=record.job_function, arguments=_arguments(record))
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
-    found = _record(job, reference, train_index)
+    found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
     if found.input_fingerprint != record.input_fingerprint and not accept_input_change:
         raise InputChanged(
             f"The data files of the run in {store.location} changed since it began (names, sizes, times or row counts). Expected the same, "
@@ -242,10 +299,28 @@ def open_run(
     )
 
 
+def _arguments(record: RunRecord) -> dict[str, Any]:
+    """The job's arguments. The record's seal says nothing of the text inside."""
+    arguments = parse_strictly(RUN_FILE, record.job_arguments.encode())
+    if not isinstance(arguments, dict):
+        raise DocumentRefused(RUN_FILE, f"a {type(arguments).__name__} as arguments of the job", "an object")
+    return arguments
+
+
 def newest_commit(run: OpenRun) -> Manifest | None:
-    """The run's head, or None before the first commit."""
-    name = read_head(run.store)
-    return checkpoint.load(run.store, name) if name else None
+    """The commit that the run will be resumed from, or None before the first one.
+
+    Raises:
+      NameNotFound, DocumentRefused: the head is missing or damaged, and ancestors are not allowed.
+    """
+    lineage = read_lineage(run.store)
+    for name in lineage:
+        try:
+            return checkpoint.load(run.store, name)
+        except (NameNotFound, DocumentRefused):
+            if not run.allow_ancestor or name == lineage[-1]:
+                raise
+    return None
 
 
 def _indexes(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:

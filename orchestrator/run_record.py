@@ -52,6 +52,22 @@ class TableRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartRecord:
+    """The commit of another run that this run began from.
+
+    Attributes:
+      location: folder or URL of that run.
+      run_id, commit: which run and which of its commits.
+      rules: in the order given; see `orchestrator.warm_start`.
+    """
+
+    location: str
+    run_id: str
+    commit: str
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The identity of a run.
 
@@ -64,6 +80,7 @@ class RunRecord:
       num_samples: rows of the training data.
       input_fingerprint: hash of names, sizes, times and row counts of the input.
       staleness: steps between a lookup and the newest applied update.
+      warm_start: what the run began from; None for initial values.
     """
 
     run_id: str
@@ -78,6 +95,7 @@ class RunRecord:
     num_samples: int
     input_fingerprint: str
     staleness: int
+    warm_start: WarmStartRecord | None = None
 
 
 def open_or_create(store: Store, record: RunRecord) -> RunRecord:

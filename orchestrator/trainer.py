@@ -48,8 +48,12 @@ class Trainer:
         reference = self._job if isinstance(self._job, JobReference) else None
         job = self._job.resolve() if isinstance(self._job, JobReference) else self._job
         check_hosts(job, self._scaling)
+        _check_storage(self._config.storage_path, self._scaling)
         name = self._config.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run = create_run(f"{self._config.storage_path.rstrip('/')}/{name}", job, reference)
+        url = f"{self._config.storage_path.rstrip('/')}/{name}"
+        run = create_run(
+            url, job, reference, warm_start=self._config.warm_start, single_writer=self._config.single_writer
+        )
         run.take_over = self._config.take_over
         return fit(run, scaling=self._scaling, config=replace(self._config, name=name), reporter=self._reporter)
 
@@ -61,6 +65,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
       As `Trainer.fit`.
     """
     check_hosts(run.job, scaling)
+    _check_storage(run.url, scaling)
     reporter.notice(f"run folder {run.url}")
     run.notice = reporter.notice
     with contextlib.ExitStack() as stack:
@@ -85,4 +90,17 @@ def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
         raise ConfigurationError(
             f"Found {scaling.num_hosts} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
             f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.num_hosts}."
+        )
+
+
+def _check_storage(url: str, scaling: ScalingConfig) -> None:
+    """Refuses a run in memory for hosts that are other processes: each would see files of its own.
+
+    Raises:
+      ConfigurationError: the storage cannot be shared.
+    """
+    if url.startswith("memory://") and not scaling.in_process:
+        raise ConfigurationError(
+            f"Found {url} for hosts in processes of their own. Expected storage that all of them reach. "
+            f"Use a folder or an object store, or one host with in_process=True (--in-process)."
         )

@@ -1,7 +1,7 @@
-"""Beginning a new run from the tables of another run's commit: which table comes from where, decided before anything is read.
+"""Beginning a new run from another run's commit: which table and which dense arrays come from where, decided before any of them is read.
 
 Every difference between the commit and the job needs a rule that says it is meant; without one the plan is refused with all of them at once.
-The plan is a pure function. Reading follows it bucket by bucket, also where the new run cuts a table into another number of buckets.
+The plan is a pure function; `workers.table_start` carries it out. The new run begins with step 0 and its own data: only state is taken over.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from embedding.table_spec import TableSpec
-from orchestrator.bucket_overlap import Cut, overlap, partners
 from orchestrator.config import ConfigurationError
 from orchestrator.manifest import Manifest
 from orchestrator.text_tables import columns
-from workers.checkpoint_files import TableFiles, read_bucket
-from workers.storage import Store
+from workers.checkpoint_files import DenseFile, TableFiles
+from workers.job import DENSE_PARTS
+from workers.table_start import TableStart
+
+DENSE = "@dense"
 
 
 class WarmStartRefused(ConfigurationError):
@@ -32,7 +32,7 @@ class WarmStartRefused(ConfigurationError):
         super().__init__(
             f"Found differences between the tables of commit {commit} and those of the job:\n"
             + "\n".join(f"  - {difference}" for difference in differences)
-            + "\nExpected the same tables, or a rule for each that is not: TABLE=reinit, TABLE=rename=OLD, OLD=drop."
+            + "\nExpected the same tables, or a rule for each that is not: TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop."
         )
         self.differences = tuple(differences)
 
@@ -44,23 +44,28 @@ class RuleKind(Enum):
     REINIT = "reinit"  # begins with initial values, whatever the commit has
     DROP = "drop"  # the commit's table is left behind
     RENAME = "rename"  # loaded from a table of another name
+    ROWS = "rows"  # rows are loaded, from a table of the same or another name; slots begin with their initial values
+
+
+class DenseRule(Enum):
+    """What becomes of the dense model."""
+
+    SAME = "same"  # parameters and the state of the dense optimizer are loaded
+    PARAMS = "params"  # parameters are loaded; the optimizer begins anew
+    REINIT = "reinit"  # all of it begins anew
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Which parts of the dense state are loaded."""
+        return {DenseRule.SAME: DENSE_PARTS, DenseRule.PARAMS: DENSE_PARTS[:1], DenseRule.REINIT: ()}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRule:
-    """A rule for one table. `source` is the commit's table to load, for RENAME alone."""
+    """A rule for one table. `source` is the commit's table to load, for RENAME, and for ROWS if it has another name."""
 
     kind: RuleKind
     source: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStart:
-    """How one table of the new run begins. `source` is None for initial values."""
-
-    table: str
-    num_buckets: int
-    source: TableFiles | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +76,32 @@ class WarmStartPlan:
       run_id, commit: where the tables come from.
       tables: in the job's order.
       left_behind: tables of the commit that the new run does not use.
+      dense: files of the dense arrays that are loaded.
+      dense_parts: parts of the dense state that must be loaded whole; the others keep their first values.
     """
 
     run_id: str
     commit: str
     tables: tuple[TableStart, ...]
     left_behind: tuple[str, ...]
+    dense: tuple[DenseFile, ...]
+    dense_parts: tuple[str, ...]
 
     def describe(self) -> str:
         """The plan as a table, for people."""
         rows = [("table", "from", "buckets")]
         for start in self.tables:
             cut = f"{start.source.num_buckets} -> {start.num_buckets}" if start.source else f"{start.num_buckets}"
-            rows.append((start.table, start.source.name if start.source else "initial values", cut))
+            origin = start.source.name if start.source else "initial values"
+            rows.append((start.table, origin if start.with_slots else f"{origin} (rows alone)", cut))
         rows += [("-", f"{name} (left behind)", "-") for name in self.left_behind]
+        rows.append((DENSE, f"{len(self.dense)} arrays" if self.dense else "initial values", "-"))
         return f"Warm start from {self.commit} of run {self.run_id}\n" + columns(rows)
 
 
 def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
-    """Rules as people type them: `users=same`, `users=reinit`, `ads=drop`, `users=rename=members`.
+    """Rules for tables as people type them: `users=same`, `users=reinit`, `users=rows`, `users=rows=members`, `users=rename=members`,
+    `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
 
     Raises:
       ConfigurationError: another form, or two rules for one table.
@@ -97,21 +109,45 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
     rules: dict[str, TableRule] = {}
     for text in texts:
         table, _, rest = text.partition("=")
+        if table == DENSE:
+            continue
         kind, separator, source = rest.partition("=")
-        is_rename = kind == RuleKind.RENAME.value
-        is_whole = bool(source) if is_rename else not separator
+        is_whole = {
+            RuleKind.RENAME.value: bool(source),
+            RuleKind.ROWS.value: bool(source) or not separator,
+        }.get(kind, not separator)
         if not table or kind not in {known.value for known in RuleKind} or not is_whole:
             raise ConfigurationError(
-                f"Found rule '{text}'. Expected TABLE=same, TABLE=reinit, TABLE=rename=OLD or OLD=drop. Write it in one of these forms."
+                f"Found rule '{text}'. Expected TABLE=same, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, TABLE=rename=OLD, OLD=drop or {DENSE}=... "
+                f"Write it in one of these forms."
             )
         if table in rules:
             raise ConfigurationError(f"Found two rules for table '{table}'. Expected one. Leave one out.")
-        rules[table] = TableRule(kind=RuleKind(kind), source=source if is_rename else None)
+        rules[table] = TableRule(kind=RuleKind(kind), source=source or None)
     return rules
 
 
+def parse_dense_rule(texts: Iterable[str]) -> DenseRule:
+    """The rule for the dense model, `@dense=same|params|reinit`; SAME if there is none.
+
+    Raises:
+      ConfigurationError: another word, or two rules.
+    """
+    words = [text.partition("=")[2] for text in texts if text.partition("=")[0] == DENSE]
+    if len(words) > 1 or any(word not in {known.value for known in DenseRule} for word in words):
+        raise ConfigurationError(
+            f"Found {', '.join(f'{DENSE}={word}' for word in words)}. Expected one of {DENSE}=same, {DENSE}=params, {DENSE}=reinit. "
+            f"Write it in one of these forms."
+        )
+    return DenseRule(words[0]) if words else DenseRule.SAME
+
+
 def plan_warm_start(
-    manifest: Manifest, specs: Sequence[TableSpec], rules: Mapping[str, TableRule] | None = None
+    manifest: Manifest,
+    specs: Sequence[TableSpec],
+    rules: Mapping[str, TableRule] | None = None,
+    *,
+    dense: DenseRule = DenseRule.SAME,
 ) -> WarmStartPlan:
     """Decides where each table of a new run begins.
 
@@ -122,6 +158,7 @@ def plan_warm_start(
       manifest: of the commit to start from.
       specs: the tables of the new run.
       rules: by table of the new run; DROP by table of the commit. Tables without a rule are SAME.
+      dense: for the dense model. Whether its arrays fit is found by the device processes, which alone know its shapes.
 
     Raises:
       WarmStartRefused: with every table that was added, removed or changed without a rule, and every rule that fits nothing.
@@ -140,7 +177,14 @@ def plan_warm_start(
         differences += found
         used |= {source_name} if source_name in sources else set()
         source = sources[source_name] if source_name and not found else None
-        starts.append(TableStart(table=spec.name, num_buckets=spec.layout.num_buckets, source=source))
+        starts.append(
+            TableStart(
+                table=spec.name,
+                num_buckets=spec.layout.num_buckets,
+                source=source,
+                with_slots=rule.kind is not RuleKind.ROWS,
+            )
+        )
     differences += [
         f"table '{name}' of the commit is not in the job ({name}=drop leaves it behind, TABLE=rename={name} loads it)"
         for name in sources
@@ -155,36 +199,9 @@ def plan_warm_start(
         commit=manifest.name,
         tables=tuple(starts),
         left_behind=tuple(name for name in sources if name not in loaded),
+        dense=tuple(leaf for leaf in manifest.dense if leaf.key.split("/", 1)[0] in dense.parts),
+        dense_parts=dense.parts,
     )
-
-
-def read_buckets(
-    store: Store, source: TableFiles, *, num_buckets: int, out: Mapping[int, Sequence[np.ndarray]]
-) -> None:
-    """Fills buckets of a table that is cut into `num_buckets` from a commit that cut it into any other number.
-
-    Each file of the commit is read once, verified, and kept only while it is copied. Padding positions are not touched.
-
-    Args:
-      source: of the commit; the same rows and arrays as the table that is filled.
-      num_buckets: of the table that is filled; a power of two.
-      out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`.
-
-    Raises:
-      ChunkDamaged: a file is not what was committed; buckets may then be partly filled.
-      ValueError: an array of `out` has another shape.
-    """
-    _check_out(source, num_buckets, out)
-    wanted: dict[int, list[int]] = {}
-    for bucket in sorted(out):
-        for source_bucket in partners(Cut(num_buckets, bucket), source.num_buckets):
-            wanted.setdefault(source_bucket, []).append(bucket)
-    for source_bucket, buckets in sorted(wanted.items()):
-        values = read_bucket(store, source, source_bucket)
-        for bucket in buckets:
-            shared = overlap(Cut(num_buckets, bucket), Cut(source.num_buckets, source_bucket), num_rows=source.num_rows)
-            for target, value in zip(out[bucket], values, strict=True):
-                target[shared.one] = value[shared.other]
 
 
 def _differences(
@@ -199,7 +216,7 @@ def _differences(
     if source_name in dropped:
         return [f"table '{name}' is to be loaded from '{source_name}', whose rule is drop (take one of the two away)"]
     if source_name not in sources:
-        if rule.kind is RuleKind.RENAME:
+        if rule.source is not None:
             return [f"table '{name}' is to be loaded from '{source_name}', which the commit does not have"]
         return [f"table '{name}' is not in the commit ({name}=reinit begins it anew, {name}=rename=OLD loads another)"]
     source = sources[source_name]
@@ -210,9 +227,10 @@ def _differences(
         differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {hint}")
     if source.dim != spec.dim:
         differences.append(f"table '{name}' has dimension {spec.dim}, in the commit {source.dim} {hint}")
-    elif found != spec.widths or [*found] != [*spec.widths]:
+    elif rule.kind is not RuleKind.ROWS and (found != spec.widths or [*found] != [*spec.widths]):
         differences.append(
-            f"table '{name}' has an optimizer with slots {_slots(spec.widths)}, in the commit {_slots(found)} {hint}"
+            f"table '{name}' has an optimizer with slots {_slots(spec.widths)}, in the commit {_slots(found)} "
+            f"({name}=rows loads the rows alone, {name}=reinit begins it anew)"
         )
     types = {array.dtype for array in source.arrays} - {"float32"}
     if types:
@@ -228,7 +246,8 @@ def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources:
             found.append(f"the rule {name}=drop names no table of the commit (it has {', '.join(sorted(sources))})")
         if rule.kind is not RuleKind.DROP and name not in wanted:
             found.append(f"a rule for '{name}' names no table of the job (it has {', '.join(sorted(wanted))})")
-        if (rule.kind is RuleKind.RENAME) != (rule.source is not None):
+        needs, may_have = rule.kind is RuleKind.RENAME, rule.kind in (RuleKind.RENAME, RuleKind.ROWS)
+        if (needs and rule.source is None) or (not may_have and rule.source is not None):
             found.append(f"the rule for '{name}' is {rule.kind.value} with source {rule.source}")
     return found
 
@@ -236,18 +255,3 @@ def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources:
 def _slots(widths: Mapping[str, int]) -> str:
     slots = [f"{name} ({width})" for name, width in widths.items() if name != "rows"]
     return ", ".join(slots) or "none"
-
-
-def _check_out(source: TableFiles, num_buckets: int, out: Mapping[int, Sequence[np.ndarray]]) -> None:
-    if num_buckets < 1 or num_buckets & (num_buckets - 1):
-        raise ValueError(
-            f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the new run's record."
-        )
-    expected = [(-(-source.num_rows // num_buckets), array.width) for array in source.arrays]
-    for bucket, arrays in out.items():
-        shapes = [array.shape for array in arrays]
-        if not 0 <= bucket < num_buckets or shapes != expected:
-            raise ValueError(
-                f"Found bucket {bucket} with arrays {shapes} for table '{source.name}'. Expected a bucket below {num_buckets} with "
-                f"{expected}. Pass rows, then the slots, of the buckets held here."
-            )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from orchestrator.beginning import Beginning
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.manifest import Manifest
 from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
@@ -158,6 +159,15 @@ class WorkerGroup:
         started = time.monotonic()
         calls = [h.host.call("restore", manifest and manifest.tables) for h in self.handles]
         calls += [h.device.call("restore", manifest and manifest.dense) for h in self.handles]
+        self._gather(calls, self.deadlines.start_s, counts_marks=True)
+        self.spent_s["restore"] = time.monotonic() - started
+
+    def warm_start(self, beginning: Beginning) -> None:
+        """Brings every shard and every dense replica to the state that a new run begins from."""
+        started = time.monotonic()
+        location, plan = beginning.location, beginning.plan
+        calls = [h.host.call("warm_start", location, plan.tables) for h in self.handles]
+        calls += [h.device.call("warm_start", location, plan.dense, plan.dense_parts) for h in self.handles]
         self._gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = time.monotonic() - started
 

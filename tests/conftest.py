@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.object_store import BUCKET, object_store
 from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
@@ -42,3 +44,18 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("small-data")
     write_small_data(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def s3_environment() -> Iterator[Mapping[str, str]]:
+    """The variables that lead to an S3 service of this session."""
+    with object_store() as environment:
+        yield environment
+
+
+@pytest.fixture
+def s3_url(s3_environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty folder of an object store that this process reaches."""
+    for name, value in s3_environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{secrets.token_hex(4)}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workers.bucket_overlap import Cut, describe_rows
 from workers.chunks import (
     ChunkDamaged,
     ChunkReceipt,
@@ -275,10 +276,15 @@ def read_bucket_array(
     """Reads one bucket of one array and compares it with its own chunk's checksum, `[rows_per_bucket, width]`.
 
     Raises:
-      ChunkDamaged: it is missing or differs from the manifest.
+      ChunkDamaged: it is missing or differs from the manifest; with the table and the rows.
     """
     receipt = table.chunk(array, bucket).receipt
-    chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
+    try:
+        chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
+    except ChunkDamaged as error:
+        raise ChunkDamaged(
+            error.name, error.found, error.expected, place=describe_bucket(table, array.name, bucket)
+        ) from error
     return chunk if out is not None else chunk[0]
 
 
@@ -294,7 +300,18 @@ def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -
     digest = _digest(values, bucket, num_rows=table.num_rows, num_buckets=table.num_buckets)
     if digest != table.digests[bucket]:
         name = table.chunk(table.arrays[0], bucket).name
-        raise ChunkDamaged(name, f"bucket {bucket} with digest {digest}", f"{table.digests[bucket]} as committed")
+        raise ChunkDamaged(
+            name,
+            f"bucket {bucket} with digest {digest}",
+            f"{table.digests[bucket]} as committed",
+            place=describe_bucket(table, "rows and slots", bucket),
+        )
+
+
+def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
+    """What a bucket holds, for people: `table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)`."""
+    rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
+    return f"table '{table.name}', {array}, bucket {bucket} ({rows})"
 
 
 def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:

@@ -26,11 +26,12 @@ _CRC_PIECE_BYTES = 1 << 22
 
 
 class ChunkDamaged(StorageError):
-    """A chunk is missing, has the wrong length, or its bytes do not match a checksum."""
+    """A chunk is missing, has the wrong length, or its bytes do not match a checksum. `place` says in words what the chunk holds."""
 
-    def __init__(self, name: str, found: str, expected: str):
+    def __init__(self, name: str, found: str, expected: str, *, place: str = ""):
         super().__init__(
-            f"Chunk '{name}': found {found}; expected {expected}. Restore the file from a copy, or load an older commit."
+            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. Restore the file from a copy, or load an "
+            "older commit."
         )
         self.name = name
         self.found = found

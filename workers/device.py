@@ -8,7 +8,7 @@ process of the gang dies, all of them may be aborted and started again without l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from workers.handover import HandoverEnd, Record, RecordKind
-from workers.job import JobConfig
+from workers.job import DENSE_PARTS, JobConfig
 
 AXIS = "data"
 Blocks = tuple[jax.Array, ...]
@@ -270,15 +270,18 @@ class DeviceWorker:
             )
         return arrays
 
-    def load_dense_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def load_dense_arrays(self, arrays: Mapping[str, np.ndarray], *, parts: Collection[str] = DENSE_PARTS) -> None:
         """Replaces parameters and optimizer state. Keys, shapes and dtypes must be those of `dense_arrays`.
+
+        Args:
+          parts: what is replaced; the rest stays as it is.
 
         Raises:
           DenseStateError: an array is missing, unknown, or has another shape or dtype.
         """
         state = {"params": self.params, "optimizer": self.optimizer_state}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-        known = {_key(path): leaf for path, leaf in leaves}
+        known = {key: leaf for path, leaf in leaves if (key := _key(path)).split("/", 1)[0] in parts}
         if set(known) != set(arrays):
             raise DenseStateError(
                 f"Found dense arrays {sorted(set(arrays) - set(known))} that the job does not have and missed "
@@ -291,7 +294,10 @@ class DeviceWorker:
                     f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {leaf.dtype}{list(leaf.shape)}. "
                     f"Resume with the model and the dense optimizer of the run."
                 )
-        values = [jax.device_put(arrays[_key(path)], self._replicated) for path, _ in leaves]
+        values = [
+            jax.device_put(arrays[key], self._replicated) if (key := _key(path)) in known else leaf
+            for path, leaf in leaves
+        ]
         restored = jax.tree_util.tree_unflatten(structure, values)
         self.params, self.optimizer_state = restored["params"], restored["optimizer"]
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.device import DeviceWindow, DeviceWorker, join_gang, leave_gang
+from workers.device import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
 from workers.handover import HandoverEnd, HandoverError, Invitation
 from workers.job import JobConfig, JobReference
 from workers.progress import Progress, Tracker
-from workers.shards import DenseFile, read_dense, write_dense
+from workers.shards import CheckpointMismatch, DenseFile, read_dense, write_dense
 from workers.storage import Store
 
 __all__ = ["DenseReceipt", "DeviceProcess", "DeviceReady", "DeviceSpec", "DeviceWindow"]
@@ -114,6 +114,27 @@ class DeviceProcess:
         if files is not None:
             with self._tracker.phase("restore"):
                 self._worker.load_dense_arrays(read_dense(Store(self._spec.storage_url), files))
+
+    def warm_start(self, location: str, files: Sequence[DenseFile], parts: Sequence[str]) -> None:
+        """Loads what a new run takes over of another run's dense state.
+
+        Args:
+          location: folder of the run whose files are read.
+          files: every leaf of the parts that are loaded.
+          parts: "params", "optimizer", both or none; the others keep their first values.
+
+        Raises:
+          StorageError, ChunkDamaged: a file is missing or is not what was committed.
+          CheckpointMismatch: the arrays are of another model or optimizer.
+        """
+        with self._tracker.phase("restore"):
+            try:
+                self._worker.load_dense_arrays(read_dense(Store(location), files), parts=parts)
+            except DenseStateError as error:
+                raise CheckpointMismatch(
+                    f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: the rule "
+                    "@dense=reinit, or @dense=params where only the dense optimizer changed."
+                ) from error
 
     def serve_window(self) -> DeviceWindow:
         """Works for the host until its window ends.

@@ -35,6 +35,7 @@ from workers.read_ahead import ReadAhead
 from workers.shards import ShardReceipt, TableFiles, read_shard, write_shard
 from workers.sources import open_reader
 from workers.storage import Store
+from workers.table_start import TableStart, begin_tables
 from workers.tables import feature_bindings, table_specs
 
 READ_AHEAD_BATCHES = 4
@@ -230,6 +231,19 @@ class HostWorker:
                     self._tracker.mark()
             else:
                 read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
+
+    def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
+        """Fills the shard with what a new run begins from.
+
+        Args:
+          location: folder of the run whose files are read.
+          starts: one a table, in the job's order.
+
+        Raises:
+          StorageError, ChunkDamaged: a file is missing or is not what was committed.
+        """
+        with self._tracker.phase("restore"):
+            begin_tables(Store(location), self._lookup.tables, starts, on_chunk=self._tracker.mark)
 
     def train(self, first_step: int, last_step: int) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.

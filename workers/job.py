@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import optax
 
 
+# First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
+DENSE_PARTS = ("params", "optimizer")
+
+
 class JobError(ValueError):
     """A job that cannot run as declared."""
 
@@ -185,8 +189,10 @@ class JobReference:
     def resolve(self) -> JobConfig:
         """Imports the module, calls the function and returns its job.
 
+        A run's folder names its job, and a folder may come from anywhere: only a function that declares `-> JobConfig` is called.
+
         Raises:
-          JobError: the name does not lead to a function that returns a `JobConfig`, or the function does not take these arguments.
+          JobError: the name does not lead to such a function, or the function does not take these arguments.
         """
         module_name, _, function_name = self.function.partition(":")
         if not module_name or module_name.startswith(".") or not function_name:
@@ -200,6 +206,7 @@ class JobReference:
                 f"Found job '{self.function}', which cannot be imported ({error}). Expected package.module:function. "
                 f"Run from the folder that holds the module, or install it."
             ) from error
+        _check_function(self.function, function)
         _check_arguments(self.function, function, self.arguments)
         job = function(**self.arguments)
         if not isinstance(job, JobConfig):
@@ -210,9 +217,20 @@ class JobReference:
         return {"function": self.function, "arguments": json.loads(json.dumps(dict(self.arguments)))}
 
 
-def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> None:
-    if not callable(function):
+def _check_function(name: str, function: Any) -> None:
+    if not inspect.isfunction(function):
         raise JobError(f"Found '{name}', a {type(function).__name__}. Expected a function that returns a JobConfig.")
+    declared = inspect.signature(function).return_annotation
+    # With `from __future__ import annotations` the declaration is text.
+    is_text = isinstance(declared, str) and declared.strip("'\"").rpartition(".")[2] == JobConfig.__name__
+    if declared is not JobConfig and not is_text:
+        raise JobError(
+            f"Found job '{name}' without a declared JobConfig. Expected `def {function.__name__}(...) -> JobConfig:`, since only what says "
+            f"so is called by name. Declare it."
+        )
+
+
+def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> None:
     signature = inspect.signature(function)
     try:
         signature.bind(**arguments)

@@ -34,6 +34,7 @@ class LocalFiles:
     """The files below `root`, an absolute path. The root itself may be a link: it is the user's own choice."""
 
     creates_exclusively = True
+    repeats_requests = False
 
     def __init__(self, root: str):
         self.root = root

@@ -18,7 +18,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from workers.local_files import Buffer
-from workers.storage_errors import NameNotFound, NameTaken, WrongSize
+from workers.retry import http_code
+from workers.storage_errors import NameNotFound, NameTaken, ServiceRefused, StorageError, WrongSize
 
 # MemoryFileSystem keeps its files in a dictionary of the class, so one lock for the process is what decides a race.
 _MEMORY_LOCK = threading.Lock()
@@ -30,23 +31,31 @@ class RemoteFiles:
 
     def __init__(self, *, url: str, storage_options: dict[str, Any], request_timeout_s: float):
         options = {"use_listings_cache": False, "skip_instance_cache": True, **storage_options}
-        self._filesystem, self.root = fsspec.url_to_fs(url, **options)
+        try:
+            self._filesystem, self.root = fsspec.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise StorageError(
+                f"'{url}' cannot be opened: {error}. A path, or a URL of a filesystem that is installed, is expected. For s3:// install "
+                "podembed[s3], for gs:// podembed[gcs]."
+            ) from error
         self.root = self.root.rstrip("/")
         self._request_timeout_s = request_timeout_s
         self.location = url
         self._exclusive_options = _exclusive_options(self._filesystem)
         self.creates_exclusively = self._exclusive_options is not None
+        # Clients of services send a request again when its answer is lost, and do not tell.
+        self.repeats_requests = isinstance(self._filesystem, AsyncFileSystem)
 
     def size(self, name: str) -> int:
         return int(self._named(name, lambda: self._call("info", self._path(name)))["size"])
 
     def read(self, name: str, *, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start`; fewer when the file ends first."""
-        available = max(0, self.size(name) - start)
-        if min(length, available) == 0:
+        """`length` bytes from `start`, which the caller knows to be there; fewer if the file was changed meanwhile."""
+        if length == 0:
+            # A range without bytes cannot be asked for; the file must still be there.
+            self.size(name)
             return b""
-        end = start + min(length, available)
-        return self._named(name, lambda: self._call("cat_file", self._path(name), start=start, end=end))
+        return self._named(name, lambda: self._call("cat_file", self._path(name), start=start, end=start + length))
 
     def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
         """Fills the buffers from the start of the file, which must be exactly that long."""
@@ -71,7 +80,9 @@ class RemoteFiles:
 
     def replace(self, name: str, data: bytes) -> None:
         """Puts a complete file under the name, instead of what was there."""
-        self._call("pipe_file", self._path(name), data)
+        path = self._path(name)
+        self._make_folder(path)
+        self._call("pipe_file", path, data)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Path → bytes of every file below the folder; empty if there is none."""
@@ -113,7 +124,7 @@ class RemoteFiles:
             return False
         except Exception as error:
             # Some versions let the service's own refusal through: 412 is "precondition failed".
-            if str(getattr(error, "code", "")) == "412" or "PreconditionFailed" in str(error):
+            if http_code(error) == 412 or "PreconditionFailed" in str(error):
                 return False
             raise
         return True
@@ -122,15 +133,35 @@ class RemoteFiles:
         self._filesystem.invalidate_cache()
         if self._call("exists", path):
             return False
+        self._make_folder(path)
         self._call("pipe_file", path, data)
         return True
 
+    def _make_folder(self, path: str) -> None:
+        """Makes the folder of a file where folders are things of their own; in object stores and memory they are parts of names."""
+        if self._exclusive_options is None:
+            self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
+
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls the filesystem; asynchronous ones with a deadline for the request."""
-        if isinstance(self._filesystem, AsyncFileSystem) and not self._filesystem.asynchronous:
-            coroutine = getattr(self._filesystem, f"_{method}")
-            return sync(self._filesystem.loop, coroutine, *arguments, timeout=self._request_timeout_s, **options)
-        return getattr(self._filesystem, method)(*arguments, **options)
+        """Calls the filesystem; asynchronous ones with a deadline for the request.
+
+        Raises:
+          OSError: as the filesystem raised it, or a `ConnectionError` for a client's own kind of lost connection.
+          ServiceRefused: anything else that the client raised.
+        """
+        try:
+            if isinstance(self._filesystem, AsyncFileSystem) and not self._filesystem.asynchronous:
+                coroutine = getattr(self._filesystem, f"_{method}")
+                return sync(self._filesystem.loop, coroutine, *arguments, timeout=self._request_timeout_s, **options)
+            return getattr(self._filesystem, method)(*arguments, **options)
+        except (OSError, StorageError):
+            raise
+        except Exception as error:
+            if _is_lost_connection(error):
+                raise ConnectionError(str(error)) from error
+            if http_code(error) is not None:
+                raise
+            raise ServiceRefused(self.location, error) from error
 
     def _named(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -143,6 +174,11 @@ class RemoteFiles:
 
     def _name(self, path: str) -> str:
         return path.lstrip("/").removeprefix(self.root.lstrip("/")).lstrip("/")
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a client library's own exception says that the service was not reached. They share names, not a base class."""
+    return any(kind.__name__.endswith(("ConnectionError", "TimeoutError")) for kind in type(error).__mro__)
 
 
 def _exclusive_options(filesystem: AbstractFileSystem) -> dict[str, Any] | None:

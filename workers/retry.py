@@ -21,6 +21,9 @@ _TRANSIENT_ERRNOS = frozenset(
     {
         errno.EAGAIN,
         errno.EBUSY,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
         errno.EINTR,
         errno.EIO,
         errno.ENETDOWN,
@@ -63,10 +66,16 @@ def is_transient(error: BaseException) -> bool:
         return False
     if isinstance(error, ConnectionError | TimeoutError):
         return True
-    code = getattr(error, "code", None) or getattr(error, "status", None)
-    if isinstance(code, int | str) and str(code).isdecimal():
-        return int(code) in _TRANSIENT_HTTP_CODES
+    code = http_code(error)
+    if code is not None:
+        return code in _TRANSIENT_HTTP_CODES
     return isinstance(error, OSError) and (error.errno is None or error.errno in _TRANSIENT_ERRNOS)
+
+
+def http_code(error: BaseException) -> int | None:
+    """The status that a service answered with, where the exception carries one."""
+    code = getattr(error, "code", None) or getattr(error, "status", None)
+    return int(code) if isinstance(code, int | str) and str(code).isdecimal() else None
 
 
 def call_with_retries(

@@ -7,10 +7,11 @@ manifests or leases. A `Store` holds no open file and no lock and may be used fr
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import re
 import secrets
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -21,8 +22,8 @@ from workers.retry import RetryPolicy, Waiting, call_with_retries
 from workers.storage_errors import (
     NameNotFound,
     NameTaken,
-    SingleWriterStore,
     StorageError,
+    StorageFull,
     StoreCannotCreateExclusively,
     UnsafeName,
     WrongSize,
@@ -37,9 +38,15 @@ _PROBE_WRITERS = 8
 
 
 class Files(Protocol):
-    """What a backend offers: names arrive validated, errors leave as `StorageError` or as they came from the system."""
+    """What a backend offers: names arrive validated, errors leave as `StorageError` or as they came from the system.
+
+    Attributes:
+      creates_exclusively: whether the storage itself decides who of several writers creates a name.
+      repeats_requests: whether one call may reach the storage more than once, so that a writer can meet its own file.
+    """
 
     creates_exclusively: bool
+    repeats_requests: bool
 
     @property
     def location(self) -> str: ...
@@ -88,7 +95,6 @@ class Store:
     Args:
       url: a path (`/data/run`, `run`), `file:///data/run`, `memory://run`, or any URL that fsspec opens (`gs://`, `s3://`, `abfs://`).
       storage_options: given to the fsspec filesystem.
-      single_writer: accept a filesystem that cannot create exclusively, with a warning.
       retry: how long calls insist on errors that usually pass.
       request_timeout_s: the longest that one request to an object store may take.
       waiting: time and chance, replaced in tests.
@@ -99,22 +105,14 @@ class Store:
         url: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, Any] | None = None,
-        single_writer: bool = False,
         retry: RetryPolicy | None = None,
         request_timeout_s: float = 120.0,
         waiting: Waiting | None = None,
     ):
         self.url = os.fspath(url)
         self._files = _open_files(self.url, dict(storage_options or {}), request_timeout_s)
-        self._single_writer = single_writer
         self._retry = retry or RetryPolicy()
         self._waiting = waiting or Waiting()
-        if single_writer and not self._files.creates_exclusively:
-            warnings.warn(
-                f"{self.url} cannot create a file exclusively; nothing stops a second driver on this run.",
-                SingleWriterStore,
-                stacklevel=2,
-            )
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
@@ -181,15 +179,15 @@ class Store:
         """Writes one file from byte buffers and returns when it is durable. A local write copies nothing.
 
         Raises:
-          NameTaken: something is there already; it is left as it is. If an earlier attempt of the same call may have written it, the
-            content decides.
+          NameTaken: something is there already; it is left as it is. If the call itself may have written it in an attempt whose answer
+            was lost, the content decides.
         """
 
         def attempt(earlier_attempts: int) -> None:
             try:
                 self._files.write_new(name, buffers)
             except NameTaken:
-                if not earlier_attempts or not self._holds(name, b"".join(buffers)):
+                if not self._may_be_ours(earlier_attempts) or not self._holds(name, b"".join(buffers)):
                     raise
 
         self._run("write", name, attempt)
@@ -197,19 +195,23 @@ class Store:
     def create_exclusive(self, name: str, data: bytes) -> bool:
         """Creates a small complete file unless the name is taken; of several callers exactly one gets True.
 
-        When an earlier attempt failed without an answer, the content tells whether it had worked, so `data` should be unique to the caller.
+        When an attempt may have worked although its answer was lost, the content tells, so `data` should be unique to the caller.
         """
 
         def attempt(earlier_attempts: int) -> bool:
             if self._files.create_exclusive(name, data):
                 return True
-            return earlier_attempts > 0 and self._holds(name, data)
+            return self._may_be_ours(earlier_attempts) and self._holds(name, data)
 
         return self._run("create", name, attempt)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Puts new content under a name. For advisory files only: nothing that a commit refers to is ever replaced."""
-        self._run("replace", name, lambda _: self._files.replace(name, data))
+        """Puts new content under a name. For advisory files only: nothing that a commit refers to is ever replaced.
+
+        Tried once: what it is for is written again soon, and nobody should wait for it.
+        """
+        once = dataclasses.replace(self._retry, max_attempts=1)
+        self._run("replace", name, lambda _: self._files.replace(name, data), policy=once)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Name → bytes of every file below a folder (all if empty), sorted. Files that no writer of ours would name are left out."""
@@ -246,17 +248,15 @@ class Store:
         """Checks with real files that exactly one of several writers can create a name, and that it is listed at once.
 
         Raises:
-          StoreCannotCreateExclusively: the filesystem is not known to decide the race, or did not. Never in single-writer mode.
+          StoreCannotCreateExclusively: the filesystem is not known to decide the race, or did not.
         """
-        if self._single_writer and not self._files.creates_exclusively:
-            return
         if not self._files.creates_exclusively:
             raise StoreCannotCreateExclusively(self.location, "offers no exclusive creation through fsspec")
         name = f"probe-{secrets.token_hex(8)}"
         contents = [f"writer {writer} {secrets.token_hex(8)}".encode() for writer in range(_PROBE_WRITERS)]
+        with ThreadPoolExecutor(_PROBE_WRITERS) as pool:
+            won = [*pool.map(lambda content: self.create_exclusive(name, content), contents)]
         try:
-            with ThreadPoolExecutor(_PROBE_WRITERS) as pool:
-                won = [*pool.map(lambda content: self.create_exclusive(name, content), contents)]
             self._judge_probe(name, contents, won)
         finally:
             self.delete(name)
@@ -270,17 +270,27 @@ class Store:
         if name not in self.children():
             raise StoreCannotCreateExclusively(self.location, "does not list a file that was just created")
 
+    def _may_be_ours(self, earlier_attempts: int) -> bool:
+        """Whether a name that is taken may be taken by this very call."""
+        return earlier_attempts > 0 or self._files.repeats_requests
+
     def _holds(self, name: str, data: bytes) -> bool:
         return self._files.size(name) == len(data) and self._files.read(name, start=0, length=len(data)) == data
 
-    def _run(self, what: str, name: str, call: Callable[[int], Answer]) -> Answer:
-        return self._insist(f"{what} '{validate_name(name)}'", call)
+    def _run(self, what: str, name: str, call: Callable[[int], Answer], *, policy: RetryPolicy | None = None) -> Answer:
+        return self._insist(f"{what} '{validate_name(name)}'", call, policy=policy)
 
     def _list(self, prefix: str, call: Callable[[int], Answer]) -> Answer:
         return self._insist(f"list '{validate_name(prefix) if prefix else ''}'", call)
 
-    def _insist(self, what: str, call: Callable[[int], Answer]) -> Answer:
-        return call_with_retries(call, what=f"{what} in {self.location}", policy=self._retry, waiting=self._waiting)
+    def _insist(self, what: str, call: Callable[[int], Answer], *, policy: RetryPolicy | None = None) -> Answer:
+        what = f"{what} in {self.location}"
+        try:
+            return call_with_retries(call, what=what, policy=policy or self._retry, waiting=self._waiting)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(what, error) from error
+            raise
 
 
 def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: float) -> Files:

@@ -84,18 +84,48 @@ class StoreUnavailable(StorageError):
         self.elapsed_s = elapsed_s
 
 
+class StorageFull(StorageError):
+    """A disk or a quota has no room left. What was written of the file is removed."""
+
+    def __init__(self, what: str, error: OSError):
+        super().__init__(
+            f"{what} failed: {error.strerror or error}. Room for one more commit is expected beside those that are kept: free some, keep "
+            "fewer commits, or use another storage. Committed state is not affected."
+        )
+        self.what = what
+
+
+class ServiceRefused(StorageError):
+    """The client of an object store raised something that trying again does not mend, such as missing credentials."""
+
+    def __init__(self, location: str, error: BaseException):
+        super().__init__(
+            f"{location} cannot be used: {type(error).__name__}: {error}. A service that this process may read and write is expected. "
+            "Check address, credentials and region in the environment of the program and of Ray's processes."
+        )
+        self.location = location
+
+
 class StoreCannotCreateExclusively(StorageError):
     """Two writers could both believe that they created a file, so two drivers could both commit."""
 
     def __init__(self, location: str, found: str):
         super().__init__(
             f"{location} {found}; exactly one of several writers may create a name. Use a local path, or s3://, gs:// "
-            "or abfs:// with a current s3fs, gcsfs or adlfs, or open the store with single_writer=True if you are sure that only one "
-            "driver ever runs."
+            "or abfs:// with a current s3fs, gcsfs or adlfs; or, if you see to it that only one driver ever runs, --single-writer "
+            "(RunConfig(single_writer=True))."
         )
         self.location = location
         self.found = found
 
 
 class SingleWriterStore(UserWarning):
-    """This store cannot create exclusively; nothing protects the run from a second driver."""
+    """This store cannot create exclusively, and the user said that one driver runs: what protects a run from a second one is gone."""
+
+    def __init__(self, location: str, found: str):
+        super().__init__(
+            f"{location} {found}. It is used for a single writer: a second driver on this run, also one that was thought dead, is not "
+            "stopped. Both would commit, steps that one of them acknowledged may be lost, and it may delete files that the other needs."
+        )
+        self.location = location
+        self.found = found

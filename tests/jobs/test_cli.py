@@ -94,8 +94,8 @@ def test_the_overview_names_every_command_and_what_it_does() -> None:
 
 def test_flags_are_few() -> None:
     """One more flag is a decision, not an accident."""
-    assert len(dataclasses.fields(Train)) <= 17
-    assert len(dataclasses.fields(Resume)) <= 12
+    assert len(dataclasses.fields(Train)) <= 21
+    assert len(dataclasses.fields(Resume)) <= 15
 
 
 def test_help_does_not_wait_for_jax_or_ray() -> None:
@@ -150,7 +150,10 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
         (["train", *JOB, "--checkpoint-every", "0"], "every_steps=0"),
         (["train", *JOB, "--eval-every", "0"], "eval_every_steps=0"),
         (["train", *JOB, "--max-steps", "-1"], "max_steps=-1"),
+        (["train", *JOB, "--checkpoint-seconds", "0"], "every_seconds=0"),
         (["train", *JOB, "--keep", "1"], "num_to_keep=1"),
+        (["train", *JOB, "--keep-every", "0"], "keep_every_steps=0"),
+        (["train", *JOB, "--keep-best", "-1"], "keep_best=-1"),
         (["train", *JOB, "--set", "folder"], "Expected name=value"),
         (["train", *JOB, "--set", "folder=/x", "colour=1"], "unexpected keyword argument 'colour'"),
         (["train", "--job", "no.such.module:job"], "cannot be imported"),
@@ -250,7 +253,9 @@ def podembed(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProc
 
 def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
     """As the message about jobs that cannot be imported promises."""
-    (tmp_path / "my_job.py").write_text("def job():\n    return 'not a job'\n")
+    (tmp_path / "my_job.py").write_text(
+        "from workers.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'not a job'\n"
+    )
     done = podembed(["train", "--job", "my_job:job"], tmp_path)
     assert done.returncode == 87
     assert "Job 'my_job:job' returned a str. Expected a JobConfig." in done.stderr

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bucket_overlap import Cut, describe_rows, overlap, partners
 from orchestrator.diff_runs import RunDifference, diff, render
 from orchestrator.row_difference import RowDifference
 from orchestrator.run_reference import open_commit
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, run_with, two_tables
+from workers.bucket_overlap import Cut, describe_rows, overlap, partners
 from workers.storage import Store
 
 

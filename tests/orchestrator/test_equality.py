@@ -218,7 +218,7 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
 
 
-def _expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
+def expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
     """What one visit of each sample in each epoch leaves: a visit in a batch of weight W takes BATCH_SIZE / W."""
     index = build_index(job.resolved_data)
     plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
@@ -249,4 +249,4 @@ def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
         result = train_small(small_data, runs, "elastic", num_hosts=num_hosts, max_steps=max_steps)
     assert result.step == total
     audit = committed_state(result.path)["audit/rows"][:, 0]
-    np.testing.assert_allclose(audit, _expected_audit(job, total), atol=1e-4)
+    np.testing.assert_allclose(audit, expected_audit(job, total), atol=1e-4)

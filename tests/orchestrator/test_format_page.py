@@ -192,6 +192,7 @@ def listed_members(section: str) -> set[str]:
             [
                 run_record.RunRecord,
                 run_record.TableRecord,
+                run_record.WarmStartRecord,
                 lease.Claim,
                 lease.Holder,
                 lease.BaseRecord,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
 from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
@@ -23,6 +24,7 @@ from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from workers.job import JobReference
 from workers.storage import Store
+from workers.storage_errors import StoreUnavailable
 
 STEPS = 24
 
@@ -89,6 +91,100 @@ def test_a_run_trains_commits_and_evaluates(small_data: str, tmp_path: Path) -> 
 def test_evaluations_change_no_byte(whole: Result, small_data: str, tmp_path: Path) -> None:
     result = train(small_data, tmp_path / "run", evaluate=True, eval_every_steps=5)
     assert_same_bytes(committed_state(result.path), committed_state(whole.path))
+
+
+def test_commits_that_follow_the_clock_change_no_byte(whole: Result, small_data: str, tmp_path: Path) -> None:
+    """The clock of the machine decides how many there are; where each was made is in its name."""
+    config = CheckpointConfig(every_seconds=1e-6, num_to_keep=None, read_back=True)
+    result = train(small_data, tmp_path / "run", checkpoint_config=config)
+    steps = [commit.step for commit in checkpoint.list_commits(Store(result.path))]
+    assert len(steps) >= 2
+    assert steps[0] == STEPS
+    assert_same_bytes(committed_state(result.path), committed_state(whole.path))
+
+
+def test_the_best_commits_stay_over_several_starts(small_data: str, tmp_path: Path) -> None:
+    config = CheckpointConfig(on_best=True, num_to_keep=2, keep_best=1)
+    evaluations: dict[int, float] = {}
+    for last in (12, STEPS):
+        result = train(
+            small_data, tmp_path / "run", evaluate=True, eval_every_steps=3, max_steps=last, checkpoint_config=config
+        )
+        evaluations |= {evaluation.step: evaluation.auc for evaluation in result.evaluations if evaluation.step < last}
+    commits = [commit.manifest for commit in checkpoint.list_commits(Store(result.path))]
+    steps = [manifest.step for manifest in commits if manifest]
+    best = max(evaluations, key=lambda step: evaluations[step])
+    assert best in steps
+    assert len(steps) <= 3
+    assert {manifest.step: manifest.metrics["auc"] for manifest in commits if manifest and manifest.metrics} == {
+        step: evaluations[step] for step in steps if step in evaluations
+    }
+
+
+def test_training_goes_on_while_heartbeats_cannot_be_written(
+    whole: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage that is over before the next commit costs nothing but a line."""
+    calls: list[str] = []
+
+    def refuse(self: Store, name: str, data: bytes) -> None:
+        calls.append(name)
+        raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+
+    class Outage(SilentReporter):
+        """From the first window on; the claim of the run was still possible."""
+
+        notices: list[str] = []  # noqa: RUF012
+
+        def window(self, report: WindowReport) -> None:
+            monkeypatch.setattr(Store, "replace", refuse)
+
+        def notice(self, text: str) -> None:
+            self.notices.append(text)
+
+    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("orchestrator.lease.HEARTBEAT_EVERY_S", 0.0)
+    job = small_job(folder=small_data, audit=False)
+    result = Driver(
+        create_run(str(tmp_path / "run"), job, None),
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(max_steps=STEPS, checkpoint_config=CheckpointConfig(every_steps=10)),
+        backend=InProcessBackend(),
+        reporter=Outage(),
+        stop=StopSignals(),
+    ).run()
+    assert calls
+    assert any("the heartbeat was not written" in notice for notice in Outage.notices)
+    assert_same_bytes(committed_state(result.path), committed_state(whole.path))
+
+
+def test_storage_that_does_not_delete_is_no_reason_to_stop(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Store, name: str) -> None:
+        raise PermissionError(13, "may not delete", name)
+
+    class Listener(SilentReporter):
+        notices: list[str] = []  # noqa: RUF012
+
+        def notice(self, text: str) -> None:
+            self.notices.append(text)
+
+    job = small_job(folder=small_data, audit=False)
+    run = create_run(str(tmp_path / "run"), job, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "delete", refuse)
+        Driver(
+            run,
+            scaling=ScalingConfig(in_process=True),
+            config=RunConfig(max_steps=16, checkpoint_config=CheckpointConfig(every_steps=4, num_to_keep=2)),
+            backend=InProcessBackend(),
+            reporter=Listener(),
+            stop=StopSignals(),
+        ).run()
+    commits = checkpoint.list_commits(run.store)
+    assert [commit.step for commit in commits if commit.counts] == [16, 12, 8, 4]
+    assert sum("old commits were not deleted: " in notice for notice in Listener.notices) == 2
 
 
 def test_a_stop_commits_and_a_later_start_ends_with_the_same_bytes(
@@ -222,7 +318,12 @@ def test_one_process_is_one_host() -> None:
         (lambda: ScalingConfig(num_hosts=-1), "num_hosts=-1"),
         (lambda: ScalingConfig(threads_per_host=0), "threads_per_host=0"),
         (lambda: CheckpointConfig(every_steps=0), "every_steps=0"),
+        (lambda: CheckpointConfig(every_seconds=0.0), "every_seconds=0.0"),
+        (lambda: CheckpointConfig(every_seconds=float("nan")), "every_seconds=nan"),
         (lambda: CheckpointConfig(num_to_keep=1), "num_to_keep=1"),
+        (lambda: CheckpointConfig(keep_every_steps=0), "keep_every_steps=0"),
+        (lambda: CheckpointConfig(keep_best=-1), "keep_best=-1"),
+        (lambda: CheckpointConfig(metric="accuracy"), "metric='accuracy'"),  # type: ignore[arg-type]
         (lambda: RunConfig(max_steps=0), "max_steps=0"),
         (lambda: RunConfig(eval_every_steps=-5), "eval_every_steps=-5"),
     ],

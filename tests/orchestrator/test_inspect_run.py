@@ -11,7 +11,7 @@ import pytest
 from orchestrator import checkpoint
 from orchestrator.inspect_run import describe, format_age, format_bytes, reading_example, render
 from orchestrator.manifest import Manifest, commit_file
-from orchestrator.run_record import open_or_create
+from orchestrator.run_record import WarmStartRecord, open_or_create
 from tests.orchestrator.checkpoint_samples import RECORD, TABLES, take, values_of, write_next
 from workers.storage import Store
 
@@ -126,3 +126,15 @@ def test_sizes_are_readable(num_bytes: int, text: str) -> None:
 )
 def test_ages_are_readable(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
+
+
+def test_what_a_commit_was_worth_and_where_a_run_began_are_shown(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    start = WarmStartRecord(location="old/run", run_id="run-0", commit="s000000007-g00000001", rules=("a=reinit",))
+    open_or_create(store, dataclasses.replace(RECORD, warm_start=start))
+    lease = take(store)
+    manifest = dataclasses.replace(write_next(store, lease, 10), metrics={"auc": 0.78125, "log_loss": 0.5})
+    checkpoint.commit(store, manifest, lease)
+    text = render(describe(store, now_unix_s=manifest.created_unix_s))
+    assert "Began from s000000007-g00000001 of run run-0 in old/run with a=reinit" in text
+    assert "head; auc 0.7812, log_loss 0.5000" in text

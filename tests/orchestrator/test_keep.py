@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import checkpoint
-from orchestrator.keep import keep_latest
+from orchestrator.keep import keep_latest, read_committed
+from orchestrator.keep_policies import KeepBest, KeepEvery
 from orchestrator.lease import Fenced, read_lineage
 from orchestrator.manifest import commit_file
 from tests.orchestrator.checkpoint_samples import commit_steps, take, write_next
@@ -125,3 +126,37 @@ def test_links_do_not_lead_the_deletion_outside(tmp_path: Path) -> None:
     (tmp_path / "run" / "data" / "s000000010-g00000001" / "link").symlink_to(outside)
     keep_latest(store, lease, num_to_keep=2)
     assert (outside / "precious").read_bytes() == b"x"
+
+
+def test_other_policies_keep_more(store: Store) -> None:
+    lease = take(store)
+    manifests = []
+    for step, auc in ((10, 0.5), (20, 0.9), (30, None), (40, 0.6), (50, None)):
+        manifest = write_next(store, lease, step)
+        manifest = dataclasses.replace(manifest, metrics={} if auc is None else {"auc": auc})
+        checkpoint.commit(store, manifest, lease)
+        manifests.append(manifest)
+    also = [KeepBest(1, "auc"), KeepEvery(30)]
+    removal = keep_latest(store, lease, num_to_keep=2, also=also)
+    # 50 and 40 are the newest, 30 the first at or after 30, 20 the best, 10 the first of all.
+    assert removal.commits == ()
+    removal = keep_latest(store, lease, num_to_keep=2, also=also[:1])
+    assert removal.commits == (manifests[0].name, manifests[2].name)
+    for manifest in (manifests[1], *manifests[3:]):
+        assert checkpoint.verify(store, manifest).is_intact
+    assert [commit.metrics for commit in read_committed(store, read_lineage(store))] == [{}, {"auc": 0.6}, {"auc": 0.9}]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "manifest"])
+def test_nothing_goes_while_the_newest_commit_is_not_whole(store: Store, damage: str) -> None:
+    lease = take(store)
+    *_, newest = commit_steps(store, lease, 10, 20, 30, 40)
+    victim = commit_file(newest.name) if damage == "manifest" else newest.tables[0].chunks[2].name
+    data = store.read(victim, max_bytes=1 << 20)
+    store.delete(victim)
+    if damage != "missing":
+        store.write_new(victim, [data[:-1]])
+    before = store.sizes()
+    with pytest.raises(StorageError, match=victim):
+        keep_latest(store, lease, num_to_keep=2)
+    assert store.sizes() == before

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.config import CheckpointConfig
 from orchestrator.errors import Failure, FailureKind, cause, is_host_fault
 from orchestrator.policies import (
     CALL_CPU_S,
@@ -19,12 +20,18 @@ from orchestrator.policies import (
     window_end,
     window_target_s,
 )
+from orchestrator.saves import Saves
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 
 
 def failures(*kinds: FailureKind) -> list[Failure]:
     return [Failure(worker=f"host {at}", kind=kind, message=f"m{at}") for at, kind in enumerate(kinds)]
+
+
+def saves_of(*, total: int, commit_every: int | None, eval_every: int | None) -> Saves:
+    policies = CheckpointConfig(every_steps=commit_every).save_policies
+    return Saves(Schedule(total_steps=total, save_policies=policies, eval_every=eval_every), monotonic=lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +51,9 @@ def failures(*kinds: FailureKind) -> list[Failure]:
 def test_the_next_boundary(
     total: int, commit_every: int | None, eval_every: int | None, step: int, boundary: int
 ) -> None:
-    schedule = Schedule(total_steps=total, commit_every=commit_every, eval_every=eval_every)
-    assert schedule.next_boundary(step) == boundary
+    saves = saves_of(total=total, commit_every=commit_every, eval_every=eval_every)
+    saves.begin(step, ())
+    assert saves.next_boundary(step) == boundary
 
 
 @pytest.mark.parametrize(
@@ -54,8 +62,8 @@ def test_the_next_boundary(
 )
 def test_what_happens_at_a_step(step: int, commits: bool, evaluates: bool) -> None:
     """The last step commits, whatever its number; its evaluation is the driver's last act and not asked for here."""
-    schedule = Schedule(total_steps=35, commit_every=10, eval_every=15)
-    assert (schedule.commits_at(step), schedule.evaluates_at(step)) == (commits, evaluates)
+    saves = saves_of(total=35, commit_every=10, eval_every=15)
+    assert (saves.take(step, {}), saves.schedule.evaluates_at(step)) == (commits, evaluates)
 
 
 @given(
@@ -67,16 +75,19 @@ def test_what_happens_at_a_step(step: int, commits: bool, evaluates: bool) -> No
 def test_windows_reach_the_end_and_pause_at_every_commit_and_evaluation(
     total: int, commit_every: int | None, eval_every: int | None, step_s: float | None
 ) -> None:
-    schedule = Schedule(total_steps=total, commit_every=commit_every, eval_every=eval_every)
-    step, pauses = 0, set()
+    saves = saves_of(total=total, commit_every=commit_every, eval_every=eval_every)
+    step, commits, evaluations = 0, [], []
     while step < total:
-        end = window_end(step=step, boundary=schedule.next_boundary(step), step_s=step_s)
+        end = window_end(step=step, boundary=saves.next_boundary(step), step_s=step_s)
         assert step < end <= total
         step = end
-        pauses.add(step)
-    for at in range(1, total + 1):
-        if schedule.commits_at(at) or schedule.evaluates_at(at):
-            assert at in pauses
+        metrics = {"auc": 0.5} if saves.schedule.evaluates_at(step) else {}
+        evaluations += [step] if metrics else []
+        commits += [step] if saves.take(step, metrics) else []
+    expected_evaluations = [] if eval_every is None else [*range(eval_every, total, eval_every)]
+    assert evaluations == expected_evaluations
+    on_the_way = expected_evaluations if commit_every is None else range(commit_every, total, commit_every)
+    assert commits == [*on_the_way, total]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_job_function_that_is_gone_or_takes_other_arguments_is_named(tmp_path:
         ("tests.orchestrator.test_run_folder", "Expected package.module:function"),
         (":job", "Expected package.module:function"),
         ("tests.orchestrator.test_run_folder:CHANGES", "a dict"),
-        ("tests.small_job:write_small_data", "returned a NoneType"),
+        ("tests.small_job:write_small_data", "without a declared JobConfig"),
     ):
         with pytest.raises(JobError, match=words):
             JobReference(function=function, arguments={"folder": data}).resolve()

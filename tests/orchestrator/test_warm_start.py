@@ -1,4 +1,4 @@
-"""Where the tables of a new run come from, and that they arrive whatever the two numbers of buckets."""
+"""Where the tables and the dense arrays of a new run come from, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from embedding.table_spec import TableSpec
 from orchestrator.config import ConfigurationError
 from orchestrator.manifest import Manifest
 from orchestrator.warm_start import (
+    DenseRule,
     RuleKind,
     TableRule,
     WarmStartRefused,
+    parse_dense_rule,
     parse_rules,
     plan_warm_start,
-    read_buckets,
 )
-from tests.orchestrator.committed_tables import SampleTable, flip_byte, random_table, run_with
-from tests.run_state import tables_of
-from workers.chunks import ChunkDamaged
-from workers.digest import rows_in_bucket
+from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, random_table, run_with
 from workers.storage import Store
 
 NUM_ROWS, DIM = 37, 3
@@ -126,6 +124,37 @@ class TestPlan:
         with pytest.raises(WarmStartRefused, match="is rename with source None"):
             plan_warm_start(manifest, [spec_of("users"), spec_of("items")], {"users": TableRule(kind=RuleKind.RENAME)})
 
+    def test_the_rows_alone_may_come_without_the_slots(self, source) -> None:
+        """For another optimizer; from a table of the same or of another name."""
+        _, manifest = source
+        specs = [spec_of("users", optimizer=Adam(0.1)), spec_of("things", optimizer=SGD(0.1))]
+        plan = plan_warm_start(manifest, specs, parse_rules(["users=rows", "things=rows=items"]))
+        assert [(start.source and start.source.name, start.with_slots) for start in plan.tables] == [
+            ("users", False),
+            ("items", False),
+        ]
+        assert plan.left_behind == ()
+        assert "items (rows alone)" in plan.describe()
+        (difference,) = refused(manifest, [spec_of("users", dim=9), spec_of("items")], "users=rows")
+        assert difference.startswith("table 'users' has dimension 9")
+
+    @pytest.mark.parametrize(
+        ("rule", "keys", "parts"),
+        [
+            (DenseRule.SAME, {"params/w", "optimizer/m"}, ("params", "optimizer")),
+            (DenseRule.PARAMS, {"params/w"}, ("params",)),
+            (DenseRule.REINIT, set(), ()),
+        ],
+    )
+    def test_the_dense_arrays(self, tmp_path: Path, rule: DenseRule, keys: set[str], parts: tuple[str, ...]) -> None:
+        tables = {"users": adagrad_table(1)}
+        store, lease = create_run(tmp_path / "run", tables)
+        dense = {"params/w": np.ones(3, np.float32), "optimizer/m": np.ones(3, np.float32)}
+        manifest = commit_tables(store, lease, 10, tables, dense=dense)
+        plan = plan_warm_start(manifest, [spec_of("users")], dense=rule)
+        assert {leaf.key for leaf in plan.dense} == keys
+        assert plan.dense_parts == parts
+
     def test_other_element_types_are_a_difference(self, tmp_path: Path) -> None:
         values = {name: array.astype(np.float16) for name, array in adagrad_table(1).arrays.items()}
         _, (manifest,) = run_with(tmp_path / "run", {"users": SampleTable(num_buckets=1, arrays=values)}, 10)
@@ -135,85 +164,32 @@ class TestPlan:
 
 class TestRules:
     def test_words(self) -> None:
-        rules = parse_rules(["a=same", "b=reinit", "c=drop", "d=rename=e=f"])
+        rules = parse_rules(["a=same", "b=reinit", "c=drop", "d=rename=e=f", "g=rows", "h=rows=i"])
         assert [rule.kind for rule in rules.values()] == [
             RuleKind.SAME,
             RuleKind.REINIT,
             RuleKind.DROP,
             RuleKind.RENAME,
+            RuleKind.ROWS,
+            RuleKind.ROWS,
         ]
-        assert rules["d"].source == "e=f"
+        assert [rules[table].source for table in "adgh"] == [None, "e=f", None, "i"]
 
     @pytest.mark.parametrize(
-        "text", ["", "a", "a=", "=drop", "a=other", "a=rename", "a=rename=", "a=drop=b", "a=drop="]
+        "text", ["", "a", "a=", "=drop", "a=other", "a=rename", "a=rename=", "a=drop=b", "a=drop=", "a=rows="]
     )
     def test_other_forms_are_refused(self, text: str) -> None:
         with pytest.raises(ConfigurationError, match="Expected TABLE=same"):
             parse_rules([text])
 
+    def test_the_dense_model_has_one_of_its_own(self) -> None:
+        assert parse_rules(["@dense=reinit", "a=drop"]).keys() == {"a"}
+        assert parse_dense_rule(["a=reinit"]) is DenseRule.SAME
+        assert [parse_dense_rule([f"@dense={rule.value}"]) for rule in DenseRule] == [*DenseRule]
+        for texts in (["@dense"], ["@dense="], ["@dense=drop"], ["@dense=same", "@dense=same"]):
+            with pytest.raises(ConfigurationError, match="Expected one of @dense=same"):
+                parse_dense_rule(texts)
+
     def test_two_rules_for_a_table_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="two rules for table 'a'"):
             parse_rules(["a=same", "a=drop"])
-
-
-class Counting(Store):
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.opened: list[str] = []
-
-    def read_into(self, name, buffers) -> None:
-        self.opened.append(name)
-        super().read_into(name, buffers)
-
-
-class TestReading:
-    @pytest.mark.parametrize("cut_by", [1, 2, 4, 16, 64])
-    @pytest.mark.parametrize("num_hosts", [1, 3])
-    def test_every_row_and_slot_arrives(self, source, cut_by: int, num_hosts: int) -> None:
-        store, manifest = source
-        files = manifest.tables[0]
-        expected = tables_of(store, manifest)
-        rows_per_bucket = -(-NUM_ROWS // cut_by)
-        found = {array.name: np.full((NUM_ROWS, array.width), -1, np.float32) for array in files.arrays}
-        for host in range(num_hosts):
-            mine = range(host, cut_by, num_hosts)
-            out = {
-                bucket: [np.full((rows_per_bucket, array.width), -7, np.float32) for array in files.arrays]
-                for bucket in mine
-            }
-            counting = Counting(store.location)
-            read_buckets(counting, files, num_buckets=cut_by, out=out)
-            assert len(counting.opened) == len(set(counting.opened)), "each file once"
-            for bucket, arrays in out.items():
-                filled = rows_in_bucket(num_rows=NUM_ROWS, num_buckets=cut_by, bucket=bucket)
-                for array, values in zip(files.arrays, arrays, strict=True):
-                    found[array.name][bucket::cut_by] = values[:filled]
-                    assert (values[filled:] == -7).all(), "padding is not touched"
-        for name, values in found.items():
-            np.testing.assert_array_equal(values, expected[f"users/{name}"])
-
-    def test_only_the_files_that_hold_the_rows_are_read(self, source) -> None:
-        store, manifest = source
-        counting = Counting(store.location)
-        out = {5: [np.empty((-(-NUM_ROWS // 8), DIM), np.float32) for _ in range(2)]}
-        read_buckets(counting, manifest.tables[0], num_buckets=8, out=out)
-        assert [name.split("users/")[1] for name in counting.opened] == ["rows/c/1/0/0", "accumulator/c/1/0/0"]
-
-    def test_damage_is_found(self, tmp_path: Path) -> None:
-        store, (manifest,) = run_with(tmp_path / "run", {"users": adagrad_table(3)}, 10)
-        flip_byte(store.locate(manifest.tables[0].chunks[5].name))
-        out = {0: [np.empty((NUM_ROWS, DIM), np.float32) for _ in range(2)]}
-        with pytest.raises(ChunkDamaged, match="accumulator/c/1/"):
-            read_buckets(store, manifest.tables[0], num_buckets=1, out=out)
-
-    @pytest.mark.parametrize(
-        ("num_buckets", "bucket", "rows", "message"),
-        [(3, 0, 13, "power of two"), (2, 2, 19, "below 2"), (2, 0, 18, "Found bucket 0"), (0, 0, 1, "power of two")],
-    )
-    def test_arrays_that_do_not_fit_are_refused(
-        self, source, num_buckets: int, bucket: int, rows: int, message: str
-    ) -> None:
-        store, manifest = source
-        out = {bucket: [np.empty((rows, DIM), np.float32) for _ in range(2)]}
-        with pytest.raises(ValueError, match=message):
-            read_buckets(store, manifest.tables[0], num_buckets=num_buckets, out=out)

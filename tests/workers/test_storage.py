@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -21,8 +24,9 @@ from workers.storage_errors import (
     NameNotFound,
     NameTaken,
     NotAPlainFile,
-    SingleWriterStore,
+    ServiceRefused,
     StorageError,
+    StorageFull,
     StoreCannotCreateExclusively,
     StoreUnavailable,
     UnsafeName,
@@ -123,8 +127,10 @@ def _filesystems():
     fsspec.register_implementation("plain", PlainFileSystem, clobber=True)
 
 
-@pytest.fixture(params=["local", "file", "memory", "cloud"])
+@pytest.fixture(params=["local", "file", "memory", "cloud", "s3"])
 def store(request, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        return Store(f"{request.getfixturevalue('s3_url')}/run", waiting=NO_WAIT)
     unique = secrets.token_hex(4)
     CloudFileSystem.reset()
     urls = {
@@ -332,7 +338,7 @@ class TestLocalFiles:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "writev", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(StorageFull, match=r"write 'data/a' in .* failed: No space left.*keep fewer commits"):
             Store(tmp_path, waiting=NO_WAIT).write_new("data/a", [b"abc"])
         assert len(calls) == 1
         assert os.listdir(tmp_path / "data") == []
@@ -393,6 +399,23 @@ class TestFaults:
         cloud.write_new("data", [b"mine"])
         assert cloud.read("data", max_bytes=10) == b"mine"
 
+    def test_a_request_that_the_client_repeats_on_its_own_is_no_second_writer(
+        self, cloud: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = CloudFileSystem._pipe_file
+
+        async def sends_twice(self, path, value, **options):
+            await real(self, path, value, **options)
+            await real(self, path, value, **options)
+
+        monkeypatch.setattr(CloudFileSystem, "_pipe_file", sends_twice)
+        assert cloud.create_exclusive("claim", b"mine") is True
+        assert cloud.create_exclusive("claim", b"theirs") is False
+        cloud.write_new("data", [b"mine"])
+        with pytest.raises(NameTaken):
+            cloud.write_new("data", [b"theirs"])
+        assert cloud.read("data", max_bytes=10) == b"mine"
+
     def test_a_create_that_somebody_else_won_meanwhile_is_lost(self, cloud: Store) -> None:
         CloudFileSystem.faults = [("pipe", "before", ConnectionError("request lost"))]
         real = CloudFileSystem._fault
@@ -443,15 +466,8 @@ class TestFaults:
 
 class TestExclusiveCreation:
     def test_a_filesystem_that_looks_first_is_refused(self) -> None:
-        with pytest.raises(StoreCannotCreateExclusively, match="single_writer=True"):
+        with pytest.raises(StoreCannotCreateExclusively, match="--single-writer"):
             Store("plain://bucket/run").probe()
-
-    def test_unless_the_user_says_that_there_is_one_writer(self) -> None:
-        with pytest.warns(SingleWriterStore, match="second driver"):
-            store = Store("plain://bucket/run", single_writer=True)
-        store.probe()
-        assert store.create_exclusive("a", b"1") is True
-        assert store.create_exclusive("a", b"2") is False
 
     @pytest.mark.parametrize("option", ["mode", "overwrite"])
     def test_both_ways_of_asking_a_service_are_known(self, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
@@ -493,3 +509,51 @@ class TestExclusiveCreation:
 def test_chained_filesystems_are_refused() -> None:
     with pytest.raises(StorageError, match="chains"):
         Store("simplecache::memory://bucket/run")
+
+
+class TestObjectStore:
+    """What only a real service and its real client show."""
+
+    def test_files_of_several_parts_are_created_exclusively_too(self, s3_url: str) -> None:
+        store = Store(f"{s3_url}/run")
+        data = np.random.default_rng(0).bytes(101 << 20)
+        store.write_new("big", [data[: 1 << 20], data[1 << 20 :]])
+        other = bytearray(data)
+        other[-1] ^= 1
+        with pytest.raises(NameTaken):
+            store.write_new("big", [other])
+        read = bytearray(len(data))
+        store.read_into("big", [memoryview(read)])
+        assert read == data
+
+    def test_more_files_than_one_listing_shows(self, s3_url: str) -> None:
+        store = Store(f"{s3_url}/run")
+        with ThreadPoolExecutor(8) as pool:
+            [*pool.map(lambda at: store.write_new(f"data/{at}", [b"x"]), range(1_003))]
+        assert len(store.sizes("data")) == len(store.children("data")) == 1_003
+
+    def test_a_bucket_that_is_not_there_is_named(self, s3_url: str) -> None:
+        with pytest.raises(FileNotFoundError, match="bucket does not exist"):
+            Store("s3://no-such-bucket/run", waiting=NO_WAIT).probe()
+
+    def test_missing_credentials_are_told_at_once(self, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(name, "/dev/null")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with pytest.raises(ServiceRefused, match="credentials"):
+            Store(f"{s3_url}/run").create_exclusive("x", b"x")
+
+    def test_a_service_that_is_away_is_reported_in_words(self, s3_url: str) -> None:
+        once = RetryPolicy(max_attempts=1)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            options = {"client_kwargs": {"endpoint_url": f"http://127.0.0.1:{listener.getsockname()[1]}"}}
+        options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+        with pytest.raises(StoreUnavailable, match="Could not connect"):
+            Store(f"{s3_url}/run", storage_options=options, retry=once).size("RUN.json")
+
+
+def test_urls_that_nothing_opens_are_refused_with_advice() -> None:
+    with pytest.raises(StorageError, match=r"Protocol not known: nosuch.*podembed\[s3\]"):
+        Store("nosuch://bucket/run")

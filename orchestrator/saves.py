@@ -1,0 +1,72 @@
+"""`Saves`: what the save policies are asked with, kept up to date along a generation; and the pauses of a run that follow from it.
+
+The policies know neither a clock nor what was committed before; this small object does, and nothing else. Used by the driver's thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.keep_policies import Committed
+from orchestrator.policies import Schedule
+from orchestrator.save_policies import Moment, is_better, is_due, next_known
+
+
+@dataclass(slots=True)
+class Saves:
+    """See the module. Mutated: what was saved last, and the best metrics so far.
+
+    Attributes:
+      monotonic: the clock, in seconds.
+    """
+
+    schedule: Schedule
+    monotonic: Callable[[], float] = time.monotonic
+    _saved_step: int = 0
+    _saved_s: float = 0.0
+    _best: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, step: int, commits: Sequence[Committed]) -> None:
+        """A generation starts from `step`.
+
+        Args:
+          commits: of the lineage; their metrics are what a new best has to beat.
+        """
+        self._saved(step)
+        self._best = {}
+        for commit in commits:
+            self._improve(commit.metrics)
+
+    def next_boundary(self, step: int) -> int:
+        """The step at which the run must pause next."""
+        now = Moment(step=step, saved_step=self._saved_step)
+        return self.schedule.next_boundary(step, next_save=next_known(self.schedule.save_policies, now))
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether a commit is due after `step` steps; if so, it is taken for made.
+
+        Args:
+          metrics: of an evaluation at this very step.
+        """
+        now = Moment(
+            step=step,
+            saved_step=self._saved_step,
+            since_save_s=self.monotonic() - self._saved_s,
+            metrics=metrics,
+            best=self._best,
+        )
+        if step != self.schedule.total_steps and not is_due(self.schedule.save_policies, now):
+            return False
+        self._saved(step)
+        self._improve(metrics)
+        return True
+
+    def _saved(self, step: int) -> None:
+        self._saved_step, self._saved_s = step, self.monotonic()
+
+    def _improve(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if name not in self._best or is_better(name, value, self._best[name]):
+                self._best[name] = value

@@ -1,0 +1,123 @@
+"""When to commit: each policy as a table of moments, and the object that keeps the moments."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config import CheckpointConfig
+from orchestrator.keep_policies import Committed
+from orchestrator.policies import Schedule
+from orchestrator.save_policies import (
+    AfterEvaluation,
+    EverySeconds,
+    EverySteps,
+    Moment,
+    OnBest,
+    SavePolicy,
+    is_due,
+    next_known,
+)
+from orchestrator.saves import Saves
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "expected"),
+    [
+        (EverySteps(10), Moment(step=0, saved_step=0), 10),
+        (EverySteps(10), Moment(step=9, saved_step=0), 10),
+        (EverySteps(10), Moment(step=10, saved_step=0), 10),
+        (EverySteps(10), Moment(step=10, saved_step=10), 20),
+        (EverySteps(10), Moment(step=17, saved_step=13), 20),
+        (EverySteps(1), Moment(step=5, saved_step=4), 5),
+        (EverySeconds(60), Moment(step=7, saved_step=3, since_save_s=59.9), None),
+        (EverySeconds(60), Moment(step=7, saved_step=3, since_save_s=60), 7),
+        (EverySeconds(60), Moment(step=3, saved_step=3, since_save_s=900), None),
+        (AfterEvaluation(), Moment(step=7, saved_step=3), None),
+        (AfterEvaluation(), Moment(step=7, saved_step=3, metrics={"auc": 0.1}), 7),
+        (OnBest("auc"), Moment(step=7, saved_step=3), None),
+        (OnBest("auc"), Moment(step=7, saved_step=3, metrics={"auc": 0.5}), 7),
+        (OnBest("auc"), Moment(step=7, saved_step=3, metrics={"auc": 0.5}, best={"auc": 0.5}), None),
+        (OnBest("auc"), Moment(step=7, saved_step=3, metrics={"auc": 0.6}, best={"auc": 0.5}), 7),
+        (OnBest("auc"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.1}, best={"auc": 0.5}), None),
+        (OnBest("log_loss"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.6}, best={"log_loss": 0.5}), None),
+        (OnBest("log_loss"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.4}, best={"log_loss": 0.5}), 7),
+    ],
+)
+def test_the_next_commit_of_a_policy(policy: SavePolicy, now: Moment, expected: int | None) -> None:
+    assert policy.next_save(now) == expected
+
+
+def test_any_policy_may_ask_and_the_nearest_known_step_counts() -> None:
+    policies = [EverySteps(10), EverySteps(4), EverySeconds(5)]
+    now = Moment(step=6, saved_step=4, since_save_s=1)
+    assert (is_due(policies, now), next_known(policies, now)) == (False, 8)
+    now = Moment(step=6, saved_step=4, since_save_s=6)
+    assert (is_due(policies, now), next_known(policies, now)) == (True, 8)
+    assert next_known([EverySeconds(5), OnBest("auc")], now) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CheckpointConfig(), (AfterEvaluation(),)),
+        (CheckpointConfig(every_steps=5), (EverySteps(5),)),
+        (CheckpointConfig(every_seconds=2.5), (EverySeconds(2.5),)),
+        (CheckpointConfig(every_steps=5, every_seconds=9), (EverySteps(5), EverySeconds(9))),
+        (CheckpointConfig(every_steps=5, on_best=True, metric="log_loss"), (EverySteps(5), OnBest("log_loss"))),
+    ],
+)
+def test_the_policies_of_a_configuration(config: CheckpointConfig, expected: tuple[SavePolicy, ...]) -> None:
+    assert config.save_policies == expected
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def saves(config: CheckpointConfig, clock: Clock) -> Saves:
+    schedule = Schedule(total_steps=100, save_policies=config.save_policies, eval_every=None)
+    return Saves(schedule, monotonic=clock)
+
+
+def test_seconds_count_from_the_last_commit_whatever_asked_for_it() -> None:
+    clock = Clock()
+    clock.now_s = 1_000.0
+    run = saves(CheckpointConfig(every_steps=10, every_seconds=60), clock)
+    run.begin(0, ())
+    clock.now_s += 59
+    assert not run.take(3, {})
+    clock.now_s += 1
+    assert run.take(4, {})
+    clock.now_s += 30
+    assert run.take(10, {})
+    clock.now_s += 59
+    assert not run.take(19, {})
+    clock.now_s += 1
+    run.begin(10, ())
+    assert not run.take(11, {}), "a new generation has just restored what is committed"
+
+
+def test_a_new_best_must_beat_the_commits_of_earlier_drivers() -> None:
+    run = saves(CheckpointConfig(on_best=True), Clock())
+    earlier = [
+        Committed(name="s000000020-g00000001", step=20, metrics={"auc": 0.7}),
+        Committed(name="s000000010-g00000001", step=10, metrics={"auc": 0.8}),
+        Committed(name="s000000005-g00000001", step=5, metrics={}),
+    ]
+    run.begin(20, earlier)
+    assert not run.take(30, {"auc": 0.75})
+    assert run.take(40, {"auc": 0.81})
+    assert not run.take(50, {"auc": 0.81})
+    run.begin(20, earlier)
+    assert run.take(40, {"auc": 0.805}), "what was lost with a generation is no longer the best"
+
+
+def test_the_last_step_is_committed_whatever_the_policies_say() -> None:
+    run = saves(CheckpointConfig(on_best=True), Clock())
+    run.begin(0, ())
+    assert run.next_boundary(0) == 100
+    assert not run.take(99, {})
+    assert run.take(100, {})
