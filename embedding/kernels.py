@@ -11,12 +11,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from embedding.kernels_ids import merge, num_seats, route, row_of_each_id, unique_ids
+from embedding.kernels_overlap import find_marked_bags, find_marked_rows
 from embedding.kernels_pool import gather, pool, sum_gradients
 from embedding.table import Table
 from embedding.table_spec import TableSpec
 
 __all__ = [
     "compile_kernels",
+    "find_marked_bags",
+    "find_marked_rows",
     "gather",
     "merge",
     "num_seats",
@@ -42,6 +45,7 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+        pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
         sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
