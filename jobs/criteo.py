@@ -35,6 +35,8 @@ def synthetic(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
 ) -> JobConfig:
     """DLRM on the generated set in `folder`, which is written if it is not there."""
     data = write_synthetic(folder)
@@ -51,6 +53,8 @@ def synthetic(
         dense_optimizer=optax.adam(dense_learning_rate),
         num_epochs=epochs,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
         best_auc=data.reachable_auc,
     )
 
@@ -67,6 +71,8 @@ def criteo(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
 ) -> JobConfig:
     """DLRM on Criteo's 13 numbers and 26 fields, in Parquet files; each field's values are hashed into a table of its own.
 
@@ -102,4 +108,6 @@ def criteo(
         dense_optimizer=optax.adam(dense_learning_rate),
         num_epochs=epochs,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
     )

@@ -165,6 +165,7 @@ class Result:
       losses: global loss of each step since this call began or last recovered to, by step number.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
       stopped_by: None when all steps are done, else the reason.
+      staleness: as in the job.
     """
 
     path: str
@@ -178,3 +179,4 @@ class Result:
     phase_s: Mapping[str, float]
     commit: str | None
     stopped_by: str | None = None
+    staleness: int = 0

@@ -278,7 +278,8 @@ class Driver:
     def _window(self, group: WorkerGroup, first: int, last: int, committed: int) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
         started = time.monotonic()
-        hosts, devices = group.train(first, last)
+        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
+        hosts, devices = group.train(first, last, is_followed=not self._schedule.commits_at(last))
         seconds = time.monotonic() - started
         self._check_losses(first, devices[0].losses)
         history, num_steps = self._history, last - first
@@ -299,6 +300,7 @@ class Driver:
                 generation=self._run.generation,
                 committed_step=committed,
                 committed_unix_s=self._committed_unix_s,
+                staleness=self._run.job.staleness,
             )
         )
         return seconds / num_steps
@@ -414,6 +416,7 @@ class Driver:
             phase_s=dict(history.phase_s),
             commit=head.name if head else None,
             stopped_by=self._stop.reason if step < self._schedule.total_steps else None,
+            staleness=self._run.job.staleness,
         )
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from embedding.activation_layout import ActivationLayout, pooling_owners
+from embedding.early import Part
 from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
@@ -35,6 +36,7 @@ from workers.shards import ShardReceipt, TableFiles, read_shard, write_shard
 from workers.sources import open_reader
 from workers.storage import Store
 from workers.tables import feature_bindings, table_specs
+from workers.vectors import Splits, VectorExchange
 
 READ_AHEAD_BATCHES = 4
 
@@ -54,6 +56,7 @@ class HostSpec:
       train_index, eval_index: the data's files; no evaluation without the latter.
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer or the device within a step.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
     """
 
     job: JobConfig | JobReference
@@ -71,6 +74,7 @@ class HostSpec:
     eval_index: InputIndex | None
     bind_address: str
     step_timeout_s: float
+    shares_memory: bool = True
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job
@@ -116,13 +120,21 @@ class ScoredSamples:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A batch on its way through the step."""
+    """A batch on its way through the step.
+
+    Attributes:
+      buffer: of the memory shared with the device process.
+      early_rows, early_pooled: by host, what that host sent ahead of the update of the step before.
+    """
 
     number: int
+    buffer: int
     batch: Batch
     prepared: Prepared
     request: PooledRequest
     weight_sum: float
+    early_rows: Splits = field(default_factory=dict)
+    early_pooled: Splits = field(default_factory=dict)
 
 
 class HostWorker:
@@ -136,6 +148,7 @@ class HostWorker:
         self._abort_reason: str | None = None
         self._read_ahead: ReadAhead | None = None
         self._neighbours: dict[int, Neighbour] = {}
+        self._looked_up: _Step | None = None
 
     def start(self, spec: HostSpec) -> HostReady:
         """Allocates the shard and listens for peers and for the device process.
@@ -154,7 +167,7 @@ class HostWorker:
         # Every host hands its device the same shape: the largest share, padded with weight 0.
         num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         self._build_lookups(num_samples)
-        layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout)
+        layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout, num_buffers=self._num_buffers)
         self._server = HandoverServer(layout, generation=spec.generation)
         identity = MeshIdentity(
             run_id=spec.run_id,
@@ -194,8 +207,18 @@ class HostWorker:
             elsewhere=elsewhere,
         )
         self._pooled = PooledLookup(
-            self._lookup.tables, self._features, self._layout, host=spec.host, num_hosts=spec.num_hosts
+            self._lookup.tables,
+            self._features,
+            self._layout,
+            host=spec.host,
+            num_hosts=spec.num_hosts,
+            num_buffers=self._num_buffers,
         )
+
+    @property
+    def _num_buffers(self) -> int:
+        """Where the lookup of a step begins before the device is done with the one before, each has memory of its own."""
+        return 2 if self._job.overlap or self._job.staleness else 1
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:
         """Joins the mesh and waits for the device process.
@@ -208,11 +231,25 @@ class HostWorker:
         if self._server is None:
             raise RuntimeError("connect was called before start. Expected start first.")
         self._end = self._server.accept(timeout_s=timeout_s, keep_waiting=self._raise_if_aborted)
-        self._neighbours = meet(self._connected_mesh, self._server.descriptor, self._end.layout, timeout_s=timeout_s)
+        if self._spec.shares_memory:
+            self._neighbours = meet(
+                self._connected_mesh, self._server.descriptor, self._end.layout, timeout_s=timeout_s
+            )
         self._server.close_descriptor()
         for host, neighbour in self._neighbours.items():
-            arrays = neighbour.arrays
-            self._pooled.share(host, activations=arrays["activations"], gradients=arrays["gradients"])
+            activations, gradients = (
+                [arrays[name] for arrays in neighbour.buffers] for name in ("activations", "gradients")
+            )
+            self._pooled.share(host, activations=activations, gradients=gradients)
+        self._vectors = VectorExchange(
+            self._connected_mesh,
+            self._lookup,
+            self._pooled,
+            self._layout,
+            neighbours=self._neighbours.keys(),
+            wire_dtype=self._job.wire_dtype,
+            timeout_s=self._spec.step_timeout_s,
+        )
 
     def restore(self, tables: Sequence[TableFiles] | None) -> None:
         """Fills the shard from a commit, or with first values.
@@ -228,8 +265,12 @@ class HostWorker:
             else:
                 read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
 
-    def train(self, first_step: int, last_step: int) -> HostWindow:
+    def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.
+
+        Args:
+          is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step is then looked up
+            before the last update of this window, as within a window, so that numbers do not depend on where windows end.
 
         Raises:
           MeshError, HandoverError: a peer or the device process is gone or silent.
@@ -239,18 +280,26 @@ class HostWorker:
         sent_before = self._connected_mesh.statistics.bytes_sent
         num_samples = 0
         self._tracker.take_phase_s()
-        upcoming = self._prepare(reader, first_step)
+        looks_ahead = is_followed and self._job.staleness > 0
+        upcoming = self._first_lookup(reader, first_step)
+        self._announce(upcoming, RecordKind.TRAIN)
         for number in range(first_step, last_step):
-            step = upcoming
+            step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
-            self._forward(step, RecordKind.TRAIN)
-            if number + 1 < last_step:
+            if not is_last or looks_ahead:
                 # Ids of the next step need no updated row, so they travel while the device works.
                 upcoming = self._prepare(reader, number + 1)
+                self._look_up_ahead(upcoming, step)
+                if self._job.staleness and not is_last:
+                    self._announce(upcoming, RecordKind.TRAIN)
             self._await_device(step)
             self._backward(step)
+            if not self._job.staleness and not is_last:
+                self._forward(upcoming)
+                self._announce(upcoming, RecordKind.TRAIN)
             num_samples += int(np.count_nonzero(~step.batch.is_padding))
             self._tracker.finish_step()
+        self._looked_up = upcoming if looks_ahead else None
         self._device.send(Record(kind=RecordKind.END, step=last_step))
         return HostWindow(
             num_samples=num_samples,
@@ -258,6 +307,21 @@ class HostWorker:
             bytes_sent=self._connected_mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+    def _first_lookup(self, reader: ReadAhead, number: int) -> _Step:
+        """The first step of a window: looked up by the window before, or now, with every update in the tables."""
+        step, self._looked_up = self._looked_up, None
+        if step is None:
+            step = self._prepare(reader, number)
+            self._forward(step)
+        return step
+
+    def _look_up_ahead(self, step: _Step, previous: _Step) -> None:
+        """What may be looked up before the update of `previous`: with staleness everything, else what that update will not change."""
+        if self._job.staleness:
+            self._forward(step)
+        elif self._job.overlap:
+            self._forward_early(step, previous)
 
     def evaluate(self) -> ScoredSamples:
         """Scores this host's lanes of the evaluation data, each sample once. Changes no row.
@@ -271,13 +335,16 @@ class HostWorker:
         plan = evaluation_plan(spec.eval_index, num_lanes=job.num_lanes, batch_size=job.batch_size)
         lanes = open_reader(job.resolved_data.for_evaluation(), spec.eval_index, plan, spec.lanes[spec.host])
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        # The memory of a training step that is already looked up is not touched.
+        buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         with ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES) as reader:
             for number in range(plan.steps_per_epoch):
-                step = self._prepare(reader, number)
-                self._forward(step, RecordKind.EVALUATE)
+                step = self._prepare(reader, number, buffer=buffer)
+                self._forward(step)
+                self._announce(step, RecordKind.EVALUATE)
                 self._await_device(step)
                 real = np.flatnonzero(~step.batch.is_padding)
-                scores = self._device.buffers[0]["scores"][real]
+                scores = self._device.buffers[buffer]["scores"][real]
                 parts.append((scores, step.batch.labels[real], step.batch.weights[real]))
                 self._tracker.mark()
         self._device.send(Record(kind=RecordKind.END, step=0))
@@ -323,19 +390,22 @@ class HostWorker:
 
     # ------------------------------------------------------------------ the parts of a step
 
-    def _prepare(self, reader: ReadAhead, number: int) -> _Step:
-        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted."""
+    def _prepare(self, reader: ReadAhead, number: int, *, buffer: int | None = None) -> _Step:
+        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the buffers in turn."""
+        buffer = number % self._num_buffers if buffer is None else buffer
         with self._tracker.phase("read"):
             batch = reader.get(number)
         with self._tracker.phase("dedup"):
             prepared = self._lookup.prepare(batch.features)
-            request = self._pooled.request(batch.features)
+            request = self._pooled.request(batch.features, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
         with self._tracker.phase("id exchange"):
             frames, weight_sum = self._exchange_ids(number, prepared, request, weight)
         with self._tracker.phase("group"):
-            self._pooled.accept(request, frames, self._device.buffers[0]["gradients"])
-        return _Step(number=number, batch=batch, prepared=prepared, request=request, weight_sum=weight_sum)
+            self._pooled.accept(request, frames, self._device.buffers[buffer]["gradients"])
+        return _Step(
+            number=number, buffer=buffer, batch=batch, prepared=prepared, request=request, weight_sum=weight_sum
+        )
 
     def _exchange_ids(
         self, number: int, prepared: Prepared, request: PooledRequest, weight: float
@@ -372,24 +442,44 @@ class HostWorker:
         # In host order, so that every host finds the same sum.
         return pooled, float(heads[:, 0].view(np.float64).sum())
 
-    def _forward(self, step: _Step, kind: RecordKind) -> None:
-        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; then it is the device's turn."""
-        arrays = self._device.buffers[0]
+    def _forward_early(self, step: _Step, previous: _Step) -> None:
+        """The part of `_forward` that no gradient of `previous`, the step that the device works on, will change."""
+        activations = self._device.buffers[step.buffer]["activations"]
+        with self._tracker.phase("split"):
+            self._lookup.split(step.prepared, previous.prepared)
+            self._pooled.split(step.request, previous.request)
+        with self._tracker.phase("early gather"):
+            self._lookup.gather(step.prepared, Part.EARLY)
+        with self._tracker.phase("early exchange"):
+            step.early_rows = self._vectors.early_rows(step.prepared, step.number)
+        with self._tracker.phase("early pool"):
+            self._pooled.pool_for_others(step.request, Part.EARLY)
+            self._vectors.begin_early_pooled(step.request, step.number, activations)
+            self._pooled.pool_own(step.request, activations, Part.EARLY)
+        with self._tracker.phase("early exchange"):
+            step.early_pooled = self._vectors.finish_early_pooled(activations)
+
+    def _forward(self, step: _Step) -> None:
+        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; what went early is done."""
+        arrays = self._device.buffers[step.buffer]
         activations = arrays["activations"]
         with self._tracker.phase("gather"):
             self._lookup.gather(step.prepared)
         with self._tracker.phase("row exchange"):
-            self._exchange_pieces(Tag.ROWS, step, send="served", receive="rows")
+            self._vectors.rows(step.prepared, step.number, step.early_rows)
         with self._tracker.phase("pool for others"):
             self._pooled.pool_for_others(step.request)
-        self._begin_pooled(Tag.ROWS, step, self._pooled.answer, lambda host: activations[self._layout.region(host)])
+        self._vectors.begin_pooled(step.request, step.number, activations, step.early_pooled)
         # The own part is combined while the others' vectors travel.
         with self._tracker.phase("pool"):
             self._pooled.pool_own(step.request, activations)
             self._pool_rows(step, arrays)
         with self._tracker.phase("activation exchange"):
-            self._finish_pooled()
-        self._device.send(Record(kind=kind, step=step.number, weight_sum=step.weight_sum))
+            self._vectors.finish_pooled()
+
+    def _announce(self, step: _Step, kind: RecordKind) -> None:
+        """Tells the device that its input is complete."""
+        self._device.send(Record(kind=kind, step=step.number, buffer=step.buffer, weight_sum=step.weight_sum))
 
     def _pool_rows(self, step: _Step, arrays: Mapping[str, np.ndarray]) -> None:
         """What needs no other host any more: features whose rows came here, and the inputs of the dense half."""
@@ -416,57 +506,17 @@ class HostWorker:
 
     def _backward(self, step: _Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        gradients = self._device.buffers[0]["gradients"]
+        gradients = self._device.buffers[step.buffer]["gradients"]
         rates = [_learning_rate(spec, step.number) for spec in self._specs]
-        self._begin_pooled(
-            Tag.GRADIENTS, step, lambda host: gradients[self._layout.region(host)], self._pooled.gradient_memory
-        )
+        self._vectors.begin_pooled_gradients(step.number, gradients)
         with self._tracker.phase("gradient sum"):
             self._lookup.sum_gradients(step.prepared, self._blocks(gradients))
         with self._tracker.phase("gradient exchange"):
-            self._finish_pooled()
-            self._exchange_pieces(Tag.GRADIENTS, step, send="rows", receive="served")
+            self._vectors.finish_pooled()
+            self._vectors.row_gradients(step.prepared, step.number)
         with self._tracker.phase("update"):
             self._lookup.update(step.prepared, rates)
             self._pooled.update(step.request, gradients, rates)
-
-    def _begin_pooled(
-        self, tag: Tag, step: _Step, send: Callable[[int], np.ndarray], receive: Callable[[int], np.ndarray]
-    ) -> None:
-        """Starts to exchange pooled vectors or their gradients, if any feature has them.
-
-        A neighbour gets and sends an empty frame: its vectors are in its memory already. It says that they are complete there, or that its
-        gradients are, and with the frames of the next exchange that nobody reads them any more.
-        """
-        if not self._pooled.is_used:
-            return
-
-        def place(host: int, num_bytes: int) -> np.ndarray:
-            memory = np.empty(0, np.float32) if host in self._neighbours else receive(host)
-            if memory.nbytes != num_bytes:
-                raise ValueError(f"Host {host} sent {num_bytes} bytes. Expected {memory.nbytes}, as both planned.")
-            return memory
-
-        silent = {self._spec.host, *self._neighbours}
-        frames = [[] if host in silent else [send(host)] for host in range(self._spec.num_hosts)]
-        self._connected_mesh.begin(tag=tag, step=step.number, send=frames, receive=place)
-
-    def _finish_pooled(self) -> None:
-        if self._pooled.is_used:
-            self._connected_mesh.finish(timeout_s=self._spec.step_timeout_s)
-
-    def _exchange_pieces(self, tag: Tag, step: _Step, *, send: str, receive: str) -> None:
-        lookup, hosts = self._lookup, range(self._spec.num_hosts)
-        for group in range(len(lookup.groups)):
-
-            def place(host: int, num_bytes: int, group: int = group) -> np.ndarray:
-                piece = lookup.piece(step.prepared, group, host, of=receive)
-                if piece.nbytes != num_bytes:
-                    raise ValueError(f"Host {host} sent {num_bytes} bytes. Expected {piece.nbytes}, as asked for.")
-                return piece
-
-            frames = [[lookup.piece(step.prepared, group, host, of=send)] for host in hosts]
-            self._exchange(tag, step.number, frames, place)
 
     def _exchange(self, tag: Tag, number: int, send, receive) -> None:
         self._connected_mesh.exchange(
