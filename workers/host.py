@@ -23,9 +23,9 @@ from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_own
 from embedding.table_spec import TableSpec
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
-from workers.frames import Tag
 from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Invitation, Record, RecordKind
 from workers.handshake import MeshIdentity
+from workers.id_exchange import Early, IdExchange
 from workers.input import evaluation_plan, training_plan
 from workers.input_index import InputIndex
 from workers.job import JobConfig, JobReference
@@ -124,6 +124,7 @@ class _Step:
 
     Attributes:
       buffer: of the memory shared with the device process.
+      tries_early: what any host found early vectors of in the step before; the same on all hosts.
       early_rows, early_pooled: by host, what that host sent ahead of the update of the step before.
     """
 
@@ -133,6 +134,7 @@ class _Step:
     prepared: Prepared
     request: PooledRequest
     weight_sum: float
+    tries_early: Early
     early_rows: Splits = field(default_factory=dict)
     early_pooled: Splits = field(default_factory=dict)
 
@@ -149,6 +151,7 @@ class HostWorker:
         self._read_ahead: ReadAhead | None = None
         self._neighbours: dict[int, Neighbour] = {}
         self._looked_up: _Step | None = None
+        self._found_early = Early.ROWS | Early.POOLED
 
     def start(self, spec: HostSpec) -> HostReady:
         """Allocates the shard and listens for peers and for the device process.
@@ -241,6 +244,7 @@ class HostWorker:
                 [arrays[name] for arrays in neighbour.buffers] for name in ("activations", "gradients")
             )
             self._pooled.share(host, activations=activations, gradients=gradients)
+        self._ids = IdExchange(self._connected_mesh, timeout_s=self._spec.step_timeout_s)
         self._vectors = VectorExchange(
             self._connected_mesh,
             self._lookup,
@@ -400,64 +404,43 @@ class HostWorker:
             request = self._pooled.request(batch.features, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
         with self._tracker.phase("id exchange"):
-            frames, weight_sum = self._exchange_ids(number, prepared, request, weight)
+            asked = self._ids.exchange(number, prepared, request, weight=weight, found_early=self._found_early)
+            self._lookup.accept(prepared, asked.wanted, asked.wanted_counts)
         with self._tracker.phase("group"):
-            self._pooled.accept(request, frames, self._device.buffers[buffer]["gradients"])
+            self._pooled.accept(request, asked.frames, self._device.buffers[buffer]["gradients"])
         return _Step(
-            number=number, buffer=buffer, batch=batch, prepared=prepared, request=request, weight_sum=weight_sum
+            number=number,
+            buffer=buffer,
+            batch=batch,
+            prepared=prepared,
+            request=request,
+            weight_sum=asked.weight_sum,
+            tries_early=asked.found_early,
         )
-
-    def _exchange_ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, weight: float
-    ) -> tuple[list[np.ndarray], float]:
-        """Sends each owner the rows asked of it, with the weight of this host's samples.
-
-        Returns:
-          Per host the frame of its `PooledRequest`, and the weight of the global batch.
-        """
-        spec, num_tables = self._spec, len(self._specs)
-        head = np.empty((spec.num_hosts, num_tables + 1), np.int64)
-        head[:, 0] = np.float64(weight).view(np.int64)
-        head[:, 1:] = prepared.asked_counts
-        frames: dict[int, np.ndarray] = {}
-
-        def receive(host: int, num_bytes: int) -> np.ndarray:
-            if num_bytes % 8 or num_bytes < 8 * (num_tables + 1):
-                raise ValueError(
-                    f"Host {host} sent {num_bytes} bytes of ids. Expected whole int64 with {num_tables + 1} in front."
-                )
-            frames[host] = np.empty(num_bytes // 8, np.int64)
-            return frames[host]
-
-        send = [[head[h], prepared.asked[h], request.frames[h]] for h in range(spec.num_hosts)]
-        self._exchange(Tag.IDS, number, send, receive)
-        heads = head.copy()
-        wanted = [np.empty(0, np.int64)] * spec.num_hosts
-        pooled = [np.empty(0, np.int64)] * spec.num_hosts
-        for host, frame in frames.items():
-            heads[host] = frame[: num_tables + 1]
-            num_rows = int(heads[host, 1:].sum())
-            wanted[host], pooled[host] = np.split(frame[num_tables + 1 :], [num_rows])
-        self._lookup.accept(prepared, wanted, np.ascontiguousarray(heads[:, 1:]))
-        # In host order, so that every host finds the same sum.
-        return pooled, float(heads[:, 0].view(np.float64).sum())
 
     def _forward_early(self, step: _Step, previous: _Step) -> None:
         """The part of `_forward` that no gradient of `previous`, the step that the device works on, will change."""
-        activations = self._device.buffers[step.buffer]["activations"]
-        with self._tracker.phase("split"):
-            self._lookup.split(step.prepared, previous.prepared)
-            self._pooled.split(step.request, previous.request)
-        with self._tracker.phase("early gather"):
-            self._lookup.gather(step.prepared, Part.EARLY)
-        with self._tracker.phase("early exchange"):
-            step.early_rows = self._vectors.early_rows(step.prepared, step.number)
-        with self._tracker.phase("early pool"):
-            self._pooled.pool_for_others(step.request, Part.EARLY)
-            self._vectors.begin_early_pooled(step.request, step.number, activations)
-            self._pooled.pool_own(step.request, activations, Part.EARLY)
-        with self._tracker.phase("early exchange"):
-            step.early_pooled = self._vectors.finish_early_pooled(activations)
+        found = Early.NONE
+        if Early.ROWS in step.tries_early and self._lookup.groups:
+            with self._tracker.phase("split"):
+                self._lookup.split(step.prepared, previous.prepared)
+            with self._tracker.phase("early gather"):
+                self._lookup.gather(step.prepared, Part.EARLY)
+            with self._tracker.phase("early exchange"):
+                step.early_rows = self._vectors.early_rows(step.prepared, step.number)
+            found |= Early.ROWS if any(step.prepared.splits) else Early.NONE
+        if Early.POOLED in step.tries_early and self._pooled.is_used:
+            activations = self._device.buffers[step.buffer]["activations"]
+            with self._tracker.phase("split"):
+                self._pooled.split(step.request, previous.request)
+            with self._tracker.phase("early pool"):
+                self._pooled.pool_for_others(step.request, Part.EARLY)
+                self._vectors.begin_early_pooled(step.request, step.number, activations)
+                self._pooled.pool_own(step.request, activations, Part.EARLY)
+            with self._tracker.phase("early exchange"):
+                step.early_pooled = self._vectors.finish_early_pooled(activations)
+            found |= Early.POOLED if any(step.request.splits) else Early.NONE
+        self._found_early = found
 
     def _forward(self, step: _Step) -> None:
         """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; what went early is done."""
@@ -517,11 +500,6 @@ class HostWorker:
         with self._tracker.phase("update"):
             self._lookup.update(step.prepared, rates)
             self._pooled.update(step.request, gradients, rates)
-
-    def _exchange(self, tag: Tag, number: int, send, receive) -> None:
-        self._connected_mesh.exchange(
-            tag=tag, step=number, send=send, receive=receive, timeout_s=self._spec.step_timeout_s
-        )
 
     def _reading(self, first_step: int) -> ReadAhead:
         """The training reader, standing at `first_step`."""

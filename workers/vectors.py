@@ -82,8 +82,6 @@ class VectorExchange:
 
     def early_rows(self, prepared: Prepared, number: int) -> Splits:
         """Exchanges the rows that the step under way does not touch. Returns what the other hosts found early."""
-        if not self._lookup.groups:
-            return {}
         served = {host: self._lookup.blocks(prepared, host, of="served") for host in self._others}
         rows = {host: self._lookup.blocks(prepared, host, of="rows") for host in self._others}
         self._begin_early(number, prepared.splits, served, rows)
@@ -114,13 +112,12 @@ class VectorExchange:
 
     def begin_early_pooled(self, request: PooledRequest, number: int, activations: np.ndarray) -> None:
         """Starts to exchange the bags that the step under way does not touch; `finish_early_pooled` ends it."""
-        if self._pooled.is_used:
-            answers = {host: self._pooled.answer_blocks(host) for host in self._strangers}
-            self._begin_early(number, request.splits, answers, self._blocks_from_strangers(activations))
+        answers = {host: self._pooled.answer_blocks(host) for host in self._strangers}
+        self._begin_early(number, request.splits, answers, self._blocks_from_strangers(activations))
 
     def finish_early_pooled(self, activations: np.ndarray) -> Splits:
         """Waits for the bags. Returns what the other hosts found early."""
-        return self._finish_early(self._blocks_from_strangers(activations)) if self._pooled.is_used else {}
+        return self._finish_early(self._blocks_from_strangers(activations))
 
     def begin_pooled(self, request: PooledRequest, number: int, activations: np.ndarray, arriving: Splits) -> None:
         """Starts to exchange the bags that are left; `finish` ends it.
