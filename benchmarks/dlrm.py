@@ -252,10 +252,9 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     parser.add_argument(
         "--network",
-        nargs=2,
         type=float,
-        metavar=("DELAY_MS", "GBIT_PER_S"),
-        help="as if every host were a machine of its own, with such links between all processes; needs root, unshare, ip and tc",
+        metavar="GBIT_PER_S",
+        help="as if every host were a machine of its own, all of them behind one link of that rate; needs root, unshare, ip and tc",
     )
 
 
@@ -274,11 +273,11 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def enter_network(delay_ms: float, gbit_per_s: float) -> None:
+def enter_network(gbit_per_s: float) -> None:
     """Runs this program again in a network namespace of its own, whose loopback is as slow as that. Returns inside of it."""
     if os.environ.pop(_INSIDE, None):
         return
-    link = f"ip link set lo up && tc qdisc add dev lo root netem delay {delay_ms}ms rate {gbit_per_s}gbit limit 100000"
+    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {gbit_per_s}gbit burst 256kb limit 100mb"
     command = ["unshare", "--net", "sh", "-c", f'{link} && exec "$@"', "sh", sys.executable, *sys.argv]
     os.execvpe(command[0], command, {**os.environ, _INSIDE: "yes"})
 
@@ -300,7 +299,7 @@ def prepare_environment() -> None:
 def main() -> None:
     arguments = parse()
     if arguments.network:
-        enter_network(*arguments.network)
+        enter_network(arguments.network)
     prepare_environment()
     from orchestrator.cluster import connected
 

@@ -1,7 +1,7 @@
 """Settings of one job against each other: overlap, staleness, what the wire carries. Prints one JSON line.
 
     python benchmarks/settings.py --bench A --settings overlap=off overlap=on staleness=1
-    python benchmarks/settings.py --bench A --placement buckets --network 1 2 --settings overlap=off overlap=on
+    python benchmarks/settings.py --bench A --placement buckets --network 4 --settings overlap=off overlap=on
 
 Each setting has a group of hosts of its own; all stand side by side in memory, and windows of steps take turns, so that a machine that gets
 busier in between favours nobody. A round is one window of each. The ratios are medians over rounds, to the first setting in the same round,
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=8, help="steps of a window")
     arguments = parser.parse_args()
     if arguments.network:
-        enter_network(*arguments.network)
+        enter_network(arguments.network)
     prepare_environment()
     from orchestrator.cluster import connected
 

@@ -85,6 +85,7 @@ def small_job(
     evaluate: bool = False,
     seed: int = 3,
     staleness: int = 0,
+    overlap: bool = True,
 ) -> JobConfig:
     """The job on what `write_small_data` wrote."""
     bags = TableConfig(300, DIM, name="bags", combiner="mean", optimizer=RowWiseAdagrad(0.05))
@@ -121,4 +122,5 @@ def small_job(
         dense_optimizer=optax.adam(1e-2),
         seed=seed,
         staleness=staleness,
+        overlap=overlap,
     )

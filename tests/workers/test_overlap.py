@@ -19,6 +19,7 @@ from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.test_host import RATE, Dense, Pod, pod, take_for_strangers
 from workers.checkpoint_files import TableFiles
+from workers.id_exchange import EARLY_RETRY_STEPS
 from workers.job import JobConfig, JobError
 
 # Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before touched.
@@ -96,6 +97,22 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
         names = [worker._features[at].name for at in worker._layout.order]
         assert len(split.late[names.index("audit")]) == 0
         assert len(split.late[names.index("a")]) > 48
+
+
+def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
+    """The 50 rows of table a are touched in every step; the first look and those at agreed steps are all there are."""
+    features = {"a": job.features["a"]}
+    columns = {name: column for name, column in job.data.features.items() if name in features}
+    job = replace(job, features=features, data=replace(job.data, features=columns))
+    with pod(job, tmp_path, 2, buckets=(1,)) as hosts:
+        hosts.all("restore", [(None,)] * 2)
+        hosts.train(0, 1)
+        looked = []
+        for step in range(2, EARLY_RETRY_STEPS + 4, 2):
+            # Of two steps in a window, the second one is looked up ahead.
+            windows = hosts.train(step - 1, step + 1)
+            looked += [step for window in windows if "split" in window.phase_s]
+    assert looked == [2, 2, EARLY_RETRY_STEPS, EARLY_RETRY_STEPS]
 
 
 # ------------------------------------------------------------------ staleness
