@@ -100,10 +100,10 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
 
 
 def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
-    """The 50 rows of table a are touched in every step; the first look and those at agreed steps are all there are."""
+    """The 50 rows of table a are all touched in every step of so many samples; the first look and those at agreed steps are all there are."""
     features = {"a": job.features["a"]}
     columns = {name: column for name, column in job.data.features.items() if name in features}
-    job = replace(job, features=features, data=replace(job.data, features=columns))
+    job = replace(job, features=features, data=replace(job.data, features=columns), batch_size=384)
     with pod(job, tmp_path, 2, buckets=(1,)) as hosts:
         hosts.all("restore", [(None,)] * 2)
         hosts.train(0, 1)
