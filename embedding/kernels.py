@@ -44,6 +44,7 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
+        table.gather(ids, no_rows, ids)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
         sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)

@@ -30,13 +30,14 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 _AHEAD = 12
 
 
-def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Copies `table[rows[i]]` to `out[i]`.
+def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+    """Copies `table[rows[i]]` to `out[i]`, or to `out[places[i]]`.
 
     Args:
       table: float32 `[R, dim]`.
       rows: int64 `[n]`.
-      out: float32 `[n, dim]`, columns side by side.
+      out: float32 `[n, dim]`, columns side by side; with places, long enough for the last one, and other rows are left alone.
+      places: int64 `[n]`, rising.
 
     Raises:
       ValueError: a row outside the table, or shapes that do not fit.
@@ -46,8 +47,12 @@ def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         raise ValueError(
             f"Found room for {len(out)} rows, for {len(rows)}. Expected as many. Allocate one output row per row."
         )
-    target = matrix_of(out, dim)
-    bad = _gather(width_of(dim), dim, matrix_of(table), len(table), plain(rows, np.int64), can_stream(out, dim), target)
+    target, given = matrix_of(out, dim), plain(rows, np.int64)
+    if places is None:
+        bad = _gather(width_of(dim), dim, matrix_of(table), len(table), given, can_stream(out, dim), target)
+    else:
+        _check_places(places, len(rows), len(out))
+        bad = _gather_to(width_of(dim), dim, matrix_of(table), len(table), given, plain(places, np.int64), target)
     if bad >= 0:
         raise bad_local_row(int(rows[bad]), len(table))
 
@@ -68,6 +73,28 @@ def _gather(width, dim, table, num_rows, rows, streams, out):
             else:
                 store(out, i, column, load(width, table, row, column))
     publish()
+    return -1
+
+
+def _check_places(places: np.ndarray, num_rows: int, room: int) -> None:
+    if len(places) != num_rows or (num_rows and not 0 <= places[0] <= places[-1] < room):
+        raise ValueError(
+            f"Found {len(places)} places up to {places[-1:]} for {num_rows} rows, with room for {room}. Expected one a row, rising."
+        )
+
+
+@jit
+def _gather_to(width, dim, table, num_rows, rows, places, out):
+    count = rows.shape[0]
+    step = columns_of(width)
+    for i in range(count):
+        row = rows[i]
+        if row < 0 or row >= num_rows:
+            return i
+        ahead = rows[min(i + _AHEAD, count - 1)]
+        for column in range(0, dim, step):
+            prefetch_to_read(width, table, ahead, column)
+            store(out, places[i], column, load(width, table, row, column))
     return -1
 
 

@@ -265,7 +265,7 @@ class ShardedLookup:
             places = positions[first_position:last_position]
             rows = wanted[at][places - first]
             if is_own:
-                out[places] = self.tables[at].rows[rows]
+                self.tables[at].gather(rows, out, places)
             else:
                 self.tables[at].gather(rows, out[first_position:last_position])
             first, first_position = stop, last_position

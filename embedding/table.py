@@ -97,13 +97,13 @@ class Table:
         start = self._number_here[bucket] * length
         return {name: array[start : start + length] for name, array in ({"rows": self.rows} | self.slots).items()}
 
-    def gather(self, local_rows: np.ndarray, out: np.ndarray) -> None:
-        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`).
+    def gather(self, local_rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`), or to its rows `places` (int64 `[n]`, rising).
 
         Raises:
           ValueError: a row is not held here.
         """
-        gather(self.rows, local_rows, out)
+        gather(self.rows, local_rows, out, places)
 
     def update(
         self,

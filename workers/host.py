@@ -318,6 +318,10 @@ class HostWorker:
         if step is None:
             step = self._prepare(reader, number)
             self._forward(step)
+        elif step.number != number:
+            raise RuntimeError(
+                f"Found step {number} asked for after step {step.number} was looked up. Expected that one."
+            )
         return step
 
     def _look_up_ahead(self, step: _Step, previous: _Step) -> None:

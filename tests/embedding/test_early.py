@@ -103,6 +103,20 @@ def test_some_bags_are_pooled_as_all_are(dim: int, combiner: str, is_weighted: b
         kernels.pool(rows, index, splits, weights, combiner, packed[:4], bags=some, is_packed=True)
 
 
+@pytest.mark.parametrize("dim", [3, 16, 256])
+def test_rows_are_gathered_to_their_places(dim: int) -> None:
+    table = np.random.default_rng(dim).standard_normal((30, dim)).astype(np.float32)
+    rows, places, out = np.array([4, 29, 4]), np.array([0, 3, 5]), np.full((6, dim), 7.0, np.float32)
+    kernels.gather(table, rows, out, places)
+    assert (out[places] == table[rows]).all()
+    assert (np.delete(out, places, axis=0) == 7.0).all()
+    with pytest.raises(ValueError, match="Found local row 30"):
+        kernels.gather(table, np.array([4, 30, 4]), out, places)
+    for wrong in (np.array([0, 3]), np.array([0, 3, 6]), np.array([-1, 3, 5])):
+        with pytest.raises(ValueError, match="Expected one a row, rising"):
+            kernels.gather(table, rows, out, wrong)
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 10_000), num_hosts=st.integers(1, 3))
 def test_bags_without_a_touched_row_are_early(seed: int, num_hosts: int) -> None:
