@@ -45,7 +45,7 @@ CHECKED_STEPS = range(30, 40)
 WARM_UP_STEPS = 8
 WINDOW_S = 1.0
 _INSIDE = "PODEMBED_BENCHMARK_INSIDE_NETWORK"
-_SHOWN = ("bench", "hosts", "emb_opt", "placement", "overlap", "staleness", "wire_dtype", "network")
+_SHOWN = ("bench", "hosts", "emb_opt", "placement", "overlap", "staleness", "wire_dtype", "network", "device_ms")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,14 @@ def _batch(batches: Batches, step: int, samples: slice) -> Batch:
 
 
 def benchmark_job(
-    *, bench: str, emb_opt: str, folder: str, staleness: int, overlap: bool, wire_dtype: str
+    *,
+    bench: str,
+    emb_opt: str,
+    folder: str,
+    staleness: int,
+    overlap: bool,
+    wire_dtype: str,
+    device_ms: float | None,
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""
     import jax
@@ -110,6 +117,17 @@ def benchmark_job(
                 for part, layers in dense_values(shape).items()
             }
 
+    class Accelerator:
+        """Takes its time and no CPU, as a device beside the host's CPUs would; a sum over all activations."""
+
+        def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+            return {"scale": jnp.ones(())}
+
+        def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
+            scores = params["scale"] * sum(jnp.mean(block, axis=1) for block in activations.values())
+            zero = jax.ShapeDtypeStruct((), jnp.float32)
+            return scores + jax.pure_callback(_wait, zero, jax.lax.stop_gradient(scores[0]), device_ms)
+
     rate, epsilon = shape.learning_rate, shape.epsilon
     optimizer = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
     features = {
@@ -121,7 +139,7 @@ def benchmark_job(
     return JobConfig(
         name=f"bench-{bench}",
         features=features,
-        model=GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
+        model=Accelerator() if device_ms else GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
         data=MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(13)), bench=bench),
         batch_size=shape.batch_size,
         optimizer=optimizer,
@@ -131,6 +149,11 @@ def benchmark_job(
         overlap=overlap,
         wire_dtype=wire_dtype,
     )
+
+
+def _wait(_: Any, device_ms: Any) -> np.ndarray:
+    time.sleep(float(device_ms) / 1e3)
+    return np.zeros((), np.float32)
 
 
 def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
@@ -251,6 +274,12 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     parser.add_argument(
+        "--device-ms",
+        type=float,
+        default=None,
+        help="a device that takes so long a step and no CPU, instead of the model",
+    )
+    parser.add_argument(
         "--network",
         type=float,
         metavar="GBIT_PER_S",
@@ -284,7 +313,7 @@ def enter_network(gbit_per_s: float) -> None:
 
 def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     """The job that workers build for themselves."""
-    job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype")}
+    job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype", "device_ms")}
     job |= {"folder": folder, "overlap": arguments.overlap == "on"}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 

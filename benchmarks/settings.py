@@ -129,7 +129,10 @@ def main() -> None:
             for contender in order:
                 contender.run_window(arguments.window, arguments.window * shape.batch_size)
         result = [contender.summary(contenders[0]) for contender in contenders]
-    shown = {name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement", "network", "rounds")}
+    shown = {
+        name: getattr(arguments, name)
+        for name in ("bench", "hosts", "emb_opt", "placement", "network", "device_ms", "rounds")
+    }
     line = {"benchmark": "settings", **shown, "window_steps": arguments.window, "settings": result}
     print(json.dumps({**line, "load1": round(os.getloadavg()[0], 2), "date": time.strftime("%Y-%m-%d")}), flush=True)
 
