@@ -11,6 +11,7 @@ with their 10th and 90th percentile.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -36,7 +37,7 @@ from benchmarks.dlrm import (  # noqa: E402
     reference_of,
     start_group,
 )
-from benchmarks.workload import make_batches, workload  # noqa: E402
+from benchmarks.workload import Batches, make_batches, workload  # noqa: E402
 
 
 class Contender:
@@ -101,6 +102,17 @@ def _ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
     return {"median": round(float(middle), 3), "p10": round(float(low), 3), "p90": round(float(high), 3)}
 
 
+def early_shares(batches: Batches) -> dict[str, float]:
+    """Of what a step looks up, the part that the step before does not touch: of its distinct rows, and of its bags."""
+    rows: list[np.ndarray] = []
+    bags: list[np.ndarray] = []
+    for ids in batches.ids:
+        for before, now in itertools.pairwise(ids[:4]):
+            rows.append(~np.isin(np.unique(now), before))
+            bags.append(~np.isin(now, before).any(axis=1))
+    return {name: round(float(np.concatenate(found).mean()), 3) for name, found in (("rows", rows), ("bags", bags))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_workload(parser)
@@ -115,7 +127,8 @@ def main() -> None:
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder, ExitStack() as stack:
-        make_batches(shape, NUM_BATCHES).write(Path(folder))
+        batches = make_batches(shape, NUM_BATCHES)
+        batches.write(Path(folder))
         stack.enter_context(connected(arguments.hosts * len(arguments.settings)))
         contenders = []
         for setting in arguments.settings:
@@ -133,7 +146,13 @@ def main() -> None:
         name: getattr(arguments, name)
         for name in ("bench", "hosts", "emb_opt", "placement", "network", "device_ms", "rounds")
     }
-    line = {"benchmark": "settings", **shown, "window_steps": arguments.window, "settings": result}
+    line = {
+        "benchmark": "settings",
+        **shown,
+        "window_steps": arguments.window,
+        "early": early_shares(batches),
+        "settings": result,
+    }
     print(json.dumps({**line, "load1": round(os.getloadavg()[0], 2), "date": time.strftime("%Y-%m-%d")}), flush=True)
 
 
