@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from embedding.kernels_ids import merge, num_seats, route, row_of_each_id, unique_ids
-from embedding.kernels_overlap import find_marked_bags, find_marked_rows
+from embedding.kernels_overlap import find_marked_bags, find_marked_rows, mark_rows
 from embedding.kernels_pool import gather, pool, sum_gradients
 from embedding.table import Table
 from embedding.table_spec import TableSpec
@@ -40,6 +40,10 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
     route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
     row_of_each_id(positions, positions, positions.copy())
+    seats, flags = np.zeros(0, np.int32), np.zeros(0, bool)
+    mark_rows(ids, seats, 1)
+    find_marked_rows(ids, seats, flags)
+    find_marked_bags(positions, np.zeros(1, np.int64), seats, flags)
     for spec in specs:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
