@@ -37,13 +37,13 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
-    route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
-    row_of_each_id(positions, positions, positions.copy())
     seats, flags = np.zeros(0, np.int32), np.zeros(0, bool)
     mark_rows(ids, seats, 1)
     find_marked_rows(ids, seats, flags)
     find_marked_bags(positions, np.zeros(1, np.int64), seats, flags)
+    unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
+    route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
+    row_of_each_id(positions, positions, positions.copy())
     for spec in specs:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
