@@ -36,7 +36,7 @@ from embedding.ragged import Ragged  # noqa: E402
 from workers.batch import Batch  # noqa: E402
 from workers.data_config import ParquetData  # noqa: E402
 from workers.input_index import InputFile, InputIndex  # noqa: E402
-from workers.job import JobConfig, JobReference  # noqa: E402
+from workers.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
 from workers.lanes import LanePlan  # noqa: E402
 
 NUM_BATCHES = 32
@@ -44,6 +44,8 @@ NUM_LANES = 16
 CHECKED_STEPS = range(30, 40)
 WARM_UP_STEPS = 8
 WINDOW_S = 1.0
+_INSIDE = "PODEMBED_BENCHMARK_INSIDE_NETWORK"
+_SHOWN = ("bench", "hosts", "emb_opt", "placement", "overlap", "staleness", "wire_dtype", "network", "device_ms")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,16 @@ def _batch(batches: Batches, step: int, samples: slice) -> Batch:
     )
 
 
-def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
+def benchmark_job(
+    *,
+    bench: str,
+    emb_opt: str,
+    folder: str,
+    staleness: int,
+    overlap: bool,
+    wire_dtype: str,
+    device_ms: float | None,
+) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""
     import jax
     import jax.numpy as jnp
@@ -106,6 +117,17 @@ def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
                 for part, layers in dense_values(shape).items()
             }
 
+    class Accelerator:
+        """Takes its time and no CPU, as a device beside the host's CPUs would; a sum over all activations."""
+
+        def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+            return {"scale": jnp.ones(())}
+
+        def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
+            scores = params["scale"] * sum(jnp.mean(block, axis=1) for block in activations.values())
+            zero = jax.ShapeDtypeStruct((), jnp.float32)
+            return scores + jax.pure_callback(_wait, zero, jax.lax.stop_gradient(scores[0]), device_ms)
+
     rate, epsilon = shape.learning_rate, shape.epsilon
     optimizer = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
     features = {
@@ -117,13 +139,21 @@ def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
     return JobConfig(
         name=f"bench-{bench}",
         features=features,
-        model=GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
+        model=Accelerator() if device_ms else GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
         data=MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(13)), bench=bench),
         batch_size=shape.batch_size,
         optimizer=optimizer,
         dense_optimizer=optax.adagrad(rate, shape.dense_accumulator, epsilon),
         num_lanes=NUM_LANES,
+        staleness=staleness,
+        overlap=overlap,
+        wire_dtype=wire_dtype,
     )
+
+
+def _wait(_: Any, device_ms: Any) -> np.ndarray:
+    time.sleep(float(device_ms) / 1e3)
+    return np.zeros((), np.float32)
 
 
 def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
@@ -158,6 +188,7 @@ def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
             eval_index=None,
             bind_address="",
             step_timeout_s=120.0,
+            shares_memory=arguments.network is None,
         )
         for host in range(num_hosts)
     ]
@@ -201,7 +232,7 @@ def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Name
 
 def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     """Windows of steps until the time is over, the losses are known, and enough windows were quiet."""
-    hosts, devices = group.train(0, WARM_UP_STEPS)
+    hosts, devices = group.train(0, WARM_UP_STEPS, is_followed=True)
     losses = list(devices[0].losses)
     step = WARM_UP_STEPS
     meter = measuring.Meter(os.getpid())
@@ -214,7 +245,7 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
         time.perf_counter() - started < arguments.seconds or step < CHECKED_STEPS.stop or not meter.has_enough_quiet()
     ) and (time.perf_counter() - started < arguments.max_seconds or step < CHECKED_STEPS.stop):
         with meter.window(window * batch_size):
-            hosts, devices = group.train(step, step + window)
+            hosts, devices = group.train(step, step + window, is_followed=True)
         losses += devices[0].losses
         step, num_steps = step + window, num_steps + window
         sent += sum(host.bytes_sent for host in hosts)
@@ -236,41 +267,82 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
     }
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """The options of what is trained, and where."""
     parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
     parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
+    parser.add_argument(
+        "--device-ms",
+        type=float,
+        default=None,
+        help="a device that takes so long a step and no CPU, instead of the model",
+    )
+    parser.add_argument(
+        "--network",
+        type=float,
+        metavar="GBIT_PER_S",
+        help="as if every host were a machine of its own, all of them behind one link of that rate; needs root, unshare, ip and tc",
+    )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_workload(parser)
     parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
     parser.add_argument(
         "--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x seconds)"
     )
-    parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
+    parser.add_argument("--overlap", default="on", choices=["on", "off"], help="what a step does not touch goes early")
+    parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
+    parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     arguments = parser.parse_args()
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
     return arguments
 
 
-def main() -> None:
-    arguments = parse()
+def enter_network(gbit_per_s: float) -> None:
+    """Runs this program again in a network namespace of its own, whose loopback is as slow as that. Returns inside of it."""
+    if os.environ.pop(_INSIDE, None):
+        return
+    link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {gbit_per_s}gbit burst 256kb limit 100mb"
+    command = ["unshare", "--net", "sh", "-c", f'{link} && exec "$@"', "sh", sys.executable, *sys.argv]
+    os.execvpe(command[0], command, {**os.environ, _INSIDE: "yes"})
+
+
+def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
+    """The job that workers build for themselves."""
+    job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype", "device_ms")}
+    job |= {"folder": folder, "overlap": arguments.overlap == "on"}
+    return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
+
+
+def prepare_environment() -> None:
+    """What worker processes inherit."""
     # Workers import this module by name to build the job.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.network:
+        enter_network(arguments.network)
+    prepare_environment()
     from orchestrator.cluster import connected
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         make_batches(shape, NUM_BATCHES).write(Path(folder))
-        job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
-        reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
         with connected(arguments.hosts):
-            group = start_group(arguments, reference)
+            group = start_group(arguments, reference_of(folder, arguments))
             try:
                 result = measure(group, arguments, shape.batch_size)
                 group.close()
             finally:
                 group.stop()
-    config = {name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement")}
+    config = {name: getattr(arguments, name) for name in _SHOWN}
     print(json.dumps({"benchmark": "dlrm", **config, **result}), flush=True)
 
 

@@ -80,7 +80,7 @@ class FakeHandle:
         elif method == "reserve_coordinator":
             answer = "127.0.0.1:1"
         elif method == "train":
-            first, last = arguments
+            first, last, _ = arguments
             FakeBackend.window, seconds, self.step = last - first, (last - first) * self.step_s, last
             spent: dict[str, float] = dict.fromkeys(PHASES, 0.01)
             answer = HostWindow(num_samples=last - first, phase_s=spent, bytes_sent=0, peak_rss_bytes=0)

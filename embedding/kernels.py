@@ -12,12 +12,15 @@ import numpy as np
 
 from embedding.kernels_group import bag_addresses, rows_of_ids
 from embedding.kernels_ids import merge, num_seats, route, row_of_each_id, unique_ids
+from embedding.kernels_overlap import find_marked_bags, find_marked_rows, mark_rows
 from embedding.kernels_pool import gather, pool, sum_gradients
 from embedding.table import Table
 from embedding.table_spec import TableSpec
 
 __all__ = [
     "compile_kernels",
+    "find_marked_bags",
+    "find_marked_rows",
     "gather",
     "merge",
     "num_seats",
@@ -35,6 +38,10 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    seats, flags = np.zeros(0, np.int32), np.zeros(0, bool)
+    mark_rows(ids, seats, 1)
+    find_marked_rows(ids, seats, flags)
+    find_marked_bags(positions, np.zeros(1, np.int64), seats, flags)
     unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
     route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
     row_of_each_id(positions, positions, positions.copy())
@@ -44,7 +51,9 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
+        table.gather(ids, no_rows, ids)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+        pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
         sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)

@@ -30,13 +30,14 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 _AHEAD = 12
 
 
-def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Copies `table[rows[i]]` to `out[i]`.
+def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+    """Copies `table[rows[i]]` to `out[i]`, or to `out[places[i]]`.
 
     Args:
       table: float32 `[R, dim]`.
       rows: int64 `[n]`.
-      out: float32 `[n, dim]`, columns side by side.
+      out: float32 `[n, dim]`, columns side by side; with places, long enough for the last one, and other rows are left alone.
+      places: int64 `[n]`, rising.
 
     Raises:
       ValueError: a row outside the table, or shapes that do not fit.
@@ -46,8 +47,12 @@ def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
         raise ValueError(
             f"Found room for {len(out)} rows, for {len(rows)}. Expected as many. Allocate one output row per row."
         )
-    target = matrix_of(out, dim)
-    bad = _gather(width_of(dim), dim, matrix_of(table), len(table), plain(rows, np.int64), can_stream(out, dim), target)
+    target, given = matrix_of(out, dim), plain(rows, np.int64)
+    if places is None:
+        bad = _gather(width_of(dim), dim, matrix_of(table), len(table), given, can_stream(out, dim), target)
+    else:
+        _check_places(places, len(rows), len(out))
+        bad = _gather_to(width_of(dim), dim, matrix_of(table), len(table), given, plain(places, np.int64), target)
     if bad >= 0:
         raise bad_local_row(int(rows[bad]), len(table))
 
@@ -71,6 +76,28 @@ def _gather(width, dim, table, num_rows, rows, streams, out):
     return -1
 
 
+def _check_places(places: np.ndarray, num_rows: int, room: int) -> None:
+    if len(places) != num_rows or (num_rows and not 0 <= places[0] <= places[-1] < room):
+        raise ValueError(
+            f"Found {len(places)} places up to {places[-1:]} for {num_rows} rows, with room for {room}. Expected one a row, rising."
+        )
+
+
+@jit
+def _gather_to(width, dim, table, num_rows, rows, places, out):
+    count = rows.shape[0]
+    step = columns_of(width)
+    for i in range(count):
+        row = rows[i]
+        if row < 0 or row >= num_rows:
+            return i
+        ahead = rows[min(i + _AHEAD, count - 1)]
+        for column in range(0, dim, step):
+            prefetch_to_read(width, table, ahead, column)
+            store(out, places[i], column, load(width, table, row, column))
+    return -1
+
+
 def pool(
     rows: np.ndarray,
     index: np.ndarray,
@@ -78,6 +105,9 @@ def pool(
     weights: np.ndarray | None,
     combiner: str,
     out: np.ndarray,
+    *,
+    bags: np.ndarray | None = None,
+    is_packed: bool = False,
 ) -> None:
     """Combines the rows of each bag into one vector.
 
@@ -91,14 +121,25 @@ def pool(
       weights: float32 `[n]` or None.
       combiner: "sum", "mean" or "sqrtn".
       out: float32 `[B, dim]`, columns side by side, any distance from row to row; overwritten.
+      bags: int64, those to combine; None for all. The others' vectors are left alone.
+      is_packed: whether the vectors of `bags` are written one after another from the start of `out`, instead of each to its place.
 
     Raises:
       ValueError: shapes or dtypes that do not fit.
     """
     dim = rows.shape[1]
-    arguments = _bags(index, row_splits, weights, combiner, len(out))
+    arguments = _bags(index, row_splits, weights, combiner, len(row_splits) - 1 if is_packed else len(out))
     target = matrix_of(out, dim)
-    _pool(width_of(dim), dim, matrix_of(rows), *arguments, can_stream(out, dim), target)
+    if bags is None:
+        _pool(width_of(dim), dim, matrix_of(rows), *arguments, can_stream(out, dim), target)
+        return
+    if len(bags) and (bags[0] < 0 or bags[-1] >= len(row_splits) - 1 or len(bags) > len(out)):
+        raise ValueError(
+            f"Found bags {int(bags[0])} to {int(bags[-1])} of {len(row_splits) - 1}, with room for {len(out)}. Expected rising numbers of "
+            "bags, and room for them."
+        )
+    streams = is_packed and can_stream(out[: len(bags)], dim)
+    _pool_some(width_of(dim), dim, matrix_of(rows), *arguments, streams, target, plain(bags, np.int64), is_packed)
 
 
 def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, combiner: str, num_bags: int):
@@ -131,32 +172,61 @@ def _denominator(start, stop, weights, is_weighted, combiner):
     return amount
 
 
+@inlined
+def _pool_bag(width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column):
+    """The columns from `column` on of one bag's vector."""
+    zero = splat(width, np.float32(0.0))
+    total = zero
+    if is_weighted:
+        for j in range(start, stop):
+            prefetch_to_read(width, rows, index[min(j + _AHEAD, last)], column)
+            total = total + load(width, rows, index[j], column) * splat(width, weights[j])
+    else:
+        for j in range(start, stop):
+            prefetch_to_read(width, rows, index[min(j + _AHEAD, last)], column)
+            total = total + load(width, rows, index[j], column)
+    if denominator == 0:
+        total = zero
+    elif combiner != SUM:
+        total = total / splat(width, denominator)
+    return total
+
+
 @jit
 def _pool(width, dim, rows, index, row_splits, weights, is_weighted, combiner, streams, out):
     step = columns_of(width)
-    zero = splat(width, np.float32(0.0))
     last = index.shape[0] - 1
     for bag in range(row_splits.shape[0] - 1):
         start, stop = row_splits[bag], row_splits[bag + 1]
         denominator = _denominator(start, stop, weights, is_weighted, combiner)
         for column in range(0, dim, step):
-            total = zero
-            if is_weighted:
-                for j in range(start, stop):
-                    prefetch_to_read(width, rows, index[min(j + _AHEAD, last)], column)
-                    total = total + load(width, rows, index[j], column) * splat(width, weights[j])
-            else:
-                for j in range(start, stop):
-                    prefetch_to_read(width, rows, index[min(j + _AHEAD, last)], column)
-                    total = total + load(width, rows, index[j], column)
-            if denominator == 0:
-                total = zero
-            elif combiner != SUM:
-                total = total / splat(width, denominator)
+            total = _pool_bag(
+                width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column
+            )
             if streams:
                 store_streaming(out, bag, column, total)
             else:
                 store(out, bag, column, total)
+    publish()
+
+
+@jit
+def _pool_some(width, dim, rows, index, row_splits, weights, is_weighted, combiner, streams, out, bags, is_packed):
+    step = columns_of(width)
+    last = index.shape[0] - 1
+    for number in range(bags.shape[0]):
+        bag = bags[number]
+        start, stop = row_splits[bag], row_splits[bag + 1]
+        denominator = _denominator(start, stop, weights, is_weighted, combiner)
+        target = np.int64(number) if is_packed else bag
+        for column in range(0, dim, step):
+            total = _pool_bag(
+                width, rows, index, start, stop, last, weights, is_weighted, combiner, denominator, column
+            )
+            if streams:
+                store_streaming(out, target, column, total)
+            else:
+                store(out, target, column, total)
     publish()
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embedding import kernels
+from embedding.early import Part, Split
 from embedding.ragged import Ragged
 from embedding.table import Table
 from embedding.table_spec import TableSpec
@@ -63,6 +64,10 @@ class Prepared:
       index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
       wanted: per host, the local rows it asks of this host; same order.
       wanted_counts: int64 `[num_hosts, num_tables]`.
+      rows: per group, float32, the rows asked of all owners; their gradients on the way back.
+      served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients on the way back.
+      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None for none. Filled by
+        `split`.
     """
 
     features: Mapping[str, Ragged]
@@ -74,6 +79,7 @@ class Prepared:
     wanted_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     rows: list[np.ndarray] = field(default_factory=list)
     served: list[np.ndarray] = field(default_factory=list)
+    splits: list[Split | None] = field(default_factory=list)
 
 
 class ShardedLookup:
@@ -193,19 +199,80 @@ class ShardedLookup:
         prepared.served = [
             np.empty((int(prepared.wanted_counts[:, g.tables].sum()), g.dim), np.float32) for g in self.groups
         ]
+        prepared.splits = [None] * self.num_hosts
 
-    def gather(self, prepared: Prepared) -> None:
-        """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host."""
+    def split(self, prepared: Prepared, previous: Prepared) -> None:
+        """Finds which of the rows that the hosts want no gradient of `previous`, the step under way, will change.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        hosts = range(self.num_hosts)
+        flags: list[list[list[np.ndarray]]] = [[[] for _ in self.groups] for _ in hosts]
+        wanted = [self._wanted_rows(prepared, host) for host in hosts]
+        touched = [self._wanted_rows(previous, host) for host in hosts]
+        for number, group in enumerate(self.groups):
+            for at in group.tables:
+                found = self._find_late([touched[h][at] for h in hosts], [wanted[h][at] for h in hosts], at)
+                for host in hosts:
+                    flags[host][number].append(found[host])
+        widths = [group.dim for group in self.groups]
+        prepared.splits = [Split.worthwhile([np.concatenate(f) for f in flags[host]], widths) for host in hosts]
+
+    def _find_late(self, touched: Sequence[np.ndarray], wanted: Sequence[np.ndarray], at: int) -> list[np.ndarray]:
+        """Per host, which of the rows that it wants of a table are among the touched ones."""
+        table = self.tables[at]
+        optimizer = table.spec.optimizer
+        if optimizer is not None and optimizer.touches_all_rows:
+            return [np.ones(len(rows), bool) for rows in wanted]
+        found = [np.empty(len(rows), bool) for rows in wanted]
+        with table.marked(touched) as seats:
+            for rows, flags in zip(wanted, found, strict=True):
+                kernels.find_marked_rows(rows, seats, flags)
+        return found
+
+    def gather(self, prepared: Prepared, part: Part = Part.LATE) -> None:
+        """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host.
+
+        Args:
+          part: of the rows; for a host without a split, all are late.
+        """
         for number, group in enumerate(self.groups):
             for host in range(self.num_hosts):
-                wanted = self._wanted_rows(prepared, host)
-                is_own = host == self.host
-                out = self.piece(prepared, number, host, of="rows" if is_own else "served")
-                first = 0
-                for at in group.tables:
-                    count = int(prepared.wanted_counts[host, at])
-                    self.tables[at].gather(wanted[at], out[first : first + count])
-                    first += count
+                split = prepared.splits[host]
+                if split is not None:
+                    self._gather_part(prepared, number, host, split, part)
+                elif part is Part.LATE:
+                    out = self.piece(prepared, number, host, of="rows" if host == self.host else "served")
+                    rows, first = self._wanted_rows(prepared, host), 0
+                    for at in group.tables:
+                        count = int(prepared.wanted_counts[host, at])
+                        self.tables[at].gather(rows[at], out[first : first + count])
+                        first += count
+
+    def _gather_part(self, prepared: Prepared, number: int, host: int, split: Split, part: Part) -> None:
+        """One part of one host's rows in a group: packed for another host, in their places for this one."""
+        positions, wanted = split.positions(part)[number], self._wanted_rows(prepared, host)
+        is_own = host == self.host
+        if is_own:
+            out = self.piece(prepared, number, host, of="rows")
+        else:
+            out = split.packed(part, self.blocks(prepared, host, of="served"))[number]
+        first = first_position = 0
+        for at in self.groups[number].tables:
+            stop = first + int(prepared.wanted_counts[host, at])
+            last_position = int(np.searchsorted(positions, stop))
+            places = positions[first_position:last_position]
+            rows = wanted[at][places - first]
+            if is_own:
+                self.tables[at].gather(rows, out, places)
+            else:
+                self.tables[at].gather(rows, out[first_position:last_position])
+            first, first_position = stop, last_position
+
+    def blocks(self, prepared: Prepared, host: int, *, of: str) -> list[np.ndarray]:
+        """The pieces of one host, by group."""
+        return [self.piece(prepared, number, host, of=of) for number in range(len(self.groups))]
 
     def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
         """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from embedding import kernels
 from embedding.activation_layout import ActivationLayout
+from embedding.early import Part, Split
 from embedding.kernel_arrays import aligned_empty, matrix_of
 from embedding.kernels_group import bag_addresses, rows_of_ids
 from embedding.lookup import FeatureBinding
@@ -40,15 +41,19 @@ class PooledRequest:
 
     Attributes:
       frames: per owner, what it is asked.
+      buffer: which of each host's memories its activations and gradients lie in.
       bags: per host, what it asks of this one, by feature. Filled by `accept`.
       grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `accept`.
       scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
+      splits: per host, which of its bags go before the update of the step under way, in blocks by feature; None for none. Filled by `split`.
     """
 
     frames: list[np.ndarray]
+    buffer: int = 0
     bags: list[dict[int, _Bags]] = field(default_factory=list)
     grouped: dict[int, GroupedRows] = field(default_factory=dict)
     scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    splits: list[Split | None] = field(default_factory=list)
 
 
 def can_pool_at_owner(spec: TableSpec) -> bool:
@@ -67,6 +72,7 @@ class PooledLookup:
       features: all features of the job.
       layout: of activations and gradients; `layout.owners` says which features are pooled where.
       host, num_hosts: this host's number, 0-based, and how many there are.
+      num_buffers: memories that every host has for the activations and gradients of its batches, to be used in turn.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class PooledLookup:
         *,
         host: int,
         num_hosts: int,
+        num_buffers: int = 1,
     ) -> None:
         self.host = host
         self.num_hosts = num_hosts
@@ -92,35 +99,41 @@ class PooledLookup:
         for at in self._of_owner[host]:
             self._own_tables.setdefault(self._features[at].table, []).append(at)
         others = [other for other in range(num_hosts) if other != host]
-        # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own memory.
+        # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own memory. One is enough
+        # for all buffers, since it is sent before the next one is pooled, and used up before the next gradients come.
         self._answers = {other: aligned_empty((length,)) for other in others}
         self._gradients = {other: aligned_empty((length,)) for other in others}
-        self._answer_blocks = {other: layout.blocks_of(host, memory) for other, memory in self._answers.items()}
-        self._gradient_blocks = {other: layout.blocks_of(host, memory) for other, memory in self._gradients.items()}
+        answers = {other: layout.blocks_of(host, memory) for other, memory in self._answers.items()}
+        gradients = {other: layout.blocks_of(host, memory) for other, memory in self._gradients.items()}
+        self._answer_blocks = [dict(answers) for _ in range(num_buffers)]
+        self._gradient_blocks = [dict(gradients) for _ in range(num_buffers)]
+        self._neighbours: set[int] = set()
 
-    def share(self, host: int, *, activations: np.ndarray, gradients: np.ndarray) -> None:
+    def share(self, host: int, *, activations: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
         """Works in another host's own memory from now on: `pool_for_others` writes there, `update` reads there.
 
         Args:
-          activations, gradients: that host's flat memories.
+          activations, gradients: that host's flat memories, one a buffer.
         """
         region = self.layout.region(self.host)
-        self._answers[host], self._gradients[host] = activations[region], gradients[region]
-        self._answer_blocks[host] = self.layout.blocks_of(self.host, self._answers[host])
-        self._gradient_blocks[host] = self.layout.blocks_of(self.host, self._gradients[host])
+        for buffer, (ours, theirs) in enumerate(zip(activations, gradients, strict=True)):
+            self._answer_blocks[buffer][host] = self.layout.blocks_of(self.host, ours[region])
+            self._gradient_blocks[buffer][host] = self.layout.blocks_of(self.host, theirs[region])
+        self._neighbours.add(host)
 
     @property
     def is_used(self) -> bool:
         """Whether any feature is pooled at its owner; the same on all hosts."""
         return any(owner >= 0 for owner in self.layout.owners)
 
-    def request(self, batch: Mapping[str, Ragged]) -> PooledRequest:
-        """Finds the rows of all ids. Touches no table.
+    def request(self, batch: Mapping[str, Ragged], *, buffer: int = 0) -> PooledRequest:
+        """Finds the rows of all ids, for a batch whose activations will lie in that buffer. Touches no table.
 
         Raises:
           ValueError: an id lies outside its table.
         """
-        return PooledRequest(frames=[self._frame(batch, owner) for owner in range(self.num_hosts)])
+        frames = [self._frame(batch, owner) for owner in range(self.num_hosts)]
+        return PooledRequest(frames=frames, buffer=buffer, splits=[None] * self.num_hosts)
 
     def _frame(self, batch: Mapping[str, Ragged], owner: int) -> np.ndarray:
         features = self._of_owner[owner]
@@ -229,7 +242,7 @@ class PooledLookup:
                 part[:] = scaled.ctypes.data + scaled.strides[0] * np.arange(len(bags.rows))
                 continue
             if self._features[at].combiner == "sum":
-                matrix = own[at] if host == self.host else self._gradient_blocks[host][at]
+                matrix = own[at] if host == self.host else self._gradient_blocks[request.buffer][host][at]
             else:
                 matrix = request.scaled[host, at] = aligned_empty((self.layout.num_samples, self.layout.widths[at]))
             bag_addresses(bags.row_splits, matrix_of(matrix), part)
@@ -238,24 +251,54 @@ class PooledLookup:
         """This owner's blocks in this host's own activations or gradients."""
         return self.layout.blocks_of(self.host, memory[self.layout.region(self.host)])
 
-    def pool_for_others(self, request: PooledRequest) -> None:
-        """Combines what the other hosts asked into `answer(host)`."""
-        for other, blocks in self._answer_blocks.items():
-            self._pool(request, other, blocks)
+    def split(self, request: PooledRequest, previous: PooledRequest) -> None:
+        """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will update."""
+        late: list[dict[int, np.ndarray]] = [{} for _ in range(self.num_hosts)]
+        for table, features in self._own_tables.items():
+            with self._tables[table].marked([previous.grouped[table].rows]) as seats:
+                for host, found in enumerate(late):
+                    for at in features:
+                        bags, found[at] = request.bags[host][at], np.empty(self.layout.num_samples, bool)
+                        kernels.find_marked_bags(bags.rows, bags.row_splits, seats, found[at])
+        order = self._of_owner[self.host]
+        widths = [self.layout.widths[at] for at in order]
+        request.splits = [Split.worthwhile([found[at] for at in order], widths) for found in late]
 
-    def pool_own(self, request: PooledRequest, activations: np.ndarray) -> None:
+    def pool_for_others(self, request: PooledRequest, part: Part = Part.LATE) -> None:
+        """Combines what the other hosts asked into `answer(host)`, or into the memory that they share.
+
+        Args:
+          part: of the bags; for a host without a split, all are late.
+        """
+        for other, blocks in self._answer_blocks[request.buffer].items():
+            self._pool(request, other, blocks, part)
+
+    def pool_own(self, request: PooledRequest, activations: np.ndarray, part: Part = Part.LATE) -> None:
         """Combines what this host asked of itself, into its part of the flat activations."""
-        self._pool(request, self.host, self._own_blocks(activations))
+        self._pool(request, self.host, self._own_blocks(activations), part)
 
-    def _pool(self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray]) -> None:
-        for at, block in blocks.items():
+    def _pool(self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part) -> None:
+        split = request.splits[host]
+        if split is None and part is Part.EARLY:
+            return
+        in_place = host == self.host or host in self._neighbours
+        for number, (at, block) in enumerate(blocks.items()):
             bags, feature = request.bags[host][at], self._features[at]
+            some = {}
+            if split is not None:
+                if not in_place:
+                    block = split.packed(part, list(blocks.values()))[number]
+                some = {"bags": split.positions(part)[number], "is_packed": not in_place}
             rows = self._tables[feature.table].rows
-            kernels.pool(rows, bags.rows, bags.row_splits, bags.weights, feature.combiner, block)
+            kernels.pool(rows, bags.rows, bags.row_splits, bags.weights, feature.combiner, block, **some)
 
     def answer(self, host: int) -> np.ndarray:
         """What goes to another host: the region of this owner in that host's activations."""
         return self._answers[host]
+
+    def answer_blocks(self, host: int) -> list[np.ndarray]:
+        """The same as one block a feature; with a split, the early vectors first in each."""
+        return list(self.layout.blocks_of(self.host, self._answers[host]).values())
 
     def gradient_memory(self, host: int) -> np.ndarray:
         """Where the gradients of another host's activations belong, laid out as `answer`."""
@@ -268,7 +311,7 @@ class PooledLookup:
           own_gradients: the flat memory that `accept` was given, now filled.
           learning_rates: one a table of the job.
         """
-        blocks = {**self._gradient_blocks, self.host: self._own_blocks(own_gradients)}
+        blocks = {**self._gradient_blocks[request.buffer], self.host: self._own_blocks(own_gradients)}
         for (host, at), scaled in request.scaled.items():
             _scale(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
         for table, grouped in request.grouped.items():

@@ -7,7 +7,8 @@ contiguous and a bucket is one copy. Which host holds which bucket is decided el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from embedding.initializers import row_source
 from embedding.kernel_arrays import aligned_zeros, plain
 from embedding.kernels_group import group_by_row
 from embedding.kernels_ids import chain_all_rows, merge
+from embedding.kernels_overlap import mark_rows
 from embedding.kernels_pool import gather
 from embedding.optimizers import Optimizer
 from embedding.table_spec import TableSpec
@@ -95,13 +97,13 @@ class Table:
         start = self._number_here[bucket] * length
         return {name: array[start : start + length] for name, array in ({"rows": self.rows} | self.slots).items()}
 
-    def gather(self, local_rows: np.ndarray, out: np.ndarray) -> None:
-        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`).
+    def gather(self, local_rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`), or to its rows `places` (int64 `[n]`, rising).
 
         Raises:
           ValueError: a row is not held here.
         """
-        gather(self.rows, local_rows, out)
+        gather(self.rows, local_rows, out, places)
 
     def update(
         self,
@@ -183,6 +185,23 @@ class Table:
             gradients=grouped.addresses,
             learning_rate=learning_rate,
         )
+
+    @contextmanager
+    def marked(self, local_rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Lends int32 `[num_rows]` that is not 0 at the given rows, until the block ends.
+
+        Args:
+          local_rows: int64 arrays of rows held here. The table's optimizer must not touch all rows, and nothing else of the table may be
+            called inside.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        for rows in local_rows:
+            mark_rows(rows, self._seats, 1)
+        yield self._seats
+        for rows in local_rows:
+            mark_rows(rows, self._seats, 0)
 
     def _touched(self, optimizer: Optimizer, local_rows: np.ndarray) -> TouchedRows:
         count = len(local_rows)

@@ -39,6 +39,8 @@ def synthetic(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
 ) -> JobConfig:
     """DLRM on the generated set in `folder`, which is written if it is not there."""
     data = write_synthetic(folder)
@@ -55,6 +57,8 @@ def synthetic(
         dense_optimizer=optax.adam(dense_learning_rate),
         num_epochs=epochs,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
         best_auc=data.reachable_auc,
     )
 
@@ -72,6 +76,8 @@ def criteo(
     learning_rate: float = 0.05,
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
+    staleness: int = 0,
+    wire_dtype: str = "float32",
 ) -> JobConfig:
     """Click prediction from numbers and fields in Parquet files; every field has a table of its own.
 
@@ -110,6 +116,8 @@ def criteo(
         dense_optimizer=optax.adam(dense_learning_rate),
         num_epochs=epochs,
         seed=seed,
+        staleness=staleness,
+        wire_dtype=wire_dtype,
     )
 
 

@@ -203,9 +203,9 @@ class Evaluation:
         return {"AUC": self.auc, **self.metrics}
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def comparable(self) -> dict[str, float]:
         """What policies compare; numbers that are not finite compare with nothing and are left out."""
-        values = {"auc": self.auc, "log_loss": self.log_loss}
+        values = {"auc": self.auc, "log_loss": self.log_loss, **self.metrics}
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
@@ -249,6 +249,7 @@ class Result:
       losses: global loss of each step since this call began or last recovered to, by step number.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
       stopped_by: None when all steps are done, else the reason.
+      staleness: as in the job.
     """
 
     path: str
@@ -262,3 +263,4 @@ class Result:
     phase_s: Mapping[str, float]
     commit: str | None
     stopped_by: str | None = None
+    staleness: int = 0

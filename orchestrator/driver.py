@@ -19,7 +19,7 @@ import numpy as np
 
 from embedding.buckets import split_evenly
 from embedding.placement import place_tables
-from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig
+from orchestrator.config import ConfigurationError, Evaluation, Recovery, Result, RunConfig, ScalingConfig
 from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
@@ -116,6 +116,11 @@ class Driver:
             eval_every=config.eval_every_steps if run.eval_index is not None else None,
         )
         self._saves = Saves(self._schedule)
+        if run.job.staleness and config.checkpoint_config.every_seconds is not None:
+            raise ConfigurationError(
+                f"Found every_seconds={config.checkpoint_config.every_seconds} with staleness={run.job.staleness}. Expected commits at steps: "
+                "a stale lookup is not made across a commit, so numbers would follow the clock. Use every_steps, or staleness 0."
+            )
         self._committed_unix_s: float | None = None
         self._is_starting = False
         self._lease: Lease | None = None
@@ -305,7 +310,8 @@ class Driver:
     def _window(self, group: WorkerGroup, first: int, last: int, committed: int) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
         started = time.monotonic()
-        hosts, devices = group.train(first, last)
+        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
+        hosts, devices = group.train(first, last, is_followed=not self._saves.may_follow(last))
         seconds = time.monotonic() - started
         self._check_losses(first, devices[0].losses)
         history, num_steps = self._history, last - first
@@ -326,6 +332,7 @@ class Driver:
                 generation=self._run.generation,
                 committed_step=committed,
                 committed_unix_s=self._committed_unix_s,
+                staleness=self._run.job.staleness,
             )
         )
         return seconds / num_steps
@@ -378,7 +385,7 @@ class Driver:
     def _metrics_at(self, step: int) -> dict[str, float]:
         """What an evaluation of exactly this state found; empty without one."""
         last = self._history.evaluations[-1:]
-        return last[0].metrics if last and last[0].step == step else {}
+        return last[0].comparable if last and last[0].step == step else {}
 
     def _delete_old(self, lease: Lease) -> None:
         """Carries out the keep policies. The commit stands already; storage that does not delete is no reason to stop training."""
@@ -468,6 +475,7 @@ class Driver:
             phase_s=dict(history.phase_s),
             commit=head.name if head else None,
             stopped_by=self._stop.reason if step < self._schedule.total_steps else None,
+            staleness=self._run.job.staleness,
         )
 
 

@@ -106,7 +106,8 @@ def _header(description: RunDescription) -> str:
     job = f"{record.job_function} {record.job_arguments}" if record.job_function else "given as a value"
     lines = [
         f"Run {record.run_id} in {description.location}, created {age} ago",
-        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}",
+        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}, "
+        f"wire {record.wire_dtype}",
         f"Generation {description.generation}{_holder(description)}",
     ]
     if record.warm_start is not None:

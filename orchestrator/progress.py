@@ -30,6 +30,7 @@ class WindowReport:
       loss: mean over the window's steps.
       phase_s: seconds a step of each phase, on host 0.
       committed_unix_s: time of the last commit, None before the first.
+      staleness: as in the job.
     """
 
     step: int
@@ -41,6 +42,7 @@ class WindowReport:
     generation: int
     committed_step: int
     committed_unix_s: float | None
+    staleness: int
 
 
 class Reporter(Protocol):
@@ -152,8 +154,12 @@ def _phases(report: WindowReport) -> str:
 def _line(report: WindowReport) -> str:
     return (
         f"step {report.step:>6}/{report.total_steps}  {report.samples_per_s:>8,.0f} samples/s  loss {report.loss:.4f}  "
-        f"hosts {report.num_hosts}  generation {report.generation}  {_age(report)}  |  ms a step: {_phases(report)}"
+        f"hosts {report.num_hosts}  generation {report.generation}{_staleness(report)}  {_age(report)}  |  ms a step: {_phases(report)}"
     )
+
+
+def _staleness(report: WindowReport) -> str:
+    return f"  staleness {report.staleness}" if report.staleness else ""
 
 
 def _panel(report: WindowReport) -> Group:
@@ -164,6 +170,6 @@ def _panel(report: WindowReport) -> Group:
         f"{report.samples_per_s:,.0f} samples/s",
         f"loss {report.loss:.4f}",
         f"hosts {report.num_hosts}",
-        f"generation {report.generation}",
+        f"generation {report.generation}{_staleness(report)}",
     )
     return Group(head, Text(f"ms a step: {_phases(report)}", style="dim"), Text(_age(report), style="dim"))

@@ -350,7 +350,9 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
         job_arguments=json.dumps(dict(reference.arguments) if reference else {}, sort_keys=True),
         num_samples=train_index.num_rows,
         input_fingerprint=hashlib.sha256(train_index.to_json().encode()).hexdigest(),
-        staleness=0,
+        staleness=job.staleness,
+        wire_dtype=job.wire_dtype,
+        overlap=job.overlap,
     )
 
 

@@ -20,8 +20,8 @@ from workers.strict_json import DocumentRefused
 
 RUN_FILE = "RUN.json"
 _MAX_RUN_BYTES = 4 << 20
-# What may differ between starts: who and when.
-_FREE_FIELDS = frozenset({"run_id", "created_unix_s"})
+# What may differ between starts: who and when, and what changes no number.
+_FREE_FIELDS = frozenset({"run_id", "created_unix_s", "overlap"})
 
 
 class RunMismatch(RuntimeError):
@@ -80,6 +80,8 @@ class RunRecord:
       num_samples: rows of the training data.
       input_fingerprint: hash of names, sizes, times and row counts of the input.
       staleness: steps between a lookup and the newest applied update.
+      wire_dtype: how numbers of vectors and gradients travel between machines.
+      overlap: whether rows that a step does not touch are sent ahead of its update. Changes no number, so it may differ between starts.
       warm_start: what the run began from; None for initial values.
     """
 
@@ -95,6 +97,8 @@ class RunRecord:
     num_samples: int
     input_fingerprint: str
     staleness: int
+    wire_dtype: str
+    overlap: bool
     warm_start: WarmStartRecord | None = None
 
 

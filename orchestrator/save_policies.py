@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 MetricName = Literal["auc", "log_loss"]
 
@@ -33,7 +33,9 @@ class Moment:
 
 
 class SavePolicy(Protocol):
-    """One reason to commit."""
+    """One reason to commit. `needs_evaluation`: whether it can only ask for one right after an evaluation."""
+
+    needs_evaluation: ClassVar[bool]
 
     def next_save(self, now: Moment) -> int | None:
         """The step of the next commit as far as it is known: `now.step` if one is due, a later step, or None."""
@@ -45,6 +47,8 @@ class EverySteps:
     """At each multiple of `steps`."""
 
     steps: int
+
+    needs_evaluation: ClassVar[bool] = False
 
     def next_save(self, now: Moment) -> int | None:
         if now.step > now.saved_step and now.step % self.steps == 0:
@@ -58,6 +62,8 @@ class EverySeconds:
 
     seconds: float
 
+    needs_evaluation: ClassVar[bool] = False
+
     def next_save(self, now: Moment) -> int | None:
         return now.step if now.step > now.saved_step and now.since_save_s >= self.seconds else None
 
@@ -65,6 +71,8 @@ class EverySeconds:
 @dataclass(frozen=True, slots=True)
 class AfterEvaluation:
     """After every evaluation on the way."""
+
+    needs_evaluation: ClassVar[bool] = True
 
     def next_save(self, now: Moment) -> int | None:
         return now.step if now.metrics else None
@@ -75,6 +83,8 @@ class OnBest:
     """After an evaluation that is better than that of every commit so far."""
 
     metric: MetricName
+
+    needs_evaluation: ClassVar[bool] = True
 
     def next_save(self, now: Moment) -> int | None:
         value = now.metrics.get(self.metric)

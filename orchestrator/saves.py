@@ -44,6 +44,18 @@ class Saves:
         now = Moment(step=step, saved_step=self._saved_step)
         return self.schedule.next_boundary(step, next_save=next_known(self.schedule.save_policies, now))
 
+    def may_follow(self, step: int) -> bool:
+        """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run answers alike.
+
+        A policy that waits for an evaluation may ask for one whenever there is an evaluation; one that follows the clock is not asked.
+        """
+        schedule = self.schedule
+        if step == schedule.total_steps:
+            return True
+        if schedule.evaluates_at(step) and any(policy.needs_evaluation for policy in schedule.save_policies):
+            return True
+        return is_due(schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
+
     def take(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Whether a commit is due after `step` steps; if so, it is taken for made.
 

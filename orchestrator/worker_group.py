@@ -171,9 +171,11 @@ class WorkerGroup:
         self._gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = time.monotonic() - started
 
-    def train(self, first_step: int, last_step: int) -> tuple[list[HostWindow], list[DeviceWindow]]:
-        """Runs steps `first_step` to `last_step - 1` on all hosts."""
-        calls = [h.host.call("train", first_step, last_step) for h in self.handles]
+    def train(
+        self, first_step: int, last_step: int, *, is_followed: bool = False
+    ) -> tuple[list[HostWindow], list[DeviceWindow]]:
+        """Runs steps `first_step` to `last_step - 1` on all hosts; `is_followed` as in `HostWorker.train`."""
+        calls = [h.host.call("train", first_step, last_step, is_followed) for h in self.handles]
         calls += [h.device.call("serve_window") for h in self.handles]
         answers = self._gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]

@@ -77,7 +77,15 @@ def write_small_data(folder: Path | str, *, num_rows: int = NUM_ROWS, seed: int 
 
 
 def small_job(
-    *, folder: str, num_rows: int = NUM_ROWS, epochs: int = 3, audit: bool = True, evaluate: bool = False, seed: int = 3
+    *,
+    folder: str,
+    num_rows: int = NUM_ROWS,
+    epochs: int = 3,
+    audit: bool = True,
+    evaluate: bool = False,
+    seed: int = 3,
+    staleness: int = 0,
+    overlap: bool = True,
 ) -> JobConfig:
     """The job on what `write_small_data` wrote."""
     bags = TableConfig(300, DIM, name="bags", combiner="mean", optimizer=RowWiseAdagrad(0.05))
@@ -113,4 +121,6 @@ def small_job(
         num_epochs=epochs,
         dense_optimizer=optax.adam(1e-2),
         seed=seed,
+        staleness=staleness,
+        overlap=overlap,
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from embedding.activation_layout import ActivationLayout, pooling_owners
+from embedding.early import Part
 from embedding.kernels import compile_kernels
 from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
@@ -23,9 +24,9 @@ from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_own
 from embedding.table_spec import TableSpec
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
-from workers.frames import Tag
 from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Invitation, Record, RecordKind
 from workers.handshake import MeshIdentity
+from workers.id_exchange import Early, IdExchange
 from workers.input import evaluation_plan, training_plan
 from workers.input_index import InputIndex
 from workers.job import JobConfig, JobReference
@@ -37,6 +38,7 @@ from workers.sources import open_reader
 from workers.storage import Store
 from workers.table_start import TableStart, begin_tables
 from workers.tables import feature_bindings, table_specs
+from workers.vectors import Splits, VectorExchange
 
 READ_AHEAD_BATCHES = 4
 
@@ -56,6 +58,7 @@ class HostSpec:
       train_index, eval_index: the data's files; no evaluation without the latter.
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer or the device within a step.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
     """
 
     job: JobConfig | JobReference
@@ -73,6 +76,7 @@ class HostSpec:
     eval_index: InputIndex | None
     bind_address: str
     step_timeout_s: float
+    shares_memory: bool = True
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job
@@ -119,13 +123,23 @@ class ScoredSamples:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A batch on its way through the step."""
+    """A batch on its way through the step.
+
+    Attributes:
+      buffer: of the memory shared with the device process.
+      tries_early: what any host found early vectors of in the step before; the same on all hosts.
+      early_rows, early_pooled: by host, what that host sent ahead of the update of the step before.
+    """
 
     number: int
+    buffer: int
     batch: Batch
     prepared: Prepared
     request: PooledRequest
     weight_sum: float
+    tries_early: Early
+    early_rows: Splits = field(default_factory=dict)
+    early_pooled: Splits = field(default_factory=dict)
 
 
 class HostWorker:
@@ -139,6 +153,8 @@ class HostWorker:
         self._abort_reason: str | None = None
         self._read_ahead: ReadAhead | None = None
         self._neighbours: dict[int, Neighbour] = {}
+        self._looked_up: _Step | None = None
+        self._found_early = Early.ROWS | Early.POOLED
 
     def start(self, spec: HostSpec) -> HostReady:
         """Allocates the shard and listens for peers and for the device process.
@@ -158,7 +174,7 @@ class HostWorker:
         num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         self._build_lookups(num_samples)
         compile_kernels(self._specs)
-        layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout)
+        layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout, num_buffers=self._num_buffers)
         self._server = HandoverServer(layout, generation=spec.generation)
         identity = MeshIdentity(
             run_id=spec.run_id,
@@ -198,8 +214,18 @@ class HostWorker:
             elsewhere=elsewhere,
         )
         self._pooled = PooledLookup(
-            self._lookup.tables, self._features, self._layout, host=spec.host, num_hosts=spec.num_hosts
+            self._lookup.tables,
+            self._features,
+            self._layout,
+            host=spec.host,
+            num_hosts=spec.num_hosts,
+            num_buffers=self._num_buffers,
         )
+
+    @property
+    def _num_buffers(self) -> int:
+        """Where the lookup of a step begins before the device is done with the one before, each has memory of its own."""
+        return 2 if self._job.overlap or self._job.staleness else 1
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:
         """Joins the mesh and waits for the device process.
@@ -212,11 +238,26 @@ class HostWorker:
         if self._server is None:
             raise RuntimeError("connect was called before start. Expected start first.")
         self._end = self._server.accept(timeout_s=timeout_s, keep_waiting=self._raise_if_aborted)
-        self._neighbours = meet(self._connected_mesh, self._server.descriptor, self._end.layout, timeout_s=timeout_s)
+        if self._spec.shares_memory:
+            self._neighbours = meet(
+                self._connected_mesh, self._server.descriptor, self._end.layout, timeout_s=timeout_s
+            )
         self._server.close_descriptor()
         for host, neighbour in self._neighbours.items():
-            arrays = neighbour.arrays
-            self._pooled.share(host, activations=arrays["activations"], gradients=arrays["gradients"])
+            activations, gradients = (
+                [arrays[name] for arrays in neighbour.buffers] for name in ("activations", "gradients")
+            )
+            self._pooled.share(host, activations=activations, gradients=gradients)
+        self._ids = IdExchange(self._connected_mesh, timeout_s=self._spec.step_timeout_s)
+        self._vectors = VectorExchange(
+            self._connected_mesh,
+            self._lookup,
+            self._pooled,
+            self._layout,
+            neighbours=self._neighbours.keys(),
+            wire_dtype=self._job.wire_dtype,
+            timeout_s=self._spec.step_timeout_s,
+        )
 
     def restore(self, tables: Sequence[TableFiles] | None) -> None:
         """Fills the shard from a commit, or with first values.
@@ -245,8 +286,12 @@ class HostWorker:
         with self._tracker.phase("restore"):
             begin_tables(Store(location), self._lookup.tables, starts, on_chunk=self._tracker.mark)
 
-    def train(self, first_step: int, last_step: int) -> HostWindow:
+    def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.
+
+        Args:
+          is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step is then looked up
+            before the last update of this window, as within a window, so that numbers do not depend on where windows end.
 
         Raises:
           MeshError, HandoverError: a peer or the device process is gone or silent.
@@ -256,18 +301,26 @@ class HostWorker:
         sent_before = self._connected_mesh.statistics.bytes_sent
         num_samples = 0
         self._tracker.take_phase_s()
-        upcoming = self._prepare(reader, first_step)
+        looks_ahead = is_followed and self._job.staleness > 0
+        upcoming = self._first_lookup(reader, first_step)
+        self._announce(upcoming, RecordKind.TRAIN)
         for number in range(first_step, last_step):
-            step = upcoming
+            step, is_last = upcoming, number + 1 == last_step
             self._tracker.begin_step(number)
-            self._forward(step, RecordKind.TRAIN)
-            if number + 1 < last_step:
+            if not is_last or looks_ahead:
                 # Ids of the next step need no updated row, so they travel while the device works.
                 upcoming = self._prepare(reader, number + 1)
+                self._look_up_ahead(upcoming, step)
+                if self._job.staleness and not is_last:
+                    self._announce(upcoming, RecordKind.TRAIN)
             self._await_device(step)
             self._backward(step)
+            if not self._job.staleness and not is_last:
+                self._forward(upcoming)
+                self._announce(upcoming, RecordKind.TRAIN)
             num_samples += int(np.count_nonzero(~step.batch.is_padding))
             self._tracker.finish_step()
+        self._looked_up = upcoming if looks_ahead else None
         self._device.send(Record(kind=RecordKind.END, step=last_step))
         return HostWindow(
             num_samples=num_samples,
@@ -275,6 +328,25 @@ class HostWorker:
             bytes_sent=self._connected_mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+    def _first_lookup(self, reader: ReadAhead, number: int) -> _Step:
+        """The first step of a window: looked up by the window before, or now, with every update in the tables."""
+        step, self._looked_up = self._looked_up, None
+        if step is None:
+            step = self._prepare(reader, number)
+            self._forward(step)
+        elif step.number != number:
+            raise RuntimeError(
+                f"Found step {number} asked for after step {step.number} was looked up. Expected that one."
+            )
+        return step
+
+    def _look_up_ahead(self, step: _Step, previous: _Step) -> None:
+        """What may be looked up before the update of `previous`: with staleness everything, else what that update will not change."""
+        if self._job.staleness:
+            self._forward(step)
+        elif self._job.overlap:
+            self._forward_early(step, previous)
 
     def evaluate(self) -> ScoredSamples:
         """Scores this host's lanes of the evaluation data, each sample once. Changes no row.
@@ -289,13 +361,16 @@ class HostWorker:
         lanes = open_reader(job.resolved_data.for_evaluation(), spec.eval_index, plan, spec.lanes[spec.host])
         parts: list[tuple[np.ndarray, ...]] = []
         group_features = job.group_features
+        # The memory of a training step that is already looked up is not touched.
+        buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         with ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES) as reader:
             for number in range(plan.steps_per_epoch):
-                step = self._prepare(reader, number)
-                self._forward(step, RecordKind.EVALUATE)
+                step = self._prepare(reader, number, buffer=buffer)
+                self._forward(step)
+                self._announce(step, RecordKind.EVALUATE)
                 self._await_device(step)
                 real = np.flatnonzero(~step.batch.is_padding)
-                scores = self._device.buffers[0]["scores"][real]
+                scores = self._device.buffers[buffer]["scores"][real]
                 groups = [step.batch.only_ids(name, real) for name in group_features]
                 parts.append((scores, step.batch.labels[real], step.batch.weights[real], *groups))
                 self._tracker.mark()
@@ -343,73 +418,75 @@ class HostWorker:
 
     # ------------------------------------------------------------------ the parts of a step
 
-    def _prepare(self, reader: ReadAhead, number: int) -> _Step:
-        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted."""
+    def _prepare(self, reader: ReadAhead, number: int, *, buffer: int | None = None) -> _Step:
+        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the buffers in turn."""
+        buffer = number % self._num_buffers if buffer is None else buffer
         with self._tracker.phase("read"):
             batch = reader.get(number)
         with self._tracker.phase("dedup"):
             prepared = self._lookup.prepare(batch.features)
-            request = self._pooled.request(batch.features)
+            request = self._pooled.request(batch.features, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
         with self._tracker.phase("id exchange"):
-            frames, weight_sum = self._exchange_ids(number, prepared, request, weight)
+            asked = self._ids.exchange(number, prepared, request, weight=weight, found_early=self._found_early)
+            self._lookup.accept(prepared, asked.wanted, asked.wanted_counts)
         with self._tracker.phase("group"):
-            self._pooled.accept(request, frames, self._device.buffers[0]["gradients"])
-        return _Step(number=number, batch=batch, prepared=prepared, request=request, weight_sum=weight_sum)
+            self._pooled.accept(request, asked.frames, self._device.buffers[buffer]["gradients"])
+        return _Step(
+            number=number,
+            buffer=buffer,
+            batch=batch,
+            prepared=prepared,
+            request=request,
+            weight_sum=asked.weight_sum,
+            tries_early=asked.found_early,
+        )
 
-    def _exchange_ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, weight: float
-    ) -> tuple[list[np.ndarray], float]:
-        """Sends each owner the rows asked of it, with the weight of this host's samples.
+    def _forward_early(self, step: _Step, previous: _Step) -> None:
+        """The part of `_forward` that no gradient of `previous`, the step that the device works on, will change."""
+        found = Early.NONE
+        if Early.ROWS in step.tries_early and self._lookup.groups:
+            with self._tracker.phase("split"):
+                self._lookup.split(step.prepared, previous.prepared)
+            with self._tracker.phase("early gather"):
+                self._lookup.gather(step.prepared, Part.EARLY)
+            with self._tracker.phase("early exchange"):
+                step.early_rows = self._vectors.early_rows(step.prepared, step.number)
+            found |= Early.ROWS if any(step.prepared.splits) else Early.NONE
+        if Early.POOLED in step.tries_early and self._pooled.is_used:
+            activations = self._device.buffers[step.buffer]["activations"]
+            with self._tracker.phase("split"):
+                self._pooled.split(step.request, previous.request)
+            with self._tracker.phase("early pool"):
+                self._pooled.pool_for_others(step.request, Part.EARLY)
+                self._vectors.begin_early_pooled(step.request, step.number, activations)
+                self._pooled.pool_own(step.request, activations, Part.EARLY)
+            with self._tracker.phase("early exchange"):
+                step.early_pooled = self._vectors.finish_early_pooled(activations)
+            found |= Early.POOLED if any(step.request.splits) else Early.NONE
+        self._found_early = found
 
-        Returns:
-          Per host the frame of its `PooledRequest`, and the weight of the global batch.
-        """
-        spec, num_tables = self._spec, len(self._specs)
-        head = np.empty((spec.num_hosts, num_tables + 1), np.int64)
-        head[:, 0] = np.float64(weight).view(np.int64)
-        head[:, 1:] = prepared.asked_counts
-        frames: dict[int, np.ndarray] = {}
-
-        def receive(host: int, num_bytes: int) -> np.ndarray:
-            if num_bytes % 8 or num_bytes < 8 * (num_tables + 1):
-                raise ValueError(
-                    f"Host {host} sent {num_bytes} bytes of ids. Expected whole int64 with {num_tables + 1} in front."
-                )
-            frames[host] = np.empty(num_bytes // 8, np.int64)
-            return frames[host]
-
-        send = [[head[h], prepared.asked[h], request.frames[h]] for h in range(spec.num_hosts)]
-        self._exchange(Tag.IDS, number, send, receive)
-        heads = head.copy()
-        wanted = [np.empty(0, np.int64)] * spec.num_hosts
-        pooled = [np.empty(0, np.int64)] * spec.num_hosts
-        for host, frame in frames.items():
-            heads[host] = frame[: num_tables + 1]
-            num_rows = int(heads[host, 1:].sum())
-            wanted[host], pooled[host] = np.split(frame[num_tables + 1 :], [num_rows])
-        self._lookup.accept(prepared, wanted, np.ascontiguousarray(heads[:, 1:]))
-        # In host order, so that every host finds the same sum.
-        return pooled, float(heads[:, 0].view(np.float64).sum())
-
-    def _forward(self, step: _Step, kind: RecordKind) -> None:
-        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; then it is the device's turn."""
-        arrays = self._device.buffers[0]
+    def _forward(self, step: _Step) -> None:
+        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; what went early is done."""
+        arrays = self._device.buffers[step.buffer]
         activations = arrays["activations"]
         with self._tracker.phase("gather"):
             self._lookup.gather(step.prepared)
         with self._tracker.phase("row exchange"):
-            self._exchange_pieces(Tag.ROWS, step, send="served", receive="rows")
+            self._vectors.rows(step.prepared, step.number, step.early_rows)
         with self._tracker.phase("pool for others"):
             self._pooled.pool_for_others(step.request)
-        self._begin_pooled(Tag.ROWS, step, self._pooled.answer, lambda host: activations[self._layout.region(host)])
+        self._vectors.begin_pooled(step.request, step.number, activations, step.early_pooled)
         # The own part is combined while the others' vectors travel.
         with self._tracker.phase("pool"):
             self._pooled.pool_own(step.request, activations)
             self._pool_rows(step, arrays)
         with self._tracker.phase("activation exchange"):
-            self._finish_pooled()
-        self._device.send(Record(kind=kind, step=step.number, weight_sum=step.weight_sum))
+            self._vectors.finish_pooled()
+
+    def _announce(self, step: _Step, kind: RecordKind) -> None:
+        """Tells the device that its input is complete."""
+        self._device.send(Record(kind=kind, step=step.number, buffer=step.buffer, weight_sum=step.weight_sum))
 
     def _pool_rows(self, step: _Step, arrays: Mapping[str, np.ndarray]) -> None:
         """What needs no other host any more: features whose rows came here, and the inputs of the dense half."""
@@ -436,62 +513,17 @@ class HostWorker:
 
     def _backward(self, step: _Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        gradients = self._device.buffers[0]["gradients"]
+        gradients = self._device.buffers[step.buffer]["gradients"]
         rates = [_learning_rate(spec, step.number) for spec in self._specs]
-        self._begin_pooled(
-            Tag.GRADIENTS, step, lambda host: gradients[self._layout.region(host)], self._pooled.gradient_memory
-        )
+        self._vectors.begin_pooled_gradients(step.number, gradients)
         with self._tracker.phase("gradient sum"):
             self._lookup.sum_gradients(step.prepared, self._blocks(gradients))
         with self._tracker.phase("gradient exchange"):
-            self._finish_pooled()
-            self._exchange_pieces(Tag.GRADIENTS, step, send="rows", receive="served")
+            self._vectors.finish_pooled()
+            self._vectors.row_gradients(step.prepared, step.number)
         with self._tracker.phase("update"):
             self._lookup.update(step.prepared, rates)
             self._pooled.update(step.request, gradients, rates)
-
-    def _begin_pooled(
-        self, tag: Tag, step: _Step, send: Callable[[int], np.ndarray], receive: Callable[[int], np.ndarray]
-    ) -> None:
-        """Starts to exchange pooled vectors or their gradients, if any feature has them.
-
-        A neighbour gets and sends an empty frame: its vectors are in its memory already. It says that they are complete there, or that its
-        gradients are, and with the frames of the next exchange that nobody reads them any more.
-        """
-        if not self._pooled.is_used:
-            return
-
-        def place(host: int, num_bytes: int) -> np.ndarray:
-            memory = np.empty(0, np.float32) if host in self._neighbours else receive(host)
-            if memory.nbytes != num_bytes:
-                raise ValueError(f"Host {host} sent {num_bytes} bytes. Expected {memory.nbytes}, as both planned.")
-            return memory
-
-        silent = {self._spec.host, *self._neighbours}
-        frames = [[] if host in silent else [send(host)] for host in range(self._spec.num_hosts)]
-        self._connected_mesh.begin(tag=tag, step=step.number, send=frames, receive=place)
-
-    def _finish_pooled(self) -> None:
-        if self._pooled.is_used:
-            self._connected_mesh.finish(timeout_s=self._spec.step_timeout_s)
-
-    def _exchange_pieces(self, tag: Tag, step: _Step, *, send: str, receive: str) -> None:
-        lookup, hosts = self._lookup, range(self._spec.num_hosts)
-        for group in range(len(lookup.groups)):
-
-            def place(host: int, num_bytes: int, group: int = group) -> np.ndarray:
-                piece = lookup.piece(step.prepared, group, host, of=receive)
-                if piece.nbytes != num_bytes:
-                    raise ValueError(f"Host {host} sent {num_bytes} bytes. Expected {piece.nbytes}, as asked for.")
-                return piece
-
-            frames = [[lookup.piece(step.prepared, group, host, of=send)] for host in hosts]
-            self._exchange(tag, step.number, frames, place)
-
-    def _exchange(self, tag: Tag, number: int, send, receive) -> None:
-        self._connected_mesh.exchange(
-            tag=tag, step=number, send=send, receive=receive, timeout_s=self._spec.step_timeout_s
-        )
 
     def _reading(self, first_step: int) -> ReadAhead:
         """The training reader, standing at `first_step`."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
 DENSE_PARTS = ("params", "optimizer")
+WIRE_DTYPES = ("float32", "bfloat16")
 
 
 class JobError(ValueError):
@@ -63,6 +64,12 @@ class JobConfig:
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
+      staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step t + 1 is made while
+        the device works on step t, so it sees the updates up to step t - 1, and all of them in the first step after a commit.
+      overlap: with staleness 0, whether what step t does not touch of the lookup of step t + 1 is sent while the device works on step t.
+        Changes no number.
+      wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of which is then
+        rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
       metrics: figures of an evaluation besides AUC and log loss.
       baseline: what a rule without learning reaches on the evaluation data, where it is known.
@@ -79,6 +86,9 @@ class JobConfig:
     num_epochs: int = 1
     num_lanes: int = 16
     seed: int = 0
+    staleness: int = 0
+    overlap: bool = True
+    wire_dtype: str = "float32"
     best_auc: float | None = None
     metrics: tuple[Metric, ...] = ()
     baseline: Baseline | None = None
@@ -93,6 +103,14 @@ class JobConfig:
             raise JobError(
                 f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the batch. "
                 f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
+            )
+        if self.staleness not in (0, 1):
+            raise JobError(
+                f"Found staleness={self.staleness!r}. Expected 0, where each lookup sees every earlier update, or 1, where it misses the newest."
+            )
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise JobError(
+                f"Found wire_dtype={self.wire_dtype!r}. Expected 'float32', or 'bfloat16' to halve the bytes between machines."
             )
         self._refuse_what_is_not_trained()
         self._check_metrics()

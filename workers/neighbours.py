@@ -29,9 +29,9 @@ _MAX_ASK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbour:
-    """Another host's shared memory. `arrays` as `HandoverEnd.buffers[0]`."""
+    """Another host's shared memory. `buffers` as `HandoverEnd.buffers`."""
 
-    arrays: Mapping[str, np.ndarray]
+    buffers: tuple[Mapping[str, np.ndarray], ...]
 
 
 def meet(mesh: Mesh, descriptor: int, layout: HandoverLayout, *, timeout_s: float) -> dict[int, Neighbour]:
@@ -89,4 +89,4 @@ def _map(process: int, number: int, layout: HandoverLayout) -> Neighbour:
         memory = mmap.mmap(descriptor, layout.size_bytes)
     finally:
         os.close(descriptor)
-    return Neighbour(layout.views(memory)[0])
+    return Neighbour(layout.views(memory))

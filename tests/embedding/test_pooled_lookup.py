@@ -12,7 +12,7 @@ from embedding.config import TableConfig
 from embedding.kernel_arrays import aligned_empty
 from embedding.lookup import FeatureBinding
 from embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.pooled_lookup import PooledLookup, can_pool_at_owner
+from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.ragged import Ragged
 from embedding.table import Table
 from embedding.table_spec import TableSpec
@@ -60,12 +60,17 @@ class Pod:
             self.gradients[-1][:] = np.random.default_rng(host).standard_normal(self.layout.num_floats)
         self.owners = owners
 
-    def step(self, batches: list[dict[str, Ragged]]) -> None:
+    def accepted(self, batches: list[dict[str, Ragged]]) -> list[PooledRequest]:
         hosts = range(len(self.lookups))
         requests = [lookup.request(batch) for lookup, batch in zip(self.lookups, batches, strict=True)]
         for host, lookup in enumerate(self.lookups):
             frames = [requests[other].frames[host].copy() for other in hosts]
             lookup.accept(requests[host], frames, self.gradients[host])
+        return requests
+
+    def step(self, batches: list[dict[str, Ragged]]) -> None:
+        hosts = range(len(self.lookups))
+        requests = self.accepted(batches)
         for host, lookup in enumerate(self.lookups):
             lookup.pool_for_others(requests[host])
             lookup.pool_own(requests[host], self.activations[host])

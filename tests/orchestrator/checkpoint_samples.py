@@ -24,6 +24,8 @@ RECORD = RunRecord(
     num_samples=4_000,
     input_fingerprint="sha256:1234",
     staleness=0,
+    wire_dtype="float32",
+    overlap=True,
 )
 VERSIONS = {"podembed": "0.1.0", "numpy": np.__version__}
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +42,11 @@ def train_small(
     in_process: bool = False,
     max_steps: int = NUM_STEPS,
     reporter: SilentReporter | None = None,
+    **options: Any,
 ) -> Result:
+    """`options` are arguments of the small job."""
     trainer = Trainer(
-        JobReference(function="tests.small_job:small_job", arguments={"folder": folder}),
+        JobReference(function="tests.small_job:small_job", arguments={"folder": folder, **options}),
         scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=in_process),
         run_config=RunConfig(
             name=name,
@@ -77,8 +80,11 @@ def two_hosts(ray_cluster: None, small_data: str, runs: Path) -> Result:
     return train_small(small_data, runs, "two", num_hosts=2)
 
 
-class _PlainJax:
-    """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense half."""
+class PlainJax:
+    """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense half.
+
+    With staleness 1 a step sees the tables as they are before the update of the step before, unless `drain` was called in between.
+    """
 
     def __init__(self, job: JobConfig) -> None:
         self.job = job
@@ -97,8 +103,12 @@ class _PlainJax:
         self.params = job.model.init(jax.random.key(job.seed), 2, job.widths)
         assert job.dense_optimizer is not None
         self.state = job.dense_optimizer.init(self.params)
+        self.waiting: tuple[Any, list[np.ndarray]] | None = None
 
     def step(self, batch) -> float:
+        seen = list(self.tables)
+        self.drain()
+
         def loss_of(params, tables):
             activations = {}
             for name, feature in self.job.features.items():
@@ -113,19 +123,27 @@ class _PlainJax:
             loss = jnp.maximum(logits, 0) - logits * batch.labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
             return (loss * batch.weights).sum() / batch.weights.sum()
 
-        loss, (dense, rows) = jax.value_and_grad(loss_of, argnums=(0, 1))(self.params, self.tables)
+        loss, (dense, rows) = jax.value_and_grad(loss_of, argnums=(0, 1))(self.params, seen)
         assert self.job.dense_optimizer is not None
         updates, self.state = self.job.dense_optimizer.update(dense, self.state, self.params)
         self.params = optax.apply_updates(self.params, updates)
-        for at, spec in enumerate(self.specs):
-            touched = np.zeros((spec.num_rows, 1), bool)
-            for name, feature in self.job.features.items():
-                if feature.table is self.job.tables[at]:
-                    touched[batch.features[name].values] = True
-            new, slots = self._updated(spec, self.tables[at], self.slots[at], rows[at])
+        touched = [np.zeros((spec.num_rows, 1), bool) for spec in self.specs]
+        for name, feature in self.job.features.items():
+            touched[self.job.tables.index(feature.table)][batch.features[name].values] = True
+        self.waiting = rows, touched
+        if not self.job.staleness:
+            self.drain()
+        return float(loss)
+
+    def drain(self) -> None:
+        """Applies the update that still waits."""
+        if self.waiting is None:
+            return
+        for at, (spec, gradient, touched) in enumerate(zip(self.specs, *self.waiting, strict=True)):
+            new, slots = self._updated(spec, self.tables[at], self.slots[at], gradient)
             self.tables[at] = jnp.where(touched, new, self.tables[at])
             self.slots[at] = [jnp.where(touched, n, o) for n, o in zip(slots, self.slots[at], strict=True)]
-        return float(loss)
+        self.waiting = None
 
     @staticmethod
     def _updated(spec, table, slots, g):
@@ -152,7 +170,7 @@ def test_one_host_equals_plain_jax(one_host: Result, small_data: str, runs: Path
     index = build_index(job.resolved_data)
     plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
     reader = InputReader(job.resolved_data, index, plan, range(job.num_lanes))
-    plain = _PlainJax(job)
+    plain = PlainJax(job)
     expected = [plain.step(reader.read(step)) for step in range(NUM_STEPS)]
     np.testing.assert_allclose(_losses(one_host), expected, rtol=1e-5)
     state = committed_state(one_host.path)
@@ -189,7 +207,16 @@ def test_two_runs_are_bitwise_equal(two_hosts: Result, small_data: str, runs: Pa
     assert_same_bytes(committed_state(again.path), committed_state(two_hosts.path))
 
 
-class _Killer(SilentReporter):
+@pytest.mark.ray
+def test_a_run_without_overlap_has_the_same_bytes(two_hosts: Result, small_data: str, runs: Path) -> None:
+    without = train_small(small_data, runs, "two-without-overlap", num_hosts=2, overlap=False)
+    assert "early exchange" in two_hosts.phase_s
+    assert "early exchange" not in without.phase_s
+    assert (_losses(without) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(without.path), committed_state(two_hosts.path))
+
+
+class Killer(SilentReporter):
     """Kills one actor of the run with SIGKILL a random moment after a given step was reported."""
 
     def __init__(self, kind: str, after_step: int, seed: int) -> None:
@@ -208,7 +235,7 @@ class _Killer(SilentReporter):
 @pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
 def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, small_data: str, runs: Path) -> None:
     seed = int(time.time())
-    killer = _Killer(kind, after_step=random.Random(seed).randrange(2, 40), seed=seed)
+    killer = Killer(kind, after_step=random.Random(seed).randrange(2, 40), seed=seed)
     result = train_small(small_data, runs, f"killed-{kind}", num_hosts=2, reporter=killer)
     print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
     assert killer.killed

@@ -14,7 +14,7 @@ from orchestrator.progress import ConsoleReporter, SilentReporter, WindowReport,
 from workers.ranking import Baseline
 
 
-def report(step: int, *, total_steps: int = 100, committed: bool = True) -> WindowReport:
+def report(step: int, *, total_steps: int = 100, committed: bool = True, staleness: int = 0) -> WindowReport:
     return WindowReport(
         step=step,
         total_steps=total_steps,
@@ -25,6 +25,7 @@ def report(step: int, *, total_steps: int = 100, committed: bool = True) -> Wind
         generation=3,
         committed_step=40 if committed else 0,
         committed_unix_s=time.time() - 7 if committed else None,
+        staleness=staleness,
     )
 
 
@@ -43,7 +44,16 @@ def test_a_log_gets_a_line_with_everything_that_one_asks_first() -> None:
         assert words in line
     assert line.index("device 4.0") < line.index("update 1.0")
     assert "unseen" not in line
+    assert "staleness" not in line
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_staleness_is_told(is_terminal: bool) -> None:
+    reporter, out = recorder(is_terminal=is_terminal)
+    reporter.window(report(50, staleness=1))
+    reporter.close()
+    assert "staleness 1" in out.getvalue()
 
 
 def test_a_log_is_not_flooded_but_always_gets_the_last_step() -> None:

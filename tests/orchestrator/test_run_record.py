@@ -39,6 +39,7 @@ def test_the_first_start_creates_and_later_ones_open(store: Store) -> None:
         {"batch_size": 512},
         {"input_fingerprint": "sha256:5678"},
         {"staleness": 1},
+        {"wire_dtype": "bfloat16"},
         {"job_arguments": "{}"},
         {"num_samples": 3_999},
         {"tables": ()},
@@ -53,6 +54,11 @@ def test_a_different_run_is_refused_naming_the_difference(store: Store, change: 
     assert set(caught.value.differences) == set(change)
     assert caught.value.exit_code == EXIT_CONFIGURATION
     assert read_run(store) == RECORD
+
+
+def test_what_changes_no_number_may_differ(store: Store) -> None:
+    open_or_create(store, RECORD)
+    assert open_or_create(store, dataclasses.replace(RECORD, overlap=not RECORD.overlap)) == RECORD
 
 
 def test_of_many_starts_one_creates(store: Store) -> None:

@@ -53,11 +53,13 @@ class OneLineDevice(threading.Thread):
         invitation: Invitation,
         *,
         leave_at: int | None = None,
+        hold_s: float = 0.0,
         answer: Callable[[Record], Record | None] | None = None,
     ):
         super().__init__(daemon=True)
         self.invitation = invitation
         self.leave_at = leave_at
+        self.hold_s = hold_s
         self.answer = answer or done
         self.seen: dict[int, list[np.ndarray]] = {}
         self.start()
@@ -71,6 +73,7 @@ class OneLineDevice(threading.Thread):
                     continue
                 if record.step == self.leave_at:
                     return
+                time.sleep(self.hold_s)
                 arrays, layout = end.buffers[record.buffer], end.layout.activations
                 activations = layout.blocks(arrays["activations"])
                 self.seen[record.step] = [block.copy() for block in activations]
@@ -96,14 +99,22 @@ class Pod:
     """Started and connected hosts."""
 
     def __init__(
-        self, job: JobConfig, storage: Path, num_hosts: int, *, step_timeout_s: float = 30.0, **device: Any
+        self,
+        job: JobConfig,
+        storage: Path,
+        num_hosts: int,
+        *,
+        step_timeout_s: float = 30.0,
+        buckets: tuple[int, ...] = BUCKETS,
+        **device: Any,
     ) -> None:
         self.job = job
         self.storage = storage
         self.num_hosts = num_hosts
+        self.buckets = buckets
         self.workers = [HostWorker() for _ in range(num_hosts)]
         data = job.resolved_data
-        specs = table_specs(job, BUCKETS)
+        specs = table_specs(job, buckets)
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         base = HostSpec(
             job=job,
@@ -114,7 +125,7 @@ class Pod:
             host=0,
             num_hosts=num_hosts,
             lanes=tuple(split_evenly(job.num_lanes, num_hosts)),
-            table_buckets=BUCKETS,
+            table_buckets=buckets,
             placement=tuple(place(bucket_bytes=sizes, num_hosts=num_hosts)),
             storage_url=str(storage),
             train_index=build_index(data),
@@ -135,13 +146,13 @@ class Pod:
         given = arguments or [()] * self.num_hosts
         return in_threads([lambda w=w, a=a: getattr(w, method)(*a) for w, a in zip(self.workers, given, strict=True)])
 
-    def train(self, first: int, last: int) -> list[Any]:
-        return self.all("train", [(first, last)] * self.num_hosts)
+    def train(self, first: int, last: int, *, is_followed: bool = False) -> list[Any]:
+        return self.all("train", [(first, last, is_followed)] * self.num_hosts)
 
     def save(self, attempt: str) -> tuple[TableFiles, ...]:
         receipts = self.all("save", [(attempt,)] * self.num_hosts)
         tables = []
-        for at, spec in enumerate(table_specs(self.job, BUCKETS)):
+        for at, spec in enumerate(table_specs(self.job, self.buckets)):
             parts = [receipt.tables[at] for receipt in receipts]
             arrays = next(part.arrays for part in parts if part.arrays)
             buckets = [bucket for part in parts for bucket in part.buckets]
@@ -189,10 +200,11 @@ def plain_job(job: JobConfig) -> JobConfig:
 class Dense:
     """`OneLineDevice` and SGD over whole tables, from the same batches."""
 
-    def __init__(self, job: JobConfig) -> None:
+    def __init__(self, job: JobConfig, buckets: tuple[int, ...] = BUCKETS) -> None:
         self.job = job
         self.tables = []
-        for spec in table_specs(job, BUCKETS):
+        self.specs = table_specs(job, buckets)
+        for spec in self.specs:
             rows = np.empty((spec.num_rows, spec.dim), np.float32)
             every = np.arange(spec.num_rows)
             initial_rows(spec.initializer, seed=spec.seed, table_name=spec.name, rows=every, out=rows)
@@ -203,6 +215,12 @@ class Dense:
 
     def step(self, number: int) -> list[np.ndarray]:
         """Updates the tables; returns the activations from before."""
+        activations, change = self.look_up(number)
+        self.apply(change)
+        return activations
+
+    def look_up(self, number: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Activations, and what the step takes off the tables: its gradient follows from the activations that it saw."""
         batch = self.reader.read(number)
         weights = batch.weights.astype(np.float64)[:, None] / batch.weights.sum(dtype=np.float64)
         change = [np.zeros_like(table) for table in self.tables]
@@ -216,9 +234,11 @@ class Dense:
             np.add.at(share, (bag, ragged.values), 1 / np.maximum(divisor, 1)[bag])
             activations.append(share @ self.tables[at])
             change[at] += share.T @ (activations[-1] * weights)
+        return activations, change
+
+    def apply(self, change: list[np.ndarray]) -> None:
         for table, total in zip(self.tables, change, strict=True):
             table -= RATE * total
-        return activations
 
 
 def take_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:

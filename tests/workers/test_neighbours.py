@@ -43,11 +43,11 @@ def test_what_a_neighbour_writes_is_there(descriptors: list[int]) -> None:
     neighbours = met(descriptors)
     assert [sorted(of_host) for of_host in neighbours] == [[1, 2], [0, 2], [0, 1]]
     own = LAYOUT.views(mmap.mmap(descriptors[0], LAYOUT.size_bytes))[0]
-    neighbours[1][0].arrays["activations"][LAYOUT.activations.region(1)] = 7.0
+    neighbours[1][0].buffers[0]["activations"][LAYOUT.activations.region(1)] = 7.0
     assert (own["activations"][LAYOUT.activations.region(1)] == 7.0).all()
     assert (own["activations"][LAYOUT.activations.region(0)] == 0.0).all()
     own["gradients"][:] = 3.0
-    assert (neighbours[2][0].arrays["gradients"] == 3.0).all()
+    assert (neighbours[2][0].buffers[0]["gradients"] == 3.0).all()
 
 
 def test_a_pair_shares_only_if_both_can(descriptors: list[int], tmp_path: Path) -> None:
