@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Optimizer
-from workers.data_config import ParquetData
+from workers.data_config import InputData
 
 if TYPE_CHECKING:
     import jax
@@ -64,7 +64,7 @@ class JobConfig:
     name: str
     features: Mapping[str, FeatureConfig]
     model: Model
-    data: ParquetData
+    data: InputData
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
     dense_optimizer: optax.GradientTransformation | None = None
@@ -112,7 +112,7 @@ class JobConfig:
                 )
 
     @property
-    def resolved_data(self) -> ParquetData:
+    def resolved_data(self) -> InputData:
         """The data with exactly the features of the model, in its order, and the tables' vocabulary sizes.
 
         Raises:

@@ -6,24 +6,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.bad_rows import Origin
 from workers.batch import Batch
-from workers.columns import Origin, check_schema, decode, hashed_rows
+from workers.columns import Decoder, RawRows, check_schema
 from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers.gather import Block
 from workers.input_errors import InputError
+from workers.mixing import mix64
+from workers.vocabulary import Vocabulary
 
-ORIGIN = Origin(path="clicks.parquet", row_group=2, first_row=100)
+ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50
+WORDS = Vocabulary("words.txt", "red\ngrün\n7\n-40\n".encode())
+NUMBERS = Vocabulary("numbers.txt", b"7\n0\n-40\n12")
+
+
+def decode_block(
+    table: pa.Table, data: ParquetData, *, first_position: int = 0, order: np.ndarray | None = None
+) -> Block:
+    decoder = Decoder(data, {"words.txt": WORDS, "numbers.txt": NUMBERS})
+    raw = RawRows(columns=table, faults=decoder.faults_of(ORIGIN, table.num_rows))
+    block, _ = decoder.decode(raw, first_position=first_position, order=order)
+    return block
+
+
+def decode(table: pa.Table, data: ParquetData, *, first_position: int = 0) -> Batch:
+    return decode_block(table, data, first_position=first_position).rows
+
+
+def hashed_rows(values: np.ndarray, *, vocabulary_size: int, salt: int = 0) -> np.ndarray:
+    """The rule of `IdColumn` in numpy; the oracle of the kernel."""
+    return (mix64(values, salt=salt) % np.uint64(vocabulary_size - 1)).astype(np.int64) + 1
 
 
 def decode_one(column: pa.Array | pa.ChunkedArray, source: IdColumn) -> list[list[int]]:
     table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "c": column})
     data = ParquetData("a", label="y", features={"f": source})
-    return decode(table, data, origin=ORIGIN, first_position=0).features["f"].to_lists()
+    return decode(table, data).features["f"].to_lists()
 
 
 def decode_dense(column: pa.Array, declared: str | DenseColumn) -> Batch:
     table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "x": column})
-    return decode(table, ParquetData("a", label="y", dense=(declared,)), origin=ORIGIN, first_position=7)
+    return decode(table, ParquetData("a", label="y", dense=(declared,)), first_position=7)
 
 
 scalars = st.lists(st.none() | st.integers(0, SIZE - 1), max_size=12)
@@ -133,7 +157,7 @@ def decode_columns(label: list, weight: list, number: list) -> Batch:
         {"y": pa.array(label, pa.float64()), "w": pa.array(weight, pa.float64()), "n": pa.array(number, pa.int64())}
     )
     data = ParquetData("a", label="y", sample_weight="w", sample_id="n")
-    return decode(table, data, origin=ORIGIN, first_position=0)
+    return decode(table, data)
 
 
 def test_labels_weights_and_sample_ids_are_read() -> None:
