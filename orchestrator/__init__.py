@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from orchestrator.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
     from orchestrator.strategy import PodStrategy
     from orchestrator.trainer import Trainer
-    from workers.data_config import DenseColumn, IdColumn, ParquetData
+    from workers.data_config import CsvData, DenseColumn, IdColumn, NpyData, ParquetData
     from workers.job import JobConfig, JobReference
 
 _WHERE = {
@@ -20,8 +20,10 @@ _WHERE = {
     "ScalingConfig": "orchestrator.config",
     "PodStrategy": "orchestrator.strategy",
     "Trainer": "orchestrator.trainer",
+    "CsvData": "workers.data_config",
     "DenseColumn": "workers.data_config",
     "IdColumn": "workers.data_config",
+    "NpyData": "workers.data_config",
     "ParquetData": "workers.data_config",
     "JobConfig": "workers.job",
     "JobReference": "workers.job",
@@ -29,11 +31,13 @@ _WHERE = {
 
 __all__ = [
     "CheckpointConfig",
+    "CsvData",
     "DenseColumn",
     "FailureConfig",
     "IdColumn",
     "JobConfig",
     "JobReference",
+    "NpyData",
     "ParquetData",
     "PodStrategy",
     "Result",

@@ -97,6 +97,7 @@ class RunConfig:
       evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
       max_steps: stop after this many steps of the whole run; None trains all epochs.
       take_over: fence another driver that still holds this run.
+      accept_input_change: go on with a run although its data files are not those that it began with.
     """
 
     name: str | None = None
@@ -107,6 +108,7 @@ class RunConfig:
     evaluate_at_end: bool = True
     max_steps: int | None = None
     take_over: bool = False
+    accept_input_change: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eval_every_steps", "max_steps"):

@@ -17,6 +17,7 @@ from importlib import metadata
 
 from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
+from orchestrator.input_record import check_input, input_changed, write_input
 from orchestrator.lease import Holder, Lease, acquire, read_head
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
 from orchestrator.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
@@ -33,10 +34,6 @@ Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
 
 class ReplicasDiffer(RuntimeError):
     """The dense parameters of two hosts are no longer equal; nothing was committed."""
-
-
-class InputChanged(ConfigurationError):
-    """The data files are not those that the run began with."""
 
 
 @dataclass(slots=True)
@@ -145,7 +142,7 @@ class OpenRun:
         return manifest
 
     def _samples(self, step: int) -> int:
-        """Samples of the first `step` steps, each counted once an epoch, padding left out."""
+        """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows counted."""
         rows, batch = self.train_index.num_rows, self.record.batch_size
         per_lane = -(-rows // self.record.num_lanes)
         steps_per_epoch = -(-per_lane // (batch // self.record.num_lanes))
@@ -164,11 +161,17 @@ class OpenRun:
         return tuple(tables)
 
 
-def create_run(url: str, job: JobConfig, reference: JobReference | None) -> OpenRun:
+def create_run(
+    url: str, job: JobConfig, reference: JobReference | None, *, accept_input_change: bool = False
+) -> OpenRun:
     """Creates the run's folder, or opens it if the same run is there.
+
+    Args:
+      accept_input_change: as `open_run`.
 
     Raises:
       RunMismatch: the folder holds another run.
+      InputChanged: it holds the same run over files that changed since.
       ConfigurationError: nothing can be written there.
       StorageError, InputError: the storage or the data cannot be used.
     """
@@ -181,11 +184,20 @@ def create_run(url: str, job: JobConfig, reference: JobReference | None) -> Open
             f"Choose another one: --storage, RunConfig(storage_path=...)."
         ) from error
     train_index, eval_index = _indexes(job)
-    record = open_or_create(store, _record(job, reference, train_index))
+    record = _record(job, reference, train_index)
+    found = find_run(store)
+    if found is None:
+        found = open_or_create(store, record)
+        write_input(store, train_index, eval_index)
+    # Another job is named as such before its data is compared.
+    check_same(found, record, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    if not accept_input_change:
+        _check_input(store, found, record, train_index, eval_index)
+    check_same(found, record, store.location, free=frozenset({"input_fingerprint"}))
     return OpenRun(
         url=store.location,
         store=store,
-        record=record,
+        record=found,
         job=job,
         reference=reference,
         train_index=train_index,
@@ -222,11 +234,8 @@ def open_run(
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
     found = _record(job, reference, train_index)
-    if found.input_fingerprint != record.input_fingerprint and not accept_input_change:
-        raise InputChanged(
-            f"The data files of the run in {store.location} changed since it began (names, sizes, times or row counts). Expected the same, "
-            f"since the position in the data counts their rows. Restore them, or pass --accept-input-change if the rows are the same."
-        )
+    if not accept_input_change:
+        _check_input(store, record, found, train_index, eval_index)
     # Also with --accept-input-change: the position in the data counts rows, so their number must be the same.
     check_same(record, found, store.location, free=frozenset({"input_fingerprint"}))
     return OpenRun(
@@ -240,6 +249,17 @@ def open_run(
         take_over=take_over,
         allow_ancestor=allow_ancestor,
     )
+
+
+def _check_input(
+    store: Store, began: RunRecord, now: RunRecord, train_index: InputIndex, eval_index: InputIndex | None
+) -> None:
+    """Raises:
+    InputChanged: the data is not what the run began with.
+    """
+    check_input(store, train_index, eval_index)
+    if began.input_fingerprint != now.input_fingerprint:
+        raise input_changed(store, [])
 
 
 def last_num_hosts(run: OpenRun) -> int | None:

@@ -49,7 +49,12 @@ class Trainer:
         job = self._job.resolve() if isinstance(self._job, JobReference) else self._job
         check_hosts(job, self._scaling)
         name = self._config.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run = create_run(f"{self._config.storage_path.rstrip('/')}/{name}", job, reference)
+        run = create_run(
+            f"{self._config.storage_path.rstrip('/')}/{name}",
+            job,
+            reference,
+            accept_input_change=self._config.accept_input_change,
+        )
         run.take_over = self._config.take_over
         return fit(run, scaling=self._scaling, config=replace(self._config, name=name), reporter=self._reporter)
 
