@@ -6,7 +6,9 @@ each has a deadline of its own where the filesystem is an asynchronous one. Noth
 
 from __future__ import annotations
 
+import fnmatch
 import io
+import re
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
@@ -21,6 +23,7 @@ from workers.retry import RetryPolicy, call_with_retries
 DATA_RETRIES = RetryPolicy(max_attempts=12, deadline_s=120.0)
 REQUEST_TIMEOUT_S = 60.0
 
+_MAGIC = re.compile(r"[*?[]")
 # The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores differ here.
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -38,18 +41,19 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
     found: set[str] = set()
     for pattern in patterns:
         filesystem, location = fsspec.url_to_fs(pattern, **(storage_options or {}))
-        matches = [str(match) for match in _insist(filesystem, "glob", location)]
-        if len(matches) == 1 and _insist(filesystem, "isdir", matches[0]):
+        filesystem.invalidate_cache()
+        matches = _matches(filesystem, location)
+        if len(matches) == 1 and matches[0][1]:
             raise InputError(
                 f"Found the folder {pattern} as a path of the data. Expected files. Write {pattern.rstrip('/')}/*, with their ending."
             )
-        matches = [match for match in matches if not _insist(filesystem, "isdir", match)]
-        if not matches:
+        paths = [path for path, is_folder in matches if not is_folder]
+        if not paths:
             raise InputError(
                 f"Found no file that matches {pattern}. Expected at least one. Check the path and the wildcard."
             )
         is_local = isinstance(filesystem, LocalFileSystem)
-        found.update(match if is_local else filesystem.unstrip_protocol(match) for match in matches)
+        found.update(match if is_local else filesystem.unstrip_protocol(match) for match in paths)
     return sorted(found)
 
 
@@ -151,6 +155,43 @@ class RangedFile(io.RawIOBase):
         target[: len(data)] = data
         self._position = stop
         return len(data)
+
+
+def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, bool]]:
+    """What matches a pattern: paths, and whether each is a folder.
+
+    fsspec's own `glob` takes a folder that cannot be listed for an empty one, so an ailing store would change the data without a word.
+    """
+    if "**" in location:
+        # Filesystems with their own way to find files do not know the option, and raise anyway.
+        find = getattr(type(filesystem), "_find", None) or type(filesystem).find
+        options = {"on_error": "raise"} if find in (AbstractFileSystem.find, AsyncFileSystem._find) else {}
+        found = _insist(filesystem, "glob", location, detail=True, **options)
+        return [(path, entry["type"] == "directory") for path, entry in found.items()]
+    if not _MAGIC.search(location):
+        try:
+            return [(location, _insist(filesystem, "info", location)["type"] == "directory")]
+        except FileNotFoundError:
+            return []
+    parent, _, pattern = location.rpartition("/")
+    folders = (
+        [folder for folder, is_folder in _matches(filesystem, parent) if is_folder]
+        if _MAGIC.search(parent)
+        else [parent]
+    )
+    matches = []
+    for folder in folders:
+        try:
+            entries = _insist(filesystem, "ls", folder, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            path = str(entry["name"]).rstrip("/")
+            above, _, name = path.rpartition("/")
+            # Some filesystems list a folder, or a file that was asked for as a folder, among its own entries.
+            if above.strip("/") == folder.strip("/") and fnmatch.fnmatchcase(name, pattern):
+                matches.append((path, entry["type"] == "directory"))
+    return matches
 
 
 def _insist(filesystem: AbstractFileSystem, method: str, location: str, **options: Any) -> Any:

@@ -102,12 +102,11 @@ class IdStage:
         splits = np.empty(len(order) + 1, np.int64)
         offsets, source = frozen(bags.row_splits, np.int64), frozen(bags.values, np.int64)
         take_splits(offsets, order, splits)
-        if not is_list and np.array_equal(splits, one_each):
-            take_ids(source, order, singles)
-            return Ragged(singles, one_each)
-        values = np.empty(int(splits[-1]), np.int64)
+        is_single = not is_list and np.array_equal(splits, one_each)
+        values = singles if is_single else np.empty(int(splits[-1]), np.int64)
+        # Not by row as above: rows without an id have none in the source.
         take_bags(source, offsets, order, splits, values)
-        return Ragged(values, splits)
+        return Ragged(values, one_each if is_single else splits)
 
     def _finish(self, values: np.ndarray, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
         """Values that were copied to their place become rows there, by the mode."""
@@ -180,9 +179,7 @@ class IdStage:
 
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is accepted."""
-    item = kind.value_type if _is_list(kind) else kind
-    if pa.types.is_dictionary(item):
-        item = item.value_type
+    item = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
     return pa.types.is_integer(item) or (is_text and source.mode != "as_is")
 

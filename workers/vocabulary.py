@@ -20,7 +20,7 @@ from workers.input_errors import InputError
 from workers.string_keys import find_integers, find_strings, num_seats, seat_keys, string_keys
 
 OUT_OF_VOCABULARY = 0
-_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 class Vocabulary:
@@ -96,13 +96,17 @@ class Vocabulary:
 
     @cached_property
     def _integers(self) -> np.ndarray:
-        integers = np.empty(self.num_values, np.int64)
-        for at in range(self.num_values):
-            value = self.line(at)
-            if not _INTEGER.fullmatch(value) or str(int(value)) != value or not -(2**63) <= int(value) < 2**63:
-                raise self._error(f"{value!r} in line {at + 1}", "integers in decimal, as for any column of integers")
-            integers[at] = int(value)
-        return integers
+        offsets, text = pa.py_buffer(self._offsets), pa.py_buffer(self._text)
+        lines = pa.Array.from_buffers(pa.large_string(), self.num_values, [None, offsets, text])
+        try:
+            integers = lines.cast(pa.int64())
+            # Not every text of an integer is the one that a number of the data is compared by.
+            if integers.cast(pa.large_string()).equals(lines):
+                return frozen(integers.to_numpy(), np.int64)
+        except pa.ArrowInvalid:
+            pass
+        at, value = next((at, line) for at, line in enumerate(lines.to_pylist()) if not _is_integer(line))
+        raise self._error(f"{value!r} in line {at + 1}", "integers in decimal, as for any column of integers")
 
     @cached_property
     def _integer_seats(self) -> np.ndarray:
@@ -139,6 +143,10 @@ def text_of(strings: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     bounds = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
     characters = np.frombuffer(text, np.uint8) if text is not None and text.size else np.zeros(0, np.uint8)
     return frozen(characters, np.uint8), frozen(bounds, np.int64)
+
+
+def _is_integer(line: str) -> bool:
+    return bool(_INTEGER.fullmatch(line)) and -(2**63) <= int(line) < 2**63
 
 
 def _seats(keys: np.ndarray) -> np.ndarray:
