@@ -44,11 +44,11 @@ def are_below(ids: np.ndarray, size: int) -> bool:
 
 
 @numba.njit(nogil=True, cache=True)
-def hash_in_place(ids: np.ndarray, offset: int, modulus: int) -> None:
+def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
     """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See `workers.mixing`."""
-    salt, divisor = np.uint64(offset), np.uint64(modulus)
+    divisor = np.uint64(modulus)
     for i in range(len(ids)):
-        mixed = (np.uint64(ids[i]) + _GOLDEN_GAMMA) ^ salt
+        mixed = (np.uint64(ids[i]) + _GOLDEN_GAMMA) ^ offset
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
         mixed ^= mixed >> np.uint64(31)

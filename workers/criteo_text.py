@@ -8,10 +8,8 @@ of its sources in its name, and is complete or not there (`workers.finished_fold
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, LineBlock
 from workers.files import file_version, locate
 from workers.finished_folder import create_once
 from workers.input_errors import InputError
+from workers.unpacking import DamagedGzip, unpacked
 
 FORMAT_VERSION = 1
 MAX_BAD_LINES = 10
@@ -34,7 +33,6 @@ ROW_GROUPS_PER_FILE = 64
 DEAD_LETTER_NAME = "malformed.jsonl"
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 _REPORTED_BAD_LINES = 100
 _DEAD_LETTER_TEXT_BYTES = 1 << 16
 
@@ -226,23 +224,11 @@ def _blocks(path: str, storage_options: dict[str, Any] | None) -> Iterator[bytes
 
 
 def _chunks(raw: IO[bytes], path: str) -> Iterator[bytes]:
-    """The bytes of the text, unpacked if the file begins like gzip; of any number of members, as `cat a.gz b.gz` gives."""
-    is_gzip = raw.read(2) == _GZIP_MAGIC
-    raw.seek(0)
-    stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-    num_bytes = 0
-    while True:
-        try:
-            chunk = stream.read(_BLOCK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise CriteoTextError(
-                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "
-                "Copy it from its source again; nothing was converted."
-            ) from error
-        if not chunk:
-            return
-        num_bytes += len(chunk)
-        yield chunk
+    """As `unpacked`, with an error of this module."""
+    try:
+        yield from unpacked(raw, path, piece_bytes=_BLOCK_BYTES)
+    except DamagedGzip as error:
+        raise CriteoTextError(f"{error} Nothing was converted.") from error
 
 
 def _too_many(bad_lines: Sequence[BadLine], lines: int, max_bad_lines: int) -> CriteoTextError:

@@ -66,6 +66,7 @@ class IdStage:
         self.source = source
         self._size = source.vocabulary_size
         self._vocabulary = vocabulary
+        self._offset = np.uint64(combine(source.salt) if source.salt else 0)
 
     def rows(
         self, column: pa.Array, order: np.ndarray, *, singles: np.ndarray, one_each: np.ndarray, faults: RowFaults
@@ -111,7 +112,7 @@ class IdStage:
     def _finish(self, values: np.ndarray, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
         """Values that were copied to their place become rows there, by the mode."""
         if self.source.mode == "hash":
-            hash_in_place(values, combine(self.source.salt) if self.source.salt else 0, self._size - 1)
+            hash_in_place(values, self._offset, self._size - 1)
         elif self._vocabulary is not None:
             values[:] = self._vocabulary.rows_of_integers(values, num_reserved=self.source.num_reserved)
         elif not are_below(values, self._size):
@@ -173,7 +174,7 @@ class IdStage:
             if self._vocabulary is not None:
                 return self._vocabulary.rows_of_integers(rows, num_reserved=self.source.num_reserved)
         if self.source.mode == "hash":
-            hash_in_place(rows, combine(self.source.salt) if self.source.salt else 0, self._size - 1)
+            hash_in_place(rows, self._offset, self._size - 1)
         return rows
 
 

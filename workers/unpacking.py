@@ -9,7 +9,6 @@ from typing import IO
 
 from workers.input_errors import InputError
 
-PIECE_BYTES = 8 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -25,7 +24,7 @@ def is_gzip(raw: IO[bytes]) -> bool:
     return found
 
 
-def unpacked(raw: IO[bytes], path: str) -> Iterator[bytes]:
+def unpacked(raw: IO[bytes], path: str, *, piece_bytes: int = 8 << 20) -> Iterator[bytes]:
     """The bytes of the text, unpacked if the file begins like gzip; of any number of members, as `cat a.gz b.gz` gives.
 
     Raises:
@@ -35,7 +34,7 @@ def unpacked(raw: IO[bytes], path: str) -> Iterator[bytes]:
     num_bytes = 0
     while True:
         try:
-            piece = stream.read(PIECE_BYTES)
+            piece = stream.read(piece_bytes)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DamagedGzip(
                 f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "

@@ -62,7 +62,8 @@ modes = st.sampled_from(
         IdColumn("c", "as_is", SIZE),
         IdColumn("c", "as_is", SIZE, missing="zero"),
         IdColumn("c", "hash", SIZE, salt=3),
-        IdColumn("c", "hash", SIZE, missing="empty"),
+        # Folded, these salts fill all 64 bits.
+        *(IdColumn("c", "hash", SIZE, missing="empty", salt=salt) for salt in (0, 1, 2, -1, 2**70)),
         IdColumn("c", vocabulary_size=SIZE, vocabulary="numbers.txt"),
         IdColumn("c", vocabulary_size=SIZE, vocabulary="numbers.txt", num_reserved=3, missing="zero"),
     ]
