@@ -26,20 +26,15 @@ def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
 
 
 @numba.njit(nogil=True, cache=True)
-def take_ids(source: np.ndarray, order: np.ndarray, out: np.ndarray) -> None:
-    """out[i] = source[order[i]], int64."""
-    for i in range(len(order)):
-        out[i] = source[np.uint64(order[i])]
-
-
-@numba.njit(nogil=True, cache=True)
-def are_below(ids: np.ndarray, size: int) -> bool:
-    """Whether all ids are 0 to size - 1."""
+def take_ids(source: np.ndarray, order: np.ndarray, size: int, out: np.ndarray) -> bool:
+    """out[i] = source[order[i]], int64; whether all are 0 to size - 1."""
     limit = np.uint64(size)
     outside = False
-    for i in range(len(ids)):
+    for i in range(len(order)):
+        number = source[np.uint64(order[i])]
         # As unsigned numbers, negative ids are beyond every table.
-        outside |= np.uint64(ids[i]) >= limit
+        outside |= np.uint64(number) >= limit
+        out[i] = number
     return not outside
 
 
@@ -67,12 +62,19 @@ def take_splits(offsets: np.ndarray, order: np.ndarray, splits: np.ndarray) -> N
 
 
 @numba.njit(nogil=True, cache=True)
-def take_bags(source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits: np.ndarray, out: np.ndarray) -> None:
-    """Copies the ids of the bags `order` to the places that `take_splits` found."""
+def take_bags(
+    source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits: np.ndarray, size: int, out: np.ndarray
+) -> bool:
+    """Copies the ids of the bags `order` to the places that `take_splits` found; whether all are 0 to size - 1."""
+    limit = np.uint64(size)
+    outside = False
     for i in range(len(order)):
         start, into = np.int64(offsets[np.uint64(order[i])]), splits[i]
         for k in range(splits[i + 1] - into):
-            out[np.uint64(into + k)] = source[np.uint64(start + k)]
+            number = source[np.uint64(start + k)]
+            outside |= np.uint64(number) >= limit
+            out[np.uint64(into + k)] = number
+    return not outside
 
 
 @numba.njit(nogil=True, cache=True)

@@ -118,7 +118,8 @@ def _copy(
 
 
 def _addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([array.ctypes.data for array in arrays], np.int64)
+    # A quarter of the time of `ctypes.data`, which counts here.
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
 
 
 def _gather_singles(blocks: Sequence[Block], runs: np.ndarray, num_samples: int) -> dict[str, Ragged]:

@@ -30,7 +30,7 @@ import pyarrow.compute
 
 from embedding.ragged import Ragged
 from workers.bad_rows import RowFaults
-from workers.column_kernels import are_below, frozen, hash_in_place, take_bags, take_ids, take_splits
+from workers.column_kernels import frozen, hash_in_place, take_bags, take_ids, take_splits
 from workers.data_config import IdColumn
 from workers.input_errors import InputError
 from workers.mixing import combine
@@ -89,15 +89,15 @@ class IdStage:
         if pa.types.is_integer(items.type) and not items.null_count and not column.null_count:
             raw = frozen(items.to_numpy(zero_copy_only=False), np.int64)
             if not is_list:
-                take_ids(raw, order, singles)
-                self._finish(singles, items, None, faults)
+                is_inside = take_ids(raw, order, self._size, singles)
+                self._finish(singles, items, None, is_inside, faults)
                 return Ragged(singles, one_each)
             offsets = _offsets(column)
             splits = np.empty(len(order) + 1, np.int64)
             take_splits(offsets, order, splits)
             values = np.empty(int(splits[-1]), np.int64)
-            take_bags(raw, offsets, order, splits, values)
-            self._finish(values, items, offsets, faults)
+            is_inside = take_bags(raw, offsets, order, splits, self._size, values)
+            self._finish(values, items, offsets, is_inside, faults)
             return Ragged(values, splits)
         bags = self._bags_with_gaps(column, items, is_list=is_list, faults=faults)
         splits = np.empty(len(order) + 1, np.int64)
@@ -106,16 +106,18 @@ class IdStage:
         is_single = not is_list and np.array_equal(splits, one_each)
         values = singles if is_single else np.empty(int(splits[-1]), np.int64)
         # Not by row as above: rows without an id have none in the source.
-        take_bags(source, offsets, order, splits, values)
+        take_bags(source, offsets, order, splits, self._size, values)
         return Ragged(values, one_each if is_single else splits)
 
-    def _finish(self, values: np.ndarray, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
-        """Values that were copied to their place become rows there, by the mode."""
+    def _finish(
+        self, values: np.ndarray, items: pa.Array, offsets: np.ndarray | None, is_inside: bool, faults: RowFaults
+    ) -> None:
+        """Values that were copied to their place become rows there, by the mode; `is_inside`: each is a row number of the table."""
         if self.source.mode == "hash":
             hash_in_place(values, self._offset, self._size - 1)
         elif self._vocabulary is not None:
             values[:] = self._vocabulary.rows_of_integers(values, num_reserved=self.source.num_reserved)
-        elif not are_below(values, self._size):
+        elif not is_inside:
             self._refuse_outside(items, offsets, faults)
 
     def _refuse_outside(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
