@@ -110,7 +110,7 @@ class Resume:
     allow_ancestor: bool = False
     """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
     accept_input_change: bool = False
-    """Go on although the data files are not those that the run began with."""
+    """Go on although data files changed since the run began; the number of rows must be the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from orchestrator.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WarmStart
     from orchestrator.strategy import PodStrategy
     from orchestrator.trainer import Trainer
-    from workers.data_config import DenseColumn, IdColumn, ParquetData
+    from workers.data_config import CsvData, DenseColumn, IdColumn, NpyData, ParquetData
     from workers.job import JobConfig, JobReference
 
 _WHERE = {
@@ -21,8 +21,10 @@ _WHERE = {
     "WarmStart": "orchestrator.config",
     "PodStrategy": "orchestrator.strategy",
     "Trainer": "orchestrator.trainer",
+    "CsvData": "workers.data_config",
     "DenseColumn": "workers.data_config",
     "IdColumn": "workers.data_config",
+    "NpyData": "workers.data_config",
     "ParquetData": "workers.data_config",
     "JobConfig": "workers.job",
     "JobReference": "workers.job",
@@ -30,11 +32,13 @@ _WHERE = {
 
 __all__ = [
     "CheckpointConfig",
+    "CsvData",
     "DenseColumn",
     "FailureConfig",
     "IdColumn",
     "JobConfig",
     "JobReference",
+    "NpyData",
     "ParquetData",
     "PodStrategy",
     "Result",

@@ -163,6 +163,7 @@ class RunConfig:
       take_over: fence another driver that still holds this run.
       warm_start: another run's commit that a new run begins from; None begins with initial values.
       single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
+      accept_input_change: go on with a run although its data files are not those that it began with.
     """
 
     name: str | None = None
@@ -175,6 +176,7 @@ class RunConfig:
     take_over: bool = False
     warm_start: WarmStart | None = None
     single_writer: bool = False
+    accept_input_change: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eval_every_steps", "max_steps"):

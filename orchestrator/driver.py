@@ -20,6 +20,7 @@ import numpy as np
 from embedding.buckets import split_evenly
 from embedding.placement import place_tables
 from orchestrator.config import ConfigurationError, Evaluation, Recovery, Result, RunConfig, ScalingConfig
+from orchestrator.dead_letters import DeadLetters
 from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
@@ -30,6 +31,7 @@ from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import StopSignals
 from orchestrator.worker_group import Backend, Deadlines, WorkerGroup
+from workers.bad_rows import BadRow
 from workers.device_process import DeviceSpec
 from workers.host import HostReady, HostSpec
 from workers.input import training_plan
@@ -124,6 +126,7 @@ class Driver:
         self._committed_unix_s: float | None = None
         self._is_starting = False
         self._lease: Lease | None = None
+        self._dead_letters: DeadLetters | None = None
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -313,6 +316,7 @@ class Driver:
         # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
         hosts, devices = group.train(first, last, is_followed=not self._saves.may_follow(last))
         seconds = time.monotonic() - started
+        self._put_aside([row for host in hosts for row in host.bad_rows])
         self._check_losses(first, devices[0].losses)
         history, num_steps = self._history, last - first
         history.losses.update(zip(range(first, last), devices[0].losses, strict=True))
@@ -337,6 +341,20 @@ class Driver:
         )
         return seconds / num_steps
 
+    def _put_aside(self, rows: Sequence[BadRow]) -> None:
+        """Writes malformed rows that hosts left out to the run's folder.
+
+        Raises:
+          JobFailed: there are more than the job tolerates.
+        """
+        if not rows:
+            return
+        if self._dead_letters is None:
+            self._dead_letters = DeadLetters(self._run.store, max_bad_rows=self._run.job.data.max_bad_rows)
+        letters = self._dead_letters
+        if letters.add(rows, generation=self._run.generation):
+            self._reporter.notice(f"{letters.num_rows} malformed rows left out so far, listed in {letters.location}")
+
     def _check_losses(self, first: int, losses: Sequence[float]) -> None:
         """A loss that is not finite has spoilt the parameters; nothing of them may be committed.
 
@@ -352,6 +370,7 @@ class Driver:
 
     def _evaluate(self, group: WorkerGroup, step: int) -> None:
         parts = group.evaluate()
+        self._put_aside([row for part in parts for row in part.bad_rows])
         job = self._run.job
         scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights, part.groups) for part in parts])
         evaluation = Evaluation(

@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator import checkpoint
 from orchestrator.beginning import Beginning, open_beginning, record_of
 from orchestrator.config import ConfigurationError, WarmStart
+from orchestrator.input_record import check_input, input_changed, write_input
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, acquire, read_lineage
@@ -41,10 +42,6 @@ Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
 
 class ReplicasDiffer(RuntimeError):
     """The dense parameters of two hosts are no longer equal; nothing was committed."""
-
-
-class InputChanged(ConfigurationError):
-    """The data files are not those that the run began with."""
 
 
 @dataclass(slots=True)
@@ -184,7 +181,7 @@ class OpenRun:
         return manifest
 
     def _samples(self, step: int) -> int:
-        """Samples of the first `step` steps, each counted once an epoch, padding left out."""
+        """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows counted."""
         rows, batch = self.train_index.num_rows, self.record.batch_size
         per_lane = -(-rows // self.record.num_lanes)
         steps_per_epoch = -(-per_lane // (batch // self.record.num_lanes))
@@ -210,15 +207,18 @@ def create_run(
     *,
     warm_start: WarmStart | None = None,
     single_writer: bool = False,
+    accept_input_change: bool = False,
 ) -> OpenRun:
     """Creates the run's folder, or opens it if the same run is there.
 
     Args:
       warm_start: another run's commit to begin from.
       single_writer: accept a storage that cannot keep a second driver out.
+      accept_input_change: as `open_run`.
 
     Raises:
       RunMismatch: the folder holds another run.
+      InputChanged: it holds the same run over files that changed since.
       ConfigurationError: nothing can be written there, or the commit to begin from cannot be used.
       StorageError, InputError: the storage or the data cannot be used.
     """
@@ -227,11 +227,20 @@ def create_run(
         beginning = record_of(warm_start, table_specs(job, choose_buckets(job)), find_run(Store(url)))
     store = open_for_writing(url, single_writer=single_writer)
     train_index, eval_index = _indexes(job)
-    record = open_or_create(store, replace(_record(job, reference, train_index), warm_start=beginning))
+    record = replace(_record(job, reference, train_index), warm_start=beginning)
+    found = find_run(store)
+    if found is None:
+        found = open_or_create(store, record)
+        write_input(store, train_index, eval_index)
+    # Another job is named as such before its data is compared.
+    check_same(found, record, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    if not accept_input_change:
+        _check_input(store, found, record, train_index, eval_index)
+    check_same(found, record, store.location, free=frozenset({"input_fingerprint"}))
     return OpenRun(
         url=store.location,
         store=store,
-        record=record,
+        record=found,
         job=job,
         reference=reference,
         train_index=train_index,
@@ -279,11 +288,8 @@ def open_run(
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
     found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
-    if found.input_fingerprint != record.input_fingerprint and not accept_input_change:
-        raise InputChanged(
-            f"The data files of the run in {store.location} changed since it began (names, sizes, times or row counts). Expected the same, "
-            f"since the position in the data counts their rows. Restore them, or pass --accept-input-change if the rows are the same."
-        )
+    if not accept_input_change:
+        _check_input(store, record, found, train_index, eval_index)
     # Also with --accept-input-change: the position in the data counts rows, so their number must be the same.
     check_same(record, found, store.location, free=frozenset({"input_fingerprint"}))
     return OpenRun(
@@ -297,6 +303,17 @@ def open_run(
         take_over=take_over,
         allow_ancestor=allow_ancestor,
     )
+
+
+def _check_input(
+    store: Store, began: RunRecord, now: RunRecord, train_index: InputIndex, eval_index: InputIndex | None
+) -> None:
+    """Raises:
+    InputChanged: the data is not what the run began with.
+    """
+    check_input(store, train_index, eval_index)
+    if began.input_fingerprint != now.input_fingerprint:
+        raise input_changed(store, [])
 
 
 def _arguments(record: RunRecord) -> dict[str, Any]:

@@ -50,9 +50,13 @@ class Trainer:
         check_hosts(job, self._scaling)
         _check_storage(self._config.storage_path, self._scaling)
         name = self._config.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        url = f"{self._config.storage_path.rstrip('/')}/{name}"
         run = create_run(
-            url, job, reference, warm_start=self._config.warm_start, single_writer=self._config.single_writer
+            f"{self._config.storage_path.rstrip('/')}/{name}",
+            job,
+            reference,
+            warm_start=self._config.warm_start,
+            single_writer=self._config.single_writer,
+            accept_input_change=self._config.accept_input_change,
         )
         run.take_over = self._config.take_over
         return fit(run, scaling=self._scaling, config=replace(self._config, name=name), reporter=self._reporter)

@@ -1,131 +1,224 @@
-"""Arrow columns of one row group to a `Batch`, and the checks of types and values on the way.
+"""Arrow columns of one row group to a `Block`, and the checks of types and values on the way.
 
-This is where raw values become row ids (`IdColumn`) and model inputs (`DenseColumn`). Whole columns at a time, no loop over rows; a
-value that is refused is looked up afterwards, so that the error names its file, row group, row and column. Reading the file is the
-business of `workers.input`.
+This is where columns become model inputs (`DenseColumn`), labels, weights and, by `workers.id_stage`, row ids. Whole columns at a time, no
+loop over rows in Python; a value that is refused is looked up afterwards, so that the error names its file, row group, row and column.
+Reading the file is the business of `workers.formats`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from embedding.ragged import Ragged
-from workers.batch import Batch
-from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers import id_stage
+from workers.bad_rows import BadRow, Origin, RowFaults
+from workers.batch import PADDING_SAMPLE_ID, Batch
+from workers.column_kernels import frozen, take_numbers
+from workers.data_config import DenseColumn, InputData
+from workers.gather import Block
+from workers.id_stage import IdStage
 from workers.input_errors import InputError
-from workers.mixing import mix64
+from workers.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where decoded rows come from, for messages. `first_row` counts in the file."""
+class Columns(Protocol):
+    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read when they are asked for."""
 
-    path: str
-    row_group: int
-    first_row: int
-
-    def refuse(self, *, row: int, column: str, found: str, remedy: str) -> NoReturn:
-        """Raises the error for one value; `row` counts in the row group."""
-        raise InputError(
-            f"Found {found} in {self.path}, row group {self.row_group}, row {self.first_row + row}, column {column!r}. {remedy}"
-        )
+    def column(self, name: str) -> pa.ChunkedArray: ...
 
 
-def check_schema(schema: pa.Schema, data: ParquetData, *, path: str) -> None:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RawRows:
+    """One row group on the way from a file to the decoder.
+
+    Attributes:
+      columns: asked for in the order of `InputData.columns`, each once; a `pa.Table` will do.
+      faults: rows that are malformed already; what stands in their columns is of no account.
+    """
+
+    columns: Columns
+    faults: RowFaults
+
+
+def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
     """Checks that a file has every declared column in a type that can be decoded.
 
     Raises:
       InputError: a column is missing or of a wrong type.
     """
-    _check_column(schema, data.label, _is_number, "an integer, float or boolean column", path=path)
+    number = "an integer, float or boolean column"
+    _check_column(schema, data.label, _is_number, number, path=path)
     for column in data.dense_columns:
-        _check_column(schema, column.name, _is_number, "an integer, float or boolean column", path=path)
+        _check_column(schema, column.name, _is_number, number, path=path)
     for source in data.id_columns.values():
-        _check_column(schema, source.column, _is_ids, "a column of integers or of lists of integers", path=path)
+        expected = "a column of integers or of lists of integers"
+        if source.mode != "as_is":
+            expected = "a column of integers or strings, or of lists of them"
+        _check_column(
+            schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), expected, path=path
+        )
     if data.sample_weight is not None:
-        _check_column(schema, data.sample_weight, _is_number, "an integer, float or boolean column", path=path)
+        _check_column(schema, data.sample_weight, _is_number, number, path=path)
     if data.sample_id is not None:
         _check_column(schema, data.sample_id, pa.types.is_integer, "a column of integers", path=path)
 
 
-def decode(table: pa.Table, data: ParquetData, *, origin: Origin, first_position: int) -> Batch:
-    """Turns all rows of one row group into a batch, in their order in the file.
+class Decoder:
+    """Decodes row groups of declared data. Calls change nothing."""
 
-    Args:
-      table: the columns `data.columns`.
-      data: resolved, so every `IdColumn` knows its vocabulary size.
-      origin: where the rows come from.
-      first_position: sample id of the first row where `data.sample_id` is None.
+    def __init__(self, data: InputData, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
+        """Prepares the features.
 
-    Raises:
-      InputError: a value is refused: an id outside its vocabulary, a null or non-finite label or weight, a non-finite dense number.
-    """
-    num_rows = table.num_rows
-    # One array for all features with one id a row: see the comment in workers/batch.py.
-    one_each = np.arange(num_rows + 1)
-    dense = np.empty((num_rows, len(data.dense_columns)), np.float32)
-    for at, column in enumerate(data.dense_columns):
-        dense[:, at] = _dense(_flat(table, column.name), column, origin=origin)
-    weights = np.ones(num_rows, np.float32)
-    if data.sample_weight is not None:
-        weights = _required_number(_flat(table, data.sample_weight), data.sample_weight, origin=origin)
-        _refuse_first(weights < 0, weights, data.sample_weight, "Weights are 0 or more. Clean the data.", origin=origin)
-    sample_ids = np.arange(first_position, first_position + num_rows)
-    if data.sample_id is not None:
-        sample_ids = _sample_ids(_flat(table, data.sample_id), data.sample_id, origin=origin)
-    return Batch(
-        dense=dense,
-        labels=_required_number(_flat(table, data.label), data.label, origin=origin),
-        weights=weights,
-        features={
-            name: _ids(_flat(table, source.column), source, one_each=one_each, origin=origin)
+        Args:
+          data: resolved, so every `IdColumn` knows its vocabulary size.
+          vocabularies: path to its values, for every path that `data` names.
+
+        Raises:
+          InputError: the data is not resolved, or a vocabulary does not fit its table.
+        """
+        self._data = data
+        self._shared = data.shared_columns
+        given = vocabularies or {}
+        self._stages = {
+            name: IdStage(source, None if source.vocabulary is None else given[source.vocabulary])
             for name, source in data.id_columns.items()
-        },
-        sample_ids=sample_ids,
-    )
+        }
+
+    def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:
+        """An empty account of a row group's malformed rows, which are tolerated if the data declares so."""
+        return RowFaults(origin, num_rows, tolerated=self._data.max_bad_rows > 0)
+
+    def decode(
+        self, raw: RawRows, *, first_position: int, order: np.ndarray | None = None
+    ) -> tuple[Block, list[BadRow]]:
+        """Turns rows of one row group into a block.
+
+        Args:
+          raw: the columns `data.columns`.
+          first_position: sample id of the group's first row where `data.sample_id` is None.
+          order: int64, the rows of the group to decode, in that order; None for all as they come.
+
+        Returns:
+          The rows, malformed ones as padding, and the malformed rows among them.
+
+        Raises:
+          InputError: a value is refused (an id outside its table, a null or non-finite label or weight, a non-finite dense number), and
+            malformed rows are not tolerated.
+        """
+        faults = raw.faults
+        order = np.arange(len(faults.is_bad)) if order is None else order
+        # One array for all features with one id a row: see the comment in workers/batch.py.
+        one_each = np.arange(len(order) + 1)
+        singles = np.empty((len(self._stages), len(order)), np.int64)
+        columns = _Given(raw.columns, self._shared)
+        labels = _required_numbers(columns.get(self._data.label), self._data.label, order, faults)
+        dense = np.empty((len(order), len(self._data.dense_columns)), np.float32)
+        for at, declared in enumerate(self._data.dense_columns):
+            _take_dense(columns.get(declared.name), declared, order, dense[:, at], faults)
+        features: dict[str, Ragged] = {}
+        num_singles = 0
+        for name, stage in self._stages.items():
+            features[name] = stage.rows(
+                columns.get(stage.source.column),
+                order,
+                singles=singles[num_singles],
+                one_each=one_each,
+                faults=faults,
+            )
+            num_singles += features[name].row_splits is one_each
+        rows = Batch(
+            dense=dense,
+            labels=labels,
+            weights=self._weights(columns, order, faults),
+            features=features,
+            sample_ids=self._sample_ids(columns, order, first_position, faults),
+        )
+        single_names = tuple(name for name, bags in features.items() if bags.row_splits is one_each)
+        is_bad = faults.is_bad[order]
+        if is_bad.any():
+            return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
+        return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
+
+    def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+        name = self._data.sample_weight
+        if name is None:
+            return np.ones(len(order), np.float32)
+        column = columns.get(name)
+        weights = _required_numbers(column, name, order, faults)
+        if len(weights) and weights.min() < 0:
+            reason = "Weights are 0 or more. Clean the data."
+            numbers = _numbers(_filled(column))
+            faults.add(numbers < 0, name, found=lambda row: str(numbers[row]), reason=reason)
+        return weights
+
+    def _sample_ids(self, columns: _Given, order: np.ndarray, first_position: int, faults: RowFaults) -> np.ndarray:
+        name = self._data.sample_id
+        if name is None:
+            return order + first_position
+        column = columns.get(name)
+        _refuse_nulls(column, name, faults)
+        ids = _filled(column).to_numpy(zero_copy_only=False)
+        bad = (ids < 0) | (ids > np.iinfo(np.int64).max)
+        reason = "Sample ids are 0 or more and fit int64; -1 means padding. Renumber them."
+        faults.add(bad, name, found=lambda row: str(ids[row]), reason=reason)
+        return ids.astype(np.int64)[order]
 
 
-def hashed_rows(values: np.ndarray, *, vocabulary_size: int, salt: int = 0) -> np.ndarray:
-    """int64 rows of `IdColumn(mode="hash")`: 1 + mix64(value, salt) mod (vocabulary_size - 1), so row 0 is never hit."""
-    return (mix64(values, salt=salt) % np.uint64(vocabulary_size - 1)).astype(np.int64) + 1
+class _Given:
+    """The columns of one row group. One that several features are made of is kept; others are let go of once they are used."""
+
+    def __init__(self, columns: Columns, shared: Set[str]) -> None:
+        self._columns = columns
+        self._shared = shared
+        self._kept: dict[str, pa.Array] = {}
+
+    def get(self, name: str) -> pa.Array:
+        if name in self._kept:
+            return self._kept[name]
+        column = self._columns.column(name)
+        # Combining copies even a single chunk, which is what a row group nearly always is.
+        array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+        if name in self._shared:
+            self._kept[name] = array
+        return array
 
 
-def _flat(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    # Combining copies even a single chunk, which is what a row group nearly always is.
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _dense(column: pa.Array, declared: DenseColumn, *, origin: Origin) -> np.ndarray:
-    numbers = _numbers(column.fill_null(_zero_of(column)) if column.null_count else column)
+def _take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out: np.ndarray, faults: RowFaults) -> None:
+    numbers = _numbers(_filled(column))
     if declared.transform == "log1p":
         # maximum() hands NaN on, so a NaN is still seen below.
         numbers = np.log1p(np.maximum(numbers, np.float32(0)))
-    remedy = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
-    _refuse_first(~np.isfinite(numbers), numbers, declared.name, remedy, origin=origin)
-    return numbers
+    if not take_numbers(frozen(numbers, np.float32), order, out):
+        reason = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
+        faults.add(~np.isfinite(numbers), declared.name, found=lambda row: str(numbers[row]), reason=reason)
 
 
-def _required_number(column: pa.Array, name: str, *, origin: Origin) -> np.ndarray:
-    _refuse_nulls(column, name, origin=origin)
-    numbers = _numbers(column)
-    _refuse_first(~np.isfinite(numbers), numbers, name, "Labels and weights are finite. Clean the data.", origin=origin)
-    return numbers
+def _required_numbers(column: pa.Array, name: str, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+    _refuse_nulls(column, name, faults)
+    numbers = _numbers(_filled(column))
+    taken = np.empty(len(order), np.float32)
+    if not take_numbers(frozen(numbers, np.float32), order, taken):
+        reason = "Labels and weights are finite. Clean the data."
+        faults.add(~np.isfinite(numbers), name, found=lambda row: str(numbers[row]), reason=reason)
+    return taken
 
 
-def _sample_ids(column: pa.Array, name: str, *, origin: Origin) -> np.ndarray:
-    _refuse_nulls(column, name, origin=origin)
-    ids = column.to_numpy(zero_copy_only=False)
-    bad = (ids < 0) | (ids > np.iinfo(np.int64).max)
-    _refuse_first(
-        bad, ids, name, "Sample ids are 0 or more and fit int64; -1 means padding. Renumber them.", origin=origin
-    )
-    return ids.astype(np.int64)
+def _refuse_nulls(column: pa.Array, name: str, faults: RowFaults) -> None:
+    if column.null_count:
+        reason = "Labels, weights and sample ids are never null. Fill the column, or drop the row before training."
+        faults.add(column.is_null().to_numpy(zero_copy_only=False), name, found=lambda _: "null", reason=reason)
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    """0 in place of nulls."""
+    if not column.null_count:
+        return column
+    return column.fill_null(pa.scalar(False if pa.types.is_boolean(column.type) else 0, column.type))
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
@@ -133,105 +226,25 @@ def _numbers(column: pa.Array) -> np.ndarray:
         column = column.cast(pa.uint8())
     # A number beyond float32 becomes infinite here and is refused by the check for finite ones, with its row.
     with np.errstate(over="ignore"):
-        return column.to_numpy(zero_copy_only=False).astype(np.float32)
+        return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
 
 
-def _zero_of(column: pa.Array) -> pa.Scalar:
-    return pa.scalar(False if pa.types.is_boolean(column.type) else 0, column.type)
-
-
-def _ids(column: pa.Array, source: IdColumn, *, one_each: np.ndarray, origin: Origin) -> Ragged:
-    """Rows of one feature. Ids are checked before nulls are placed, so row 0 for a missing value needs no check."""
-    is_list = not pa.types.is_integer(column.type)
-    items, lengths = column, None
-    if is_list:
-        # flatten() honours slices, and skips whatever lies under a null list.
-        items, lengths = column.flatten(), _list_lengths(column)
-    present = items.drop_null() if items.null_count else items
-    raw = present.to_numpy(zero_copy_only=False)
-    rows = _rows(raw, source, row_of=lambda at: _row_of_present(items, lengths, at), origin=origin)
-    if items.null_count or column.null_count:
-        return _with_missing(rows, items, column, lengths, source)
-    if lengths is None:
-        return Ragged(rows, one_each)
-    return Ragged(rows, _splits(lengths))
-
-
-def _rows(raw: np.ndarray, source: IdColumn, *, row_of: Callable[[int], int], origin: Origin) -> np.ndarray:
-    """int64 rows of the table for the values that are present. `row_of` finds the sample of the k-th of them."""
-    size = source.vocabulary_size
-    if size is None:
-        raise InputError(
-            f"Found no vocabulary_size for id column {source.column!r}. Expected the rows of its table. Call ParquetData.resolved first."
-        )
-    if source.mode == "hash":
-        return hashed_rows(raw, vocabulary_size=size, salt=source.salt)
-    if len(raw) and (raw.min() < 0 or raw.max() >= size):
-        at = int(np.argmax((raw < 0) | (raw >= size)))
-        remedy = f"Ids are 0 to {size - 1}. Enlarge vocabulary_size, hash the column (mode='hash'), or clean the data."
-        origin.refuse(row=row_of(at), column=source.column, found=f"id {raw[at]}", remedy=remedy)
-    return raw.astype(np.int64, copy=False)
-
-
-def _with_missing(
-    rows: np.ndarray, items: pa.Array, column: pa.Array, lengths: np.ndarray | None, source: IdColumn
-) -> Ragged:
-    """Places or leaves out the nulls: of scalars, of ids in lists, and of whole lists."""
-    item_is_null = _null_mask(items)
-    keeps_missing = source.missing == "zero"
-    lengths = np.ones(len(items), np.int64) if lengths is None else lengths
-    # Row 0 stands where an id is missing, so the present ones only have to be put around it.
-    placed = np.zeros(len(items), np.int64)
-    placed[~item_is_null] = rows
-    kept = np.ones(len(items), bool) if keeps_missing else ~item_is_null
-    kept_before = np.zeros(len(items) + 1, np.int64)
-    np.cumsum(kept, out=kept_before[1:])
-    splits = kept_before[_splits(lengths)]
-    bags = Ragged(placed[kept], splits)
-    if keeps_missing and items is not column and column.null_count:
-        return _insert_zero_rows(bags, _null_mask(column))
-    return bags
-
-
-def _insert_zero_rows(bags: Ragged, where: np.ndarray) -> Ragged:
-    """Gives the samples named by a mask, whose bags are empty, one id 0 each."""
-    values = np.insert(bags.values, bags.row_splits[:-1][where], 0)
-    return Ragged(values, _splits(np.diff(bags.row_splits) + where))
-
-
-def _row_of_present(items: pa.Array, lengths: np.ndarray | None, at: int) -> int:
-    """The sample that holds the `at`-th id that is not null."""
-    item = int(np.flatnonzero(~_null_mask(items))[at])
-    return item if lengths is None else int(np.searchsorted(_splits(lengths), item, side="right")) - 1
-
-
-def _list_lengths(column: pa.Array) -> np.ndarray:
-    if column.null_count == 0 and not pa.types.is_fixed_size_list(column.type):
-        return np.diff(column.offsets.to_numpy()).astype(np.int64)
-    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _splits(lengths: np.ndarray) -> np.ndarray:
-    splits = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=splits[1:])
-    return splits
-
-
-def _null_mask(column: pa.Array) -> np.ndarray:
-    return column.is_null().to_numpy(zero_copy_only=False)
-
-
-def _refuse_nulls(column: pa.Array, name: str, *, origin: Origin) -> None:
-    if column.null_count:
-        row = int(np.argmax(_null_mask(column)))
-        remedy = "Labels, weights and sample ids are never null. Fill the column, or drop the row before training."
-        origin.refuse(row=row, column=name, found="null", remedy=remedy)
-
-
-def _refuse_first(bad: np.ndarray, values: np.ndarray, name: str, remedy: str, *, origin: Origin) -> None:
-    if bad.any():
-        row = int(np.argmax(bad))
-        origin.refuse(row=row, column=name, found=str(values[row]), remedy=remedy)
+def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
+    """The rows of a mask become padding where they stand."""
+    is_good = ~is_bad
+    features = {}
+    for name, bags in rows.features.items():
+        lengths = np.diff(bags.row_splits)
+        splits = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths * is_good, out=splits[1:])
+        features[name] = Ragged(bags.values[np.repeat(is_good, lengths)], splits)
+    return Batch(
+        dense=np.where(is_bad[:, None], np.float32(0), rows.dense),
+        labels=np.where(is_bad, np.float32(0), rows.labels),
+        weights=np.where(is_bad, np.float32(0), rows.weights),
+        features=features,
+        sample_ids=np.where(is_bad, PADDING_SAMPLE_ID, rows.sample_ids),
+    )
 
 
 def _check_column(
@@ -247,14 +260,9 @@ def _check_column(
     if not accepts(schema.field(at[0]).type):
         raise InputError(
             f"Found column {name!r} of type {schema.field(at[0]).type} in {path}. Expected {expected}. "
-            "Cast it when the files are written; strings and dictionaries need integer codes first."
+            "Cast it when the files are written; strings need mode='hash' or a vocabulary."
         )
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-
-
-def _is_ids(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return pa.types.is_integer(kind.value_type if is_list else kind)

@@ -1,19 +1,22 @@
-"""`ParquetData`: what a user declares about the data of a run.
+"""`ParquetData`, `CsvData`, `NpyData`: what a user declares about the data of a run.
 
 Which files, which column is the label, which columns are dense numbers and how they are transformed, which column holds the ids of each
 feature and how a value of it becomes a row of the table. This is the only place where raw values become row ids, so training, evaluation
-and export cannot disagree about it. Values only; the files are opened by `workers.input_index` and read by `workers.input`.
+and export cannot disagree about it. Values only; the files are opened by `workers.formats` and read by `workers.input`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
-IdMode = Literal["as_is", "hash"]
+IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
 Transform = Literal["identity", "log1p"]
+
+# Rows that are read, and shuffled, at once where the file itself has no row groups.
+ROWS_PER_BLOCK = 32_768
 
 
 class DataConfigError(ValueError):
@@ -38,16 +41,19 @@ class DenseColumn:
 
 @dataclass(frozen=True, slots=True)
 class IdColumn:
-    """Where the ids of one feature come from and how a value becomes a row of its table.
+    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.id_stage` has the table of all cases.
 
     Attributes:
-      column: a column of integers (one id a sample) or of lists of integers (a bag a sample).
-      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error. `hash`: the row is
-        1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values.
-      vocabulary_size: rows of the table; None until `ParquetData.resolved` fills it in.
-      missing: what a null becomes, be it the value, a list or an id in a list: `empty`: no id; `zero`: row 0. None stands for
-        `empty` with `as_is` and `zero` with `hash`.
+      column: a column of integers or strings (one id a sample) or of lists of them (a bag a sample).
+      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`: the row is
+        1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values. `vocabulary`: the row
+        is `num_reserved` + the number of the value's line in the file; row 0 is for values that the file does not have.
+      vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
+      missing: what a null or an empty string becomes, be it the value, a list or an id in a list: `empty`: no id; `zero`: row 0. None
+        stands for `zero` with `hash` and for `empty` otherwise.
       salt: separates features that hash into one table although equal values mean different things.
+      vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
+      num_reserved: rows before the first value of the vocabulary, at least 1.
     """
 
     column: str
@@ -55,13 +61,27 @@ class IdColumn:
     vocabulary_size: int | None = None
     missing: Missing | None = None
     salt: int = 0
+    vocabulary: str | None = None
+    num_reserved: int = 1
 
     def __post_init__(self) -> None:
+        if self.vocabulary is not None and self.mode == "as_is":
+            object.__setattr__(self, "mode", "vocabulary")
         _check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
         if self.missing is None:
             object.__setattr__(self, "missing", "zero" if self.mode == "hash" else "empty")
         _check_choice(self.missing, Missing, where=f"missing of id column {self.column!r}")
-        least = 2 if self.mode == "hash" else 1
+        if (self.mode == "vocabulary") != (self.vocabulary is not None):
+            raise DataConfigError(
+                f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected a file with the mode "
+                "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
+            )
+        if self.num_reserved < 1:
+            raise DataConfigError(
+                f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row 0 is for values "
+                "that the vocabulary does not have."
+            )
+        least = {"as_is": 1, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
         if self.vocabulary_size is not None and self.vocabulary_size < least:
             raise DataConfigError(
                 f"Found vocabulary_size {self.vocabulary_size} for id column {self.column!r} in mode {self.mode!r}. "
@@ -69,9 +89,12 @@ class IdColumn:
             )
 
 
+Data = TypeVar("Data", bound="InputData")
+
+
 @dataclass(frozen=True, slots=True)
-class ParquetData:
-    """The data of a run, in Parquet files.
+class InputData:
+    """What every source of samples declares; users write one of its kinds, such as `ParquetData`.
 
     Attributes:
       paths: one or several paths or globs, local or fsspec URLs (`gs://bucket/day_*/*.parquet`). Files are read in sorted order.
@@ -82,6 +105,8 @@ class ParquetData:
       sample_id: column of integers >= 0 without nulls that names a row for audits, or None, which stands for the position of the
         row over all files in sorted order.
       eval_paths: paths or globs of held-out data with the same columns.
+      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same ones are left out
+        at every replay; it is counted and written with its reason to the run's folder. One more ends the run.
     """
 
     paths: str | tuple[str, ...]
@@ -92,6 +117,7 @@ class ParquetData:
     sample_weight: str | None = None
     sample_id: str | None = None
     eval_paths: str | tuple[str, ...] = ()
+    max_bad_rows: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _as_paths(self.paths))
@@ -109,6 +135,8 @@ class ParquetData:
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
         _check_unique([column.name for column in dense])
+        if self.max_bad_rows < 0:
+            raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")
 
     @property
     def dense_columns(self) -> tuple[DenseColumn, ...]:
@@ -121,12 +149,25 @@ class ParquetData:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, each once."""
+        return tuple(dict.fromkeys(self._uses))
+
+    @property
+    def shared_columns(self) -> frozenset[str]:
+        """The columns that more than one thing is made of."""
+        return frozenset(name for name in self._uses if self._uses.count(name) > 1)
+
+    @property
+    def _uses(self) -> list[str]:
         named = [self.label, *(column.name for column in self.dense_columns)]
         named += [source.column for source in self.id_columns.values()]
-        named += [name for name in (self.sample_weight, self.sample_id) if name is not None]
-        return tuple(dict.fromkeys(named))
+        return named + [name for name in (self.sample_weight, self.sample_id) if name is not None]
 
-    def resolved(self, vocabulary_sizes: Mapping[str, int]) -> ParquetData:
+    @property
+    def vocabularies(self) -> tuple[str, ...]:
+        """Every vocabulary file that a feature names, each once."""
+        return tuple(dict.fromkeys(source.vocabulary for source in self.id_columns.values() if source.vocabulary))
+
+    def resolved(self: Data, vocabulary_sizes: Mapping[str, int]) -> Data:
         """The same data with exactly the features of the model, in the model's order.
 
         A feature that is not declared here reads the column of its own name as it is.
@@ -141,7 +182,7 @@ class ParquetData:
         if unknown:
             raise DataConfigError(
                 f"Found features {unknown} in the data. Expected only features of the model, {list(vocabulary_sizes)}. "
-                "Remove them from ParquetData, or declare a FeatureConfig for each."
+                f"Remove them from {type(self).__name__}, or declare a FeatureConfig for each."
             )
         declared = self.id_columns
         features = {}
@@ -155,7 +196,7 @@ class ParquetData:
             features[name] = replace(source, vocabulary_size=size)
         return replace(self, features=features)
 
-    def for_evaluation(self) -> ParquetData:
+    def for_evaluation(self: Data) -> Data:
         """The held-out files under the same declaration.
 
         Raises:
@@ -163,9 +204,64 @@ class ParquetData:
         """
         if not self.eval_paths:
             raise DataConfigError(
-                "Found no eval_paths. Expected the files to evaluate on. Pass eval_paths to ParquetData."
+                f"Found no eval_paths. Expected the files to evaluate on. Pass eval_paths to {type(self).__name__}."
             )
         return replace(self, paths=self.eval_paths, eval_paths=())
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetData(InputData):
+    """Samples in Parquet files: scalars, lists of integers, strings and lists of strings. Row groups are read and shuffled whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsvData(InputData):
+    """Samples in CSV files with a header, plain or gzip, in UTF-8; fields may be quoted and then hold delimiters and line ends.
+
+    An empty field is null. Starting a run reads every file once to count its rows, and a gzip file is unpacked to a temporary file by
+    every host that reads from it: convert to Parquet what is read often.
+
+    Attributes:
+      delimiter: one character.
+      strings: id columns whose values are strings; those of other id columns are integers.
+      list_separators: column to the character between the ids of its lists.
+      rows_per_block: rows that are read, and shuffled, at once.
+    """
+
+    _: KW_ONLY
+    delimiter: str = ","
+    strings: tuple[str, ...] = ()
+    list_separators: Mapping[str, str] = field(default_factory=dict)
+    rows_per_block: int = ROWS_PER_BLOCK
+
+    def __post_init__(self) -> None:
+        InputData.__post_init__(self)
+        _check_rows_per_block(self.rows_per_block)
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise DataConfigError(
+                f"Found delimiter {self.delimiter!r}. Expected one ASCII character other than quotes and line ends. Pass ',' or '\\t'."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NpyData(InputData):
+    """Samples in the form of torchrec and MLPerf: arrays of one day or part in three `.npy` files, read block by block.
+
+    `paths` name the label files, `*labels.npy` of shape `[n]` or `[n, 1]`. Beside each lie a dense file, `[n, d]` floats or integers, and a
+    sparse file, `[n, s]` integers, with `dense` and `sparse` in place of `labels` in their names. Their columns are called `label`,
+    `int_0` to `int_<d-1>` and `cat_0` to `cat_<s-1>`.
+
+    Attributes:
+      rows_per_block: rows that are read, and shuffled, at once.
+    """
+
+    _: KW_ONLY
+    label: str = "label"
+    rows_per_block: int = ROWS_PER_BLOCK
+
+    def __post_init__(self) -> None:
+        InputData.__post_init__(self)
+        _check_rows_per_block(self.rows_per_block)
 
 
 def _as_paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -176,6 +272,11 @@ def _check_unique(names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataConfigError(f"Found dense columns {twice} more than once. Expected each once. Remove the repetition.")
+
+
+def _check_rows_per_block(rows: int) -> None:
+    if rows < 1:
+        raise DataConfigError(f"Found rows_per_block {rows}. Expected at least 1. Leave it out for {ROWS_PER_BLOCK:,}.")
 
 
 def _check_choice(value: object, choices: object, *, where: str) -> None:

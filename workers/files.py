@@ -1,15 +1,29 @@
-"""Finding data files by pattern and telling a replaced file from the one that was there before, on any filesystem fsspec knows."""
+"""Data files on any filesystem fsspec knows: found by pattern, told from a replaced one, and read by ranges.
+
+Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until `DATA_RETRIES` gives up;
+each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import io
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any, cast
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from workers.input_errors import InputError
+from workers.retry import RetryPolicy, call_with_retries
 
+DATA_RETRIES = RetryPolicy(max_attempts=12, deadline_s=120.0)
+REQUEST_TIMEOUT_S = 60.0
+
+_MAGIC = re.compile(r"[*?[]")
 # The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores differ here.
 _VERSION_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -22,22 +36,24 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
 
     Raises:
       InputError: a pattern matches no file, or names a folder.
+      StoreUnavailable: the store did not answer.
     """
     found: set[str] = set()
     for pattern in patterns:
         filesystem, location = fsspec.url_to_fs(pattern, **(storage_options or {}))
-        matches = [str(match) for match in filesystem.glob(location)]
-        if len(matches) == 1 and filesystem.isdir(matches[0]):
+        filesystem.invalidate_cache()
+        matches = _matches(filesystem, location)
+        if len(matches) == 1 and matches[0][1]:
             raise InputError(
                 f"Found the folder {pattern} as a path of the data. Expected files. Write {pattern.rstrip('/')}/*, with their ending."
             )
-        matches = [match for match in matches if not filesystem.isdir(match)]
-        if not matches:
+        paths = [path for path, is_folder in matches if not is_folder]
+        if not paths:
             raise InputError(
                 f"Found no file that matches {pattern}. Expected at least one. Check the path and the wildcard."
             )
         is_local = isinstance(filesystem, LocalFileSystem)
-        found.update(match if is_local else filesystem.unstrip_protocol(match) for match in matches)
+        found.update(match if is_local else filesystem.unstrip_protocol(match) for match in paths)
     return sorted(found)
 
 
@@ -46,10 +62,145 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
 
     Raises:
       FileNotFoundError: there is no such file.
+      StoreUnavailable: the store did not answer.
     """
     filesystem, location = fsspec.url_to_fs(path, **(storage_options or {}))
     # Filesystems of object stores cache listings; a stale one would hide the change that is looked for.
     filesystem.invalidate_cache()
-    info = filesystem.info(location)
+    info = _insist(filesystem, "info", location)
     version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None), "unknown")
     return int(info["size"]), version
+
+
+def local_path(path: str, *, storage_options: dict[str, Any] | None = None) -> str | None:
+    """The path on this machine's disk, or None for a file elsewhere."""
+    filesystem, location = fsspec.url_to_fs(path, **(storage_options or {}))
+    return location if isinstance(filesystem, LocalFileSystem) else None
+
+
+def open_ranges(path: str, *, storage_options: dict[str, Any] | None = None) -> IO[bytes]:
+    """Opens a file for reading anywhere in it: as it is on the local disk, by requests for ranges elsewhere.
+
+    Raises:
+      InputError: there is no such file.
+      StoreUnavailable: the store did not answer.
+    """
+    try:
+        location = local_path(path, storage_options=storage_options)
+        if location is not None:
+            return open(location, "rb")
+        return cast(IO[bytes], io.BufferedReader(RangedFile(path, storage_options=storage_options), 1 << 20))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise InputError(
+            f"Found no file {path}. Expected a file of the data. Restore it, or correct the path."
+        ) from error
+
+
+def read_whole(path: str, *, storage_options: dict[str, Any] | None = None) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+      As `open_ranges`.
+    """
+    with open_ranges(path, storage_options=storage_options) as file:
+        return file.read()
+
+
+class RangedFile(io.RawIOBase):
+    """A file of a store, read by one request for each range; what mutates is the position. One thread at a time."""
+
+    def __init__(self, path: str, *, storage_options: dict[str, Any] | None = None) -> None:
+        """Asks for the size.
+
+        Raises:
+          FileNotFoundError, StoreUnavailable.
+        """
+        super().__init__()
+        self._path = path
+        self._filesystem, self._location = fsspec.url_to_fs(path, **(storage_options or {}))
+        self._size_bytes, _ = file_version(path, storage_options=storage_options)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer as far as the file reaches.
+
+        Raises:
+          InputError: the store gave fewer bytes than the file has.
+          StoreUnavailable: it did not answer.
+        """
+        target = memoryview(buffer).cast("B")
+        start = self._position
+        stop = min(self._size_bytes, start + len(target))
+        if start >= stop:
+            return 0
+        data = _insist(self._filesystem, "cat_file", self._location, start=start, end=stop)
+        if len(data) != stop - start:
+            raise InputError(
+                f"Found {len(data)} bytes at {start} of {self._path}. Expected {stop - start}. The file changed while it was read: restore it."
+            )
+        target[: len(data)] = data
+        self._position = stop
+        return len(data)
+
+
+def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, bool]]:
+    """What matches a pattern: paths, and whether each is a folder.
+
+    fsspec's own `glob` takes a folder that cannot be listed for an empty one, so an ailing store would change the data without a word.
+    """
+    if "**" in location:
+        # Filesystems with their own way to find files do not know the option, and raise anyway.
+        find = getattr(type(filesystem), "_find", None) or type(filesystem).find
+        options = {"on_error": "raise"} if find in (AbstractFileSystem.find, AsyncFileSystem._find) else {}
+        found = _insist(filesystem, "glob", location, detail=True, **options)
+        return [(path, entry["type"] == "directory") for path, entry in found.items()]
+    if not _MAGIC.search(location):
+        try:
+            return [(location, _insist(filesystem, "info", location)["type"] == "directory")]
+        except FileNotFoundError:
+            return []
+    parent, _, pattern = location.rpartition("/")
+    folders = (
+        [folder for folder, is_folder in _matches(filesystem, parent) if is_folder]
+        if _MAGIC.search(parent)
+        else [parent]
+    )
+    matches = []
+    for folder in folders:
+        try:
+            entries = _insist(filesystem, "ls", folder, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            path = str(entry["name"]).rstrip("/")
+            above, _, name = path.rpartition("/")
+            # Some filesystems list a folder, or a file that was asked for as a folder, among its own entries.
+            if above.strip("/") == folder.strip("/") and fnmatch.fnmatchcase(name, pattern):
+                matches.append((path, entry["type"] == "directory"))
+    return matches
+
+
+def _insist(filesystem: AbstractFileSystem, method: str, location: str, **options: Any) -> Any:
+    """One request, repeated while its error may pass; asynchronous filesystems answer it within a deadline."""
+
+    def call(_: int) -> Any:
+        if isinstance(filesystem, AsyncFileSystem) and not filesystem.asynchronous:
+            coroutine = getattr(filesystem, f"_{method}")
+            return sync(filesystem.loop, coroutine, location, timeout=REQUEST_TIMEOUT_S, **options)
+        return getattr(filesystem, method)(location, **options)
+
+    return call_with_retries(call, what=f"{method} {filesystem.unstrip_protocol(location)}", policy=DATA_RETRIES)

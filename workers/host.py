@@ -22,6 +22,7 @@ from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.table_spec import TableSpec
+from workers.bad_rows import BadRow, BadRowLog
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
 from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Invitation, Record, RecordKind
@@ -103,22 +104,26 @@ class HostWindow:
       phase_s: seconds of each phase.
       bytes_sent: payload on the mesh.
       peak_rss_bytes: of the process, since its start.
+      bad_rows: malformed rows that were met for the first time, also by reading ahead.
     """
 
     num_samples: int
     phase_s: dict[str, float]
     bytes_sent: int
     peak_rss_bytes: int
+    bad_rows: tuple[BadRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
-    """Evaluation samples of one host: float32 arrays `[n]`, padding left out, and per feature of `JobConfig.group_features` int64 `[n]`."""
+    """Evaluation samples of one host: float32 arrays `[n]`, padding left out; per feature of `JobConfig.group_features` int64 `[n]`; and
+    malformed rows that were met for the first time."""
 
     scores: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
     groups: dict[str, np.ndarray] = field(default_factory=dict)
+    bad_rows: tuple[BadRow, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +174,9 @@ class HostWorker:
         self._features: tuple[FeatureBinding, ...] = feature_bindings(job)
         self._store = Store(spec.storage_url)
         plan = training_plan(spec.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
-        self._reader = open_reader(job.resolved_data, spec.train_index, plan, spec.lanes[spec.host])
+        self._bad_rows = BadRowLog(job.data.max_bad_rows)
+        lanes = spec.lanes[spec.host]
+        self._reader = open_reader(job.resolved_data, spec.train_index, plan, lanes, bad_rows=self._bad_rows)
         # Every host hands its device the same shape: the largest share, padded with weight 0.
         num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         self._build_lookups(num_samples)
@@ -327,6 +334,7 @@ class HostWorker:
             phase_s=self._tracker.take_phase_s(),
             bytes_sent=self._connected_mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            bad_rows=self._bad_rows.take(),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> _Step:
@@ -356,9 +364,10 @@ class HostWorker:
         """
         spec, job = self._spec, self._job
         if spec.eval_index is None:
-            raise RuntimeError("No evaluation data is declared. Expected eval_paths in ParquetData.")
+            raise RuntimeError("No evaluation data is declared. Expected eval_paths in the job's data.")
         plan = evaluation_plan(spec.eval_index, num_lanes=job.num_lanes, batch_size=job.batch_size)
-        lanes = open_reader(job.resolved_data.for_evaluation(), spec.eval_index, plan, spec.lanes[spec.host])
+        data = job.resolved_data.for_evaluation()
+        lanes = open_reader(data, spec.eval_index, plan, spec.lanes[spec.host], bad_rows=self._bad_rows)
         parts: list[tuple[np.ndarray, ...]] = []
         group_features = job.group_features
         # The memory of a training step that is already looked up is not touched.
@@ -377,7 +386,9 @@ class HostWorker:
         self._device.send(Record(kind=RecordKind.END, step=0))
         scores, labels, weights, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
         named = dict(zip(group_features, groups, strict=True))
-        return ScoredSamples(scores=scores, labels=labels, weights=weights, groups=named)
+        return ScoredSamples(
+            scores=scores, labels=labels, weights=weights, groups=named, bad_rows=self._bad_rows.take()
+        )
 
     def save(self, attempt: str) -> ShardReceipt:
         """Writes this host's buckets below `data/<attempt>`.

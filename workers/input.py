@@ -1,6 +1,7 @@
-"""`InputReader`: the rows of given lanes at a given step, from Parquet files.
+"""`InputReader`: the rows of given lanes at a given step, from data files of any kind.
 
-It joins what the neighbours know: `input_index` the files, `lanes` which rows a step takes, `columns` how a row group becomes arrays. A
+It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step takes, `columns` how a
+row group becomes arrays. A
 reader holds, for every lane, the decoded rows that the lane is in the middle of, and nothing else: reading on is cheap, and reading
 anywhere else gives the same rows at the price of decoding a row group a lane. One thread uses a reader at a time; `read_ahead` gives it
 one of its own.
@@ -13,16 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from workers.bad_rows import BadRowLog
 from workers.batch import Batch
-from workers.columns import Origin, decode
-from workers.data_config import ParquetData
-from workers.gather import Part, gather_rows
+from workers.columns import Decoder
+from workers.data_config import InputData
+from workers.formats import OpenedFile, open_file
+from workers.gather import Block, Part, WindowShape, interleave
 from workers.input_errors import InputError
-from workers.input_index import InputIndex, RowGroup, build_index, check_unchanged, open_parquet
+from workers.input_files import RowGroup
+from workers.input_index import InputIndex, build_index, check_unchanged, read_vocabularies
 from workers.lanes import EpochOrder, LanePlan, Piece
 
 __all__ = [
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 MAX_OPEN_FILES = 64
-# Rows that are put into the order of steps at once. Putting lanes together costs a few microseconds a feature and lane, too much to do it
-# for every step on its own; beyond this it no longer shows.
-WINDOW_ROWS = 8_192
+# Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred microseconds, too much to pay
+# for every step on its own; beyond this it hardly shows.
+WINDOW_ROWS = 16_384
 
 
 def training_plan(index: InputIndex, *, num_lanes: int, batch_size: int, seed: int) -> LanePlan:
@@ -66,7 +66,7 @@ class _DecodedPiece:
 
     epoch: int
     piece: Piece
-    rows: Batch
+    block: Block
 
 
 class InputReader:
@@ -77,24 +77,26 @@ class InputReader:
 
     def __init__(
         self,
-        data: ParquetData,
+        data: InputData,
         index: InputIndex,
         plan: LanePlan,
         lanes: Sequence[int],
         *,
+        bad_rows: BadRowLog | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Reads the vocabularies, and opens no data yet.
 
         Args:
           data: resolved (`ParquetData.resolved`), as the index was built from.
           index: of all files, the same on every host.
           plan: made from that index.
           lanes: the lanes to read, in the order in which their rows stand in a batch.
+          bad_rows: is told of malformed rows; by default a log of its own.
           storage_options: for fsspec.
 
         Raises:
-          InputError: the plan was made from other data.
+          InputError: the plan was made from other data, or a vocabulary changed or does not fit its table.
           DataConfigError: there is no such lane.
         """
         if plan.row_group_rows != index.row_group_rows:
@@ -107,12 +109,13 @@ class InputReader:
         self.plan = plan
         self.lanes = tuple(lanes)
         self._data = data
-        self._columns = list(data.columns)
+        self._decoder = Decoder(data, read_vocabularies(index, storage_options=storage_options))
+        self._bad_rows = bad_rows or BadRowLog(data.max_bad_rows)
         self._row_groups = index.row_groups()
         self._storage_options = storage_options
         self._order: EpochOrder | None = None
         self._kept: dict[int, _DecodedPiece] = {}
-        self._open_files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
+        self._open_files: OrderedDict[str, OpenedFile] = OrderedDict()
         self._window: _Window | None = None
         self._no_rows = Batch.empty(list(data.features), num_dense=len(data.dense))
 
@@ -138,7 +141,7 @@ class InputReader:
     def close(self) -> None:
         """Closes the files and drops decoded rows. Reading again opens them anew."""
         for opened in self._open_files.values():
-            opened.close(force=True)
+            opened.close()
         self._open_files.clear()
         self._kept.clear()
         self._window = None
@@ -148,21 +151,17 @@ class InputReader:
         epoch, first = self.plan.position_of(step)
         num_steps = min(max(1, WINDOW_ROWS // max(1, self.num_samples)), self.plan.steps_per_epoch - first)
         order = self._epoch_order(epoch)
-        parts: list[Part] = []
-        for at, lane in enumerate(self.lanes):
-            # Row k of the lane goes to step k // rows_per_step, behind the rows of the lanes before this one.
-            per_step = self.plan.rows_per_lane_step
-            row = np.arange(num_steps * per_step)
-            destinations = (row // per_step) * self.num_samples + at * per_step + row % per_step
-            parts += self._lane_parts(lane, order, first, destinations)
-        rows = gather_rows(parts, num_samples=num_steps * self.num_samples, like=self._no_rows)
+        shape = WindowShape(num_steps=num_steps, num_lanes=len(self.lanes), rows_per_step=self.plan.rows_per_lane_step)
+        parts = [part for at in range(len(self.lanes)) for part in self._lane_parts(at, order, first, shape)]
+        rows = interleave(parts, shape=shape, like=self._no_rows)
         return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
 
-    def _lane_parts(self, lane: int, order: EpochOrder, first_step: int, destinations: np.ndarray) -> list[Part]:
-        """The lane's next rows from a step of the epoch on, one for each destination; fewer at the lane's end."""
+    def _lane_parts(self, at: int, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+        """The next rows of the `at`-th lane from a step of the epoch on, as many as fit the window; fewer at the lane's end."""
+        lane = self.lanes[at]
         lane_bounds = self.plan.lane_bounds(lane)
         start, _ = self.plan.step_bounds(lane, first_step)
-        stop = min(lane_bounds[1], start + len(destinations))
+        stop = min(lane_bounds[1], start + shape.rows_per_lane)
         parts: list[Part] = []
         for piece in order.pieces(lane=lane_bounds, span=(start, stop)):
             first = max(start, piece.position)
@@ -170,53 +169,39 @@ class InputReader:
             parts.append(
                 Part(
                     block=self._decoded(lane, order.epoch, piece),
-                    rows=np.arange(first - piece.position, last - piece.position),
-                    destinations=destinations[first - start : last - start],
+                    first_row=first - piece.position,
+                    num_rows=last - first,
+                    lane=at,
+                    lane_row=first - start,
                 )
             )
         return parts
 
-    def _decoded(self, lane: int, epoch: int, piece: Piece) -> Batch:
+    def _decoded(self, lane: int, epoch: int, piece: Piece) -> Block:
         """The rows of a piece in the order in which the lane reads them; the last piece of each lane is kept."""
         kept = self._kept.get(lane)
         if kept is not None and (kept.epoch, kept.piece) == (epoch, piece):
-            return kept.rows
+            return kept.block
         # Given up before the next is decoded, so that a lane never holds two.
         self._kept.pop(lane, None)
-        rows = self._decode_group(self._row_groups[piece.row_group])
-        if self.plan.shuffle or piece.num_rows < rows.num_samples:
-            # Now, while the columns are in the processor's cache: from here on the lane reads them front to back.
-            order = self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop]
-            shuffled = Part(block=rows, rows=order, destinations=np.arange(piece.num_rows))
-            rows = gather_rows([shuffled], num_samples=piece.num_rows, like=self._no_rows)
-        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, rows=rows)
-        return rows
+        group = self._row_groups[piece.row_group]
+        # Shuffled while the columns are in the processor's cache: from here on the lane reads them front to back.
+        order = self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop]
+        block, bad_rows = self._decoder.decode(
+            self._opened(group).read(group, self._decoder), first_position=group.first_position, order=order
+        )
+        self._bad_rows.add(bad_rows)
+        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
+        return block
 
-    def _decode_group(self, group: RowGroup) -> Batch:
-        origin = Origin(path=group.file.path, row_group=group.group_in_file, first_row=group.first_row)
-        opened = self._opened(group)
-        try:
-            table = opened.read_row_group(group.group_in_file, columns=self._columns, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"Found row group {group.group_in_file} of {group.file.path} unreadable ({error}). Expected Parquet pages as the footer "
-                "describes them. Write the file again from its source."
-            ) from error
-        if table.num_rows != group.num_rows:
-            raise InputError(
-                f"Found {table.num_rows} rows in row group {group.group_in_file} of {group.file.path}. Expected {group.num_rows}, as the "
-                "index says. Build a new index, and start a run on it."
-            )
-        return decode(table, self._data, origin=origin, first_position=group.first_position)
-
-    def _opened(self, group: RowGroup) -> pq.ParquetFile:
+    def _opened(self, group: RowGroup) -> OpenedFile:
         path = group.file.path
         if path not in self._open_files:
-            check_unchanged(group.file, self._storage_options)
-            self._open_files[path] = open_parquet(path, self._storage_options)
+            check_unchanged(group.file, self._data, storage_options=self._storage_options)
+            self._open_files[path] = open_file(group.file, self._data, storage_options=self._storage_options)
             if len(self._open_files) > MAX_OPEN_FILES:
                 _, oldest = self._open_files.popitem(last=False)
-                oldest.close(force=True)
+                oldest.close()
         self._open_files.move_to_end(path)
         return self._open_files[path]
 

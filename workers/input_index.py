@@ -1,10 +1,11 @@
-"""`InputIndex`: which Parquet files the data of a run consists of, and how their rows are grouped.
+"""`InputIndex`: which files the data of a run consists of, and how their rows are grouped.
 
-The index is built once, by whoever starts the run, from listings and file footers alone. It fixes the order of files and row groups, so
+The index is built once, by whoever starts the run, from listings and what `workers.formats` finds out about each file (for Parquet, its
+footer). It fixes the order of files and row groups, so
 that a row has one position for the life of the run, and it keeps a fingerprint of every file: a reader that finds another file under the
 same name refuses it. The index is a value that can be saved with the run (`to_json`) and read back strictly.
 
-One thread pool lives for the length of `build_index`: its threads each read one footer at a time and hand it back as a value. They are
+One thread pool lives for the length of `build_index`: its threads each look at one file at a time and hand it back as a value. They are
 joined before the function returns, or abandoned with an error when `deadline_s` has passed.
 """
 
@@ -12,63 +13,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
-from workers.columns import check_schema
-from workers.data_config import ParquetData
+from workers.data_config import InputData
 from workers.files import file_version, locate
+from workers.formats import read_layout, version_of
 from workers.input_errors import InputError
+from workers.input_files import InputFile, RowGroup
+from workers.vocabulary import Vocabulary, load_vocabulary
 
 FOOTER_THREADS = 16
 INDEX_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One Parquet file as it was when the index was built.
-
-    Attributes:
-      path: as fsspec opens it; local paths are absolute and carry no protocol.
-      size_bytes: length of the file.
-      version: what the filesystem tells of the last change: an etag or a time.
-      row_group_rows: rows of each row group.
-    """
-
-    path: str
-    size_bytes: int
-    version: str
-    row_group_rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroup:
-    """One row group: the `group_in_file`-th of `file`; its first row is row `first_row` of the file and `first_position` of all data."""
-
-    file: InputFile
-    group_in_file: int
-    num_rows: int
-    first_row: int
-    first_position: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputIndex:
-    """All files of one data set, in sorted order."""
+    """All files of one data set, in sorted order, and the vocabularies of its id columns, which have one row group of their values."""
 
     files: tuple[InputFile, ...]
+    vocabularies: tuple[InputFile, ...] = ()
 
     @property
     def num_rows(self) -> int:
-        return sum(sum(file.row_group_rows) for file in self.files)
+        return sum(file.num_rows for file in self.files)
 
     @property
     def row_group_rows(self) -> tuple[int, ...]:
@@ -102,7 +75,7 @@ class InputIndex:
         return tuple(groups)
 
     def to_json(self) -> str:
-        return json.dumps([asdict(file) for file in self.files])
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> InputIndex:
@@ -112,46 +85,44 @@ class InputIndex:
           InputError: the text is something else.
         """
         try:
-            files = tuple(
-                InputFile(
-                    path=str(entry["path"]),
-                    size_bytes=int(entry["size_bytes"]),
-                    version=str(entry["version"]),
-                    row_group_rows=tuple(int(rows) for rows in entry["row_group_rows"]),
-                )
-                for entry in json.loads(text)
+            document = json.loads(text)
+            return InputIndex(
+                files=tuple(map(_file_of, document["files"])),
+                vocabularies=tuple(map(_file_of, document["vocabularies"])),
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"Found an input index that does not parse ({error!r}). Expected the JSON that `InputIndex.to_json` writes. "
                 "Build the index again."
             ) from error
-        return InputIndex(files=files)
 
 
 def build_index(
-    data: ParquetData, *, deadline_s: float = INDEX_DEADLINE_S, storage_options: dict[str, Any] | None = None
+    data: InputData, *, deadline_s: float = INDEX_DEADLINE_S, storage_options: dict[str, Any] | None = None
 ) -> InputIndex:
-    """Lists the files of `data.paths`, reads their footers and checks every column that `data` names.
+    """Lists the files of `data.paths`, finds out their row groups and checks every column and vocabulary that `data` names.
 
     A file that two patterns match counts once.
 
     Raises:
-      InputError: a pattern matches nothing, a file is not Parquet, a column is missing or of a wrong type, or there are no rows.
-      TimeoutError: the footers were not read within `deadline_s`.
+      InputError: a pattern matches nothing, a file is damaged, a column is missing or of a wrong type, there are no rows, or a vocabulary
+        is none.
+      StoreUnavailable: the store did not answer.
+      TimeoutError: the files were not looked at within `deadline_s`.
     """
     located = locate(data.paths, storage_options=storage_options)
     pool = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="input-index")
     try:
-        files = tuple(pool.map(lambda path: _read_footer(path, data, storage_options), located, timeout=deadline_s))
+        files = tuple(pool.map(lambda path: _look_at(path, data, storage_options), located, timeout=deadline_s))
     except FuturesTimeoutError as error:
         raise TimeoutError(
-            f"Found {len(located)} Parquet files whose footers were not read within {deadline_s:g} s. Expected a few milliseconds "
-            "each. Check that the storage answers, or raise deadline_s."
+            f"Found {len(located)} data files that were not looked at within {deadline_s:g} s. Expected a few milliseconds for each "
+            "Parquet file and one reading of each CSV file. Check that the storage answers, or raise deadline_s."
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    index = InputIndex(files=files)
+    vocabularies = tuple(_look_at_vocabulary(path, storage_options) for path in data.vocabularies)
+    index = InputIndex(files=files, vocabularies=vocabularies)
     if index.num_rows == 0:
         raise InputError(
             f"Found no rows in the {len(files)} files of {list(data.paths)}. Expected at least one row. Point paths at the data."
@@ -159,53 +130,89 @@ def build_index(
     return index
 
 
-def open_parquet(path: str, storage_options: dict[str, Any] | None = None) -> pq.ParquetFile:
-    """Opens one file for reading row groups.
-
-    Raises:
-      InputError: the file is missing or is not Parquet.
-    """
-    filesystem, location = fsspec.url_to_fs(path, **(storage_options or {}))
-    is_local = isinstance(filesystem, LocalFileSystem)
-    try:
-        # Local files go to Arrow by name: no Python call a read. Remote ones are read ahead by column chunk.
-        return pq.ParquetFile(location if is_local else filesystem.open(location, "rb"), pre_buffer=not is_local)
-    except FileNotFoundError as error:
-        raise InputError(
-            f"Found no file {path}. Expected a Parquet file of the index. Restore it, or build a new index."
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"Found {path}, which does not open as Parquet ({error}). Expected a complete Parquet file. Write it again, or leave it out."
-        ) from error
-
-
-def check_unchanged(file: InputFile, storage_options: dict[str, Any] | None = None) -> None:
-    """Compares a file with its fingerprint.
+def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> None:
+    """Compares a data file with its fingerprint.
 
     Raises:
       InputError: the file is gone, or its size or version differs.
     """
     try:
-        size_bytes, version = file_version(file.path, storage_options=storage_options)
+        found = version_of(file.path, data, storage_options=storage_options)
     except FileNotFoundError as error:
         raise InputError(
             f"Found no file {file.path}. Expected the {file.size_bytes} bytes the index was built from. Restore the file."
         ) from error
-    if (size_bytes, version) != (file.size_bytes, file.version):
+    _compare(file, found)
+
+
+def read_vocabularies(index: InputIndex, *, storage_options: dict[str, Any] | None = None) -> dict[str, Vocabulary]:
+    """The vocabularies of an index, by path.
+
+    Raises:
+      InputError: one is gone or has changed.
+    """
+    vocabularies = {}
+    for file in index.vocabularies:
+        vocabularies[file.path] = load_vocabulary(file.path, storage_options=storage_options)
+        _compare(file, file_version(file.path, storage_options=storage_options))
+    return vocabularies
+
+
+def changed_files(before: Sequence[tuple[str, int, str]], now: InputIndex) -> list[str]:
+    """What differs between the (path, size in bytes, version) of a run's files, vocabularies included, and an index; a phrase for each file."""
+    found = {file.path: (file.size_bytes, file.version) for file in (*now.files, *now.vocabularies)}
+    expected = {path: (size_bytes, version) for path, size_bytes, version in before}
+    differences = []
+    for path in sorted(found.keys() | expected.keys()):
+        if path not in found:
+            differences.append(f"{path} is gone")
+        elif path not in expected:
+            differences.append(f"{path} is new")
+        elif found[path] != expected[path]:
+            (size, version), (old_size, old_version) = found[path], expected[path]
+            differences.append(f"{path} has {size} bytes, version {version}, had {old_size}, version {old_version}")
+    return differences
+
+
+def _compare(file: InputFile, found: tuple[int, str]) -> None:
+    if found != (file.size_bytes, file.version):
         raise InputError(
-            f"Found {file.path} with {size_bytes} bytes, version {version}. Expected {file.size_bytes} bytes, version {file.version}, "
+            f"Found {file.path} with {found[0]} bytes, version {found[1]}. Expected {file.size_bytes} bytes, version {file.version}, "
             "as when the run began. Restore the file, or start a run on the new data."
         )
 
 
-def _read_footer(path: str, data: ParquetData, storage_options: dict[str, Any] | None) -> InputFile:
+def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None) -> InputFile:
+    try:
+        size_bytes, version = version_of(path, data, storage_options=storage_options)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"Found no file {error}, which belongs to {path}. Expected it beside that. Restore it."
+        ) from error
+    layout = read_layout(path, data, storage_options=storage_options)
+    return InputFile(
+        path=path,
+        size_bytes=size_bytes,
+        version=version,
+        row_group_rows=layout.row_group_rows,
+        group_offsets=layout.group_offsets,
+    )
+
+
+def _look_at_vocabulary(path: str, storage_options: dict[str, Any] | None) -> InputFile:
+    vocabulary = load_vocabulary(path, storage_options=storage_options)
     size_bytes, version = file_version(path, storage_options=storage_options)
-    with open_parquet(path, storage_options) as opened:
-        check_schema(opened.schema_arrow, data, path=path)
-        metadata = opened.metadata
-        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    return InputFile(path=path, size_bytes=size_bytes, version=version, row_group_rows=rows)
+    return InputFile(path=path, size_bytes=size_bytes, version=version, row_group_rows=(vocabulary.num_values,))
+
+
+def _file_of(entry: dict[str, Any]) -> InputFile:
+    return InputFile(
+        path=str(entry["path"]),
+        size_bytes=int(entry["size_bytes"]),
+        version=str(entry["version"]),
+        row_group_rows=tuple(int(rows) for rows in entry["row_group_rows"]),
+        group_offsets=tuple(int(offset) for offset in entry["group_offsets"]),
+    )
 
 
 def describe(index: InputIndex) -> str:

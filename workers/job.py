@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Optimizer
-from workers.data_config import ParquetData
+from workers.data_config import InputData
 from workers.ranking import Baseline, Metric
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class JobConfig:
     name: str
     features: Mapping[str, FeatureConfig]
     model: Model
-    data: ParquetData
+    data: InputData
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
     dense_optimizer: optax.GradientTransformation | None = None
@@ -157,7 +157,7 @@ class JobConfig:
         return tuple(dict.fromkeys(metric.group_by for metric in self.metrics if metric.group_by is not None))
 
     @property
-    def resolved_data(self) -> ParquetData:
+    def resolved_data(self) -> InputData:
         """The data with exactly the features of the model, in its order, and the tables' vocabulary sizes.
 
         Raises:

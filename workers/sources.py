@@ -1,6 +1,6 @@
 """Where the batches of a host come from: the reader that belongs to a job's data.
 
-Declared data is Parquet files unless its declaration can open a reader of its own, which is how benchmarks and generated data feed the same
+Declared data is read from files unless its declaration can open a reader of its own, which is how benchmarks and generated data feed the same
 hosts from memory. Readers are used by one thread at a time, see `workers.read_ahead`.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from workers.data_config import ParquetData
+from workers.bad_rows import BadRowLog
+from workers.data_config import InputData
 from workers.input import InputReader
 from workers.input_index import InputIndex
 from workers.lanes import LanePlan
@@ -24,12 +25,14 @@ class ReaderSource(Protocol):
         ...
 
 
-def open_reader(data: ParquetData, index: InputIndex, plan: LanePlan, lanes: range) -> StepReader:
-    """The reader of some lanes of declared data.
+def open_reader(
+    data: InputData, index: InputIndex, plan: LanePlan, lanes: range, *, bad_rows: BadRowLog | None = None
+) -> StepReader:
+    """The reader of some lanes of declared data, which tells `bad_rows` of malformed rows.
 
     Raises:
       InputError, OSError: the data cannot be read.
     """
     if isinstance(data, ReaderSource):
         return data.open_reader(plan, lanes)
-    return InputReader(data, index, plan, lanes)
+    return InputReader(data, index, plan, lanes, bad_rows=bad_rows)

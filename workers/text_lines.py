@@ -5,18 +5,16 @@ What a line means is the business of whoever reads the blocks (`workers.criteo_l
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
 import fsspec
 
+from workers import unpacking
 from workers.input_errors import InputError
 
 BLOCK_BYTES = 8 << 20
 _LONGEST_LINE_BYTES = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TextError(InputError):
@@ -26,7 +24,7 @@ class TextError(InputError):
 def is_gzip(path: str, *, storage_options: dict[str, Any] | None = None) -> bool:
     """Whether a file begins like gzip, whatever its name says."""
     with fsspec.open(path, "rb", **(storage_options or {})) as raw:
-        return cast(IO[bytes], raw).read(2) == _GZIP_MAGIC
+        return unpacking.is_gzip(cast(IO[bytes], raw))
 
 
 def blocks_of_lines(
@@ -69,19 +67,17 @@ def blocks_of_lines(
 
 
 def _chunks(raw: IO[bytes], path: str, start: int, stop: int | None) -> Iterator[bytes]:
-    """The bytes of the text, unpacked if the file begins like gzip; of any number of members, as `cat a.gz b.gz` gives."""
-    packed = raw.read(2) == _GZIP_MAGIC
+    """The bytes of the text, unpacked if the file begins like gzip."""
+    if unpacking.is_gzip(raw):
+        try:
+            yield from unpacking.unpacked(raw, path, piece_bytes=BLOCK_BYTES)
+        except unpacking.DamagedGzip as error:
+            raise TextError(f"{error} Nothing of it was converted.") from error
+        return
     raw.seek(start)
-    stream = gzip.GzipFile(fileobj=raw) if packed else raw
     num_bytes = start
     while stop is None or num_bytes < stop:
-        try:
-            chunk = stream.read(BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - num_bytes))
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TextError(
-                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "
-                "Copy it from its source again; nothing of it was converted."
-            ) from error
+        chunk = raw.read(BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - num_bytes))
         if not chunk:
             return
         num_bytes += len(chunk)

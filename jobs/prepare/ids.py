@@ -6,7 +6,6 @@ Row 0 stands for a missing value with both, and with a vocabulary for one that i
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.columns import hashed_rows
+from workers.id_stage import hashed_rows
 
 # For missing values and for those without a row of their own.
 OTHER_ROW = 0
@@ -33,10 +32,7 @@ class RowIds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HashedIds:
-    """1 + mix64(value, salt) mod (num_rows - 1), as `IdColumn(mode="hash")` does it.
-
-    Text counts as the number that its BLAKE2b digest of 8 bytes is, little-endian; so equal text has an equal row everywhere.
-    """
+    """What `IdColumn(mode="hash")` makes of the same values (`workers.id_stage`)."""
 
     num_rows: int
     salt: int
@@ -44,17 +40,8 @@ class HashedIds:
     def rows(self, values: pa.Array) -> np.ndarray:
         rows = np.full(len(values), OTHER_ROW, np.int64)
         present = _is_present(values)
-        rows[present] = hashed_rows(_numbers(values.drop_null()), vocabulary_size=self.num_rows, salt=self.salt)
+        rows[present] = hashed_rows(values.drop_null(), vocabulary_size=self.num_rows, salt=self.salt)
         return rows
-
-
-def _numbers(values: pa.Array) -> np.ndarray:
-    if pa.types.is_integer(values.type):
-        return values.to_numpy()
-    # Blocks repeat values; each is digested once.
-    encoded = values.dictionary_encode()
-    digests = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in encoded.dictionary.to_pylist()]
-    return np.frombuffer(b"".join(digests), "<u8")[encoded.indices.to_numpy()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.config import ConfigurationError
+from orchestrator.input_record import InputChanged
 from orchestrator.lease import RunIsHeld
-from orchestrator.run_folder import InputChanged, OpenRun, create_run, newest_commit, open_run
+from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import RunMismatch
 from tests.small_job import NUM_LANES, small_job, write_small_data
 from workers.data_config import DataConfigError
@@ -140,10 +141,19 @@ def test_changed_data_is_refused_and_accepted_only_with_as_many_rows(run: OpenRu
             Path(data, "part-2.parquet").write_bytes(Path(data, "part-1.parquet").read_bytes())
         case "a file less":
             Path(data, "part-1.parquet").unlink()
-    with pytest.raises(InputChanged, match=r"changed since it began .* pass --accept-input-change"):
+    named = {
+        "touched": "part-0.parquet has",
+        "another file": "part-2.parquet is new",
+        "a file less": "part-1.parquet is gone",
+    }
+    words = rf"changed since it began: .*{named.get(change, 'part-1.parquet has')}.* pass --accept-input-change"
+    with pytest.raises(InputChanged, match=words):
         open_run(run.url)
+    with pytest.raises(InputChanged, match=words):
+        create_run(run.url, run.job, run.reference)
     if change == "touched":
         assert open_run(run.url, accept_input_change=True).record == run.record
+        assert create_run(run.url, run.job, run.reference, accept_input_change=True).record == run.record
     else:
         with pytest.raises(RunMismatch, match="num_samples is"):
             open_run(run.url, accept_input_change=True)

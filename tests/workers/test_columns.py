@@ -6,24 +6,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.bad_rows import Origin
 from workers.batch import Batch
-from workers.columns import Origin, check_schema, decode, hashed_rows
+from workers.columns import Decoder, RawRows, check_schema
 from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers.gather import Block
 from workers.input_errors import InputError
+from workers.mixing import mix64
+from workers.string_keys import string_keys
+from workers.vocabulary import Vocabulary, text_of
 
-ORIGIN = Origin(path="clicks.parquet", row_group=2, first_row=100)
+ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50
+WORDS = Vocabulary("words.txt", "red\ngrün\n7\n-40\n".encode())
+NUMBERS = Vocabulary("numbers.txt", b"7\n0\n-40\n12")
 
 
-def decode_one(column: pa.Array | pa.ChunkedArray, source: IdColumn) -> list[list[int]]:
+def decode_block(
+    table: pa.Table, data: ParquetData, *, first_position: int = 0, order: np.ndarray | None = None
+) -> Block:
+    decoder = Decoder(data, {"words.txt": WORDS, "numbers.txt": NUMBERS})
+    raw = RawRows(columns=table, faults=decoder.faults_of(ORIGIN, table.num_rows))
+    block, _ = decoder.decode(raw, first_position=first_position, order=order)
+    return block
+
+
+def decode(table: pa.Table, data: ParquetData, *, first_position: int = 0) -> Batch:
+    return decode_block(table, data, first_position=first_position).rows
+
+
+def hashed_rows(values: np.ndarray, *, vocabulary_size: int, salt: int = 0) -> np.ndarray:
+    """The rule of `IdColumn` in numpy; the oracle of the kernel."""
+    return (mix64(values, salt=salt) % np.uint64(vocabulary_size - 1)).astype(np.int64) + 1
+
+
+def decode_one(column: pa.Array | pa.ChunkedArray, source: IdColumn, order: list[int] | None = None) -> list[list[int]]:
     table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "c": column})
     data = ParquetData("a", label="y", features={"f": source})
-    return decode(table, data, origin=ORIGIN, first_position=0).features["f"].to_lists()
+    block = decode_block(table, data, order=None if order is None else np.array(order, np.int64))
+    bags = block.rows.features["f"]
+    if block.single_names:
+        assert (bags.values == block.singles[0]).all()
+    return bags.to_lists()
 
 
 def decode_dense(column: pa.Array, declared: str | DenseColumn) -> Batch:
     table = pa.table({"y": pa.array(np.zeros(len(column), np.int8)), "x": column})
-    return decode(table, ParquetData("a", label="y", dense=(declared,)), origin=ORIGIN, first_position=7)
+    return decode(table, ParquetData("a", label="y", dense=(declared,)), first_position=7)
 
 
 scalars = st.lists(st.none() | st.integers(0, SIZE - 1), max_size=12)
@@ -33,20 +62,51 @@ modes = st.sampled_from(
         IdColumn("c", "as_is", SIZE),
         IdColumn("c", "as_is", SIZE, missing="zero"),
         IdColumn("c", "hash", SIZE, salt=3),
-        IdColumn("c", "hash", SIZE, missing="empty"),
+        # Folded, these salts fill all 64 bits.
+        *(IdColumn("c", "hash", SIZE, missing="empty", salt=salt) for salt in (0, 1, 2, -1, 2**70)),
+        IdColumn("c", vocabulary_size=SIZE, vocabulary="numbers.txt"),
+        IdColumn("c", vocabulary_size=SIZE, vocabulary="numbers.txt", num_reserved=3, missing="zero"),
     ]
 )
+text_modes = st.sampled_from(
+    [
+        IdColumn("c", "hash", SIZE, salt=3),
+        IdColumn("c", "hash", SIZE, missing="empty"),
+        IdColumn("c", vocabulary_size=SIZE, vocabulary="words.txt"),
+        IdColumn("c", vocabulary_size=SIZE, vocabulary="words.txt", num_reserved=2, missing="zero"),
+    ]
+)
+texts = st.none() | st.sampled_from(["red", "grün", "gr", "7", "-40", "blue", "", "0"])
+TEXT_KINDS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int16(), pa.string())]
 
 
-def expected_bag(value: int | list[int | None] | None, source: IdColumn) -> list[int]:
+Value = int | str | None
+
+
+def orders(num_rows: int) -> st.SearchStrategy[list[int]]:
+    """Some of the rows, in any order."""
+    return st.permutations(range(num_rows)).flatmap(
+        lambda rows: st.integers(0, num_rows).map(lambda count: list(rows)[:count])
+    )
+
+
+def expected_bag(value: Value | list[Value], source: IdColumn) -> list[int]:
+    """The table of `workers.id_stage`, value by value."""
     items = value if isinstance(value, list) else [value]
     missing = [] if source.missing == "empty" else [0]
     bag = []
     for item in items:
-        if item is None:
+        if item is None or item == "":
             bag += missing
         elif source.mode == "as_is":
             bag.append(item)
+        elif source.vocabulary is not None:
+            known = ["red", "grün", "7", "-40"] if source.vocabulary == "words.txt" else ["7", "0", "-40", "12"]
+            bag.append(known.index(str(item)) + source.num_reserved if str(item) in known else 0)
+        elif isinstance(item, str):
+            key = np.empty(1, np.int64)
+            string_keys(*text_of(pa.array([item], pa.large_string())), key)
+            bag += hashed_rows(key, vocabulary_size=SIZE, salt=source.salt).tolist()
         else:
             bag += hashed_rows(np.array([item]), vocabulary_size=SIZE, salt=source.salt).tolist()
     return bag
@@ -57,7 +117,8 @@ def expected_bag(value: int | list[int | None] | None, source: IdColumn) -> list
 def test_scalars_become_bags(values: list, source: IdColumn, kind: pa.DataType, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(values)))
     column = pa.array(values, kind)[start:]
-    assert decode_one(column, source) == [expected_bag(value, source) for value in values[start:]]
+    order = data.draw(orders(len(column)))
+    assert decode_one(column, source, order) == [expected_bag(values[start + row], source) for row in order]
 
 
 @settings(deadline=None)
@@ -67,7 +128,36 @@ def test_lists_become_bags(values: list, source: IdColumn, kind, data: st.DataOb
     cut = data.draw(st.integers(start, len(values)))
     whole = pa.array(values, kind(pa.int32()))
     column = pa.chunked_array([whole[start:cut], whole[cut:]])
-    assert decode_one(column, source) == [expected_bag(value, source) for value in values[start:]]
+    order = data.draw(orders(len(column)))
+    assert decode_one(column, source, order) == [expected_bag(values[start + row], source) for row in order]
+
+
+@settings(deadline=None)
+@given(st.lists(texts, max_size=12), text_modes, st.sampled_from(TEXT_KINDS), st.data())
+def test_strings_become_bags(values: list, source: IdColumn, kind: pa.DataType, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, pa.string()).cast(kind)[start:]
+    order = data.draw(orders(len(column)))
+    assert decode_one(column, source, order) == [expected_bag(values[start + row], source) for row in order]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.none() | st.lists(texts, max_size=4), max_size=12),
+    text_modes,
+    st.sampled_from([pa.string(), pa.large_string()]),
+    st.data(),
+)
+def test_lists_of_strings_become_bags(values: list, source: IdColumn, kind: pa.DataType, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, pa.list_(kind))[start:]
+    order = data.draw(orders(len(column)))
+    assert decode_one(column, source, order) == [expected_bag(values[start + row], source) for row in order]
+
+
+def test_a_vocabulary_must_fit_its_table() -> None:
+    with pytest.raises(InputError, match=r"Found 4 values in words.txt and 2 reserved rows.* Set vocabulary_size=6"):
+        decode_one(pa.array(["red"]), IdColumn("c", vocabulary_size=5, vocabulary="words.txt", num_reserved=2))
 
 
 def test_fixed_size_lists_become_bags() -> None:
@@ -133,7 +223,7 @@ def decode_columns(label: list, weight: list, number: list) -> Batch:
         {"y": pa.array(label, pa.float64()), "w": pa.array(weight, pa.float64()), "n": pa.array(number, pa.int64())}
     )
     data = ParquetData("a", label="y", sample_weight="w", sample_id="n")
-    return decode(table, data, origin=ORIGIN, first_position=0)
+    return decode(table, data)
 
 
 def test_labels_weights_and_sample_ids_are_read() -> None:

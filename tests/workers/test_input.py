@@ -17,6 +17,7 @@ from workers import input as input_module
 from workers.batch import Batch
 from workers.data_config import DataConfigError, ParquetData
 from workers.input import InputError, InputIndex, InputReader, LanePlan, build_index, evaluation_plan, training_plan
+from workers.parquet_files import OpenedParquet
 
 
 def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: int, steps: range) -> list[Batch]:
@@ -129,13 +130,13 @@ def test_reading_on_decodes_every_row_group_once(tmp_path: Path) -> None:
     index = build_index(data)
     plan = training_plan(index, num_lanes=3, batch_size=6, seed=1)
     with (
-        patch.object(input_module, "decode", wraps=input_module.decode) as decode,
+        patch.object(OpenedParquet, "read", autospec=True, side_effect=OpenedParquet.read) as read,
         patch.object(input_module, "WINDOW_ROWS", 24),
     ):
         reader = InputReader(data, index, plan, range(3))
         for step in range(plan.steps_per_epoch):
             reader.read(step)
-    assert decode.call_count == len(index.row_group_rows)
+    assert read.call_count == len(index.row_group_rows)
 
 
 def test_more_files_than_may_be_open_at_once(tmp_path: Path) -> None:

@@ -49,13 +49,14 @@ def test_files_behind_a_url_are_indexed() -> None:
     with filesystem.open("/clicks/day_0/a.parquet", "wb") as file:
         pq.write_table(table_of(range(4)), file)
     try:
-        index = build_index(declaration("memory://clicks/day_*/*.parquet"))
+        data = declaration("memory://clicks/day_*/*.parquet")
+        index = build_index(data)
         assert [file.path for file in index.files] == ["memory:///clicks/day_0/a.parquet"]
-        check_unchanged(index.files[0])
+        check_unchanged(index.files[0], data)
         with filesystem.open("/clicks/day_0/a.parquet", "wb") as file:
             pq.write_table(table_of(range(4)), file)
         with pytest.raises(InputError, match=r"Found memory:///clicks/day_0/a.parquet with"):
-            check_unchanged(index.files[0])
+            check_unchanged(index.files[0], data)
     finally:
         filesystem.rm("/clicks", recursive=True)
 
@@ -89,13 +90,14 @@ def test_one_file_of_another_schema_is_named(tmp_path: Path) -> None:
 
 
 def test_a_changed_or_removed_file_is_refused_by_name(tmp_path: Path) -> None:
-    index = build_index(write_set(tmp_path, [4, 4], rows_per_group=2))
+    data = write_set(tmp_path, [4, 4], rows_per_group=2)
+    index = build_index(data)
     path = Path(index.files[1].path)
     times = path.stat()
-    check_unchanged(index.files[1])
+    check_unchanged(index.files[1], data)
     os.utime(path, (times.st_atime, times.st_mtime + 10))
     with pytest.raises(InputError, match=r"part-001.parquet with .* as when the run began"):
-        check_unchanged(index.files[1])
+        check_unchanged(index.files[1], data)
     path.unlink()
     with pytest.raises(InputError, match=r"no file .*part-001.parquet"):
-        check_unchanged(index.files[1])
+        check_unchanged(index.files[1], data)

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,10 +24,10 @@ from jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
 from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings
-from workers.columns import hashed_rows
 from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
 from workers.data_config import DenseColumn
 from workers.finished_folder import FolderError
+from workers.id_stage import hashed_rows
 from workers.text_lines import TextError
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_click_logs_with_vocabularies_and_a_hash(tmp_path: Path) -> None:
         values = [row[name] for row in expected]
         counts = Counter(value for value in values if value is not None)
         if name == "c3":
-            hashed = hashed_rows(np.array([v or 0 for v in values]), vocabulary_size=200_000, salt=3).tolist()
+            hashed = hashed_rows(pa.array([v or 0 for v in values]), vocabulary_size=200_000, salt=3).tolist()
             ids = [0 if value is None else row for value, row in zip(values, hashed, strict=True)]
         else:
             kept = sorted((v for v in counts if counts[v] >= 3), key=lambda v: (-counts[v], v))

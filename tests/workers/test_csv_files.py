@@ -1,0 +1,226 @@
+"""CSV as a source: against Python's csv module, in blocks, plain and gzip; and rows that are malformed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers import csv_files, csv_records
+from workers.bad_rows import BadRow, BadRowLog
+from workers.batch import Batch
+from workers.csv_records import RecordScanner, record_ends
+from workers.data_config import CsvData, DataConfigError, IdColumn
+from workers.input import InputReader, build_index, evaluation_plan
+from workers.input_errors import InputError
+
+SIZES = {"user": 100, "tags": 1000, "places": 50}
+
+
+def declared(path: Path, **options: object) -> CsvData:
+    settings = {"rows_per_block": 3} | options
+    return CsvData(
+        str(path),
+        label="click",
+        dense=("price",),
+        features={
+            "user": IdColumn("user"),
+            "tags": IdColumn("tags", "hash", missing="empty"),
+            "places": IdColumn("places"),
+        },
+        strings=("tags",),
+        list_separators={"tags": "|", "places": " "},
+        **settings,  # type: ignore[arg-type]
+    ).resolved(SIZES)
+
+
+def read_all(data: CsvData, *, lanes: int = 1, log: BadRowLog | None = None) -> Batch:
+    index = build_index(data)
+    plan = evaluation_plan(index, num_lanes=lanes, batch_size=4 * lanes)
+    reader = InputReader(data, index, plan, range(lanes), bad_rows=log)
+    batches = [reader.read(step) for step in range(plan.steps_per_epoch)]
+    reader.close()
+    whole = Batch.concatenate(batches)
+    order = np.argsort(np.where(whole.is_padding, 2**62, whole.sample_ids), kind="stable")
+    rows = [whole.slice(at, at + 1) for at in order]
+    return Batch.concatenate(rows)
+
+
+def write(path: Path, rows: list[str], *, header: str = "user,click,note,price,tags,places", end: str = "\n") -> Path:
+    text = "".join(f"{line}{end}" for line in [header, *rows])
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+ROWS = ['1,1,"a, ""b""\n c",0.5,x|y,1 2 3', "2,0,,,x,", "3,1,é,-2e3,,7", "99,0,n,1,y|x|y,4 4", "5,1,n,1,z,"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_fields_become_columns(tmp_path: Path, name: str, end: str) -> None:
+    data = declared(write(tmp_path / name, ROWS, end=end))
+    assert build_index(data).row_group_rows == (3, 2)
+    batch = read_all(data)
+    assert batch.sample_ids.tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+    assert batch.labels[:5].tolist() == [1, 0, 1, 0, 1]
+    assert batch.dense[:5, 0].tolist() == [0.5, 0, -2000, 1, 1]
+    assert batch.features["user"].to_lists()[:5] == [[1], [2], [3], [99], [5]]
+    assert batch.features["places"].to_lists()[:5] == [[1, 2, 3], [], [7], [4, 4], []]
+    x, y = batch.features["tags"].to_lists()[0]
+    assert x != y
+    assert batch.features["tags"].to_lists()[1:4] == [[x], [], [y, x, y]]
+
+
+fields = st.text(st.sampled_from('ab,"\n\r; é'), max_size=6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(fields, fields), min_size=1, max_size=12), st.integers(1, 7), st.sampled_from(["\n", "\r\n"]))
+def test_records_end_where_the_csv_module_ends_them(rows: list[tuple[str, str]], cut: int, end: str) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator=end, quoting=csv.QUOTE_ALL)
+    ends = []
+    for row in rows:
+        writer.writerow(row)
+        ends.append(len(text.getvalue().encode()))
+    content = text.getvalue().encode()
+    assert record_ends(content, "f", delimiter=",").tolist() == ends
+    scanner = RecordScanner("f", delimiter=",")
+    pieces = [scanner.feed(content[at : at + cut]) for at in range(0, len(content), cut)]
+    assert np.concatenate([*pieces, scanner.finish()]).tolist() == ends
+
+
+def test_blocks_end_by_bytes_too(tmp_path: Path) -> None:
+    data = declared(write(tmp_path / "rows.csv", ROWS * 4), rows_per_block=100)
+    with patch.object(csv_files, "BLOCK_BYTES", 30):
+        index = build_index(data)
+        assert index.num_rows == 20
+        assert max(index.row_group_rows) < 4
+        batch = read_all(data)
+    assert batch.features["user"].to_lists() == [[1], [2], [3], [99], [5]] * 4
+
+
+BAD = [
+    ("x,1,n,1,,", "user", "'x'", "integers of 64 bits"),
+    ("1,yes,n,1,,", "click", "'yes'", "numbers"),
+    ("1,1,n,1,,2 two", "places", "'2 two'", "a list of integers of 64 bits"),
+    ("1,1,n,1,", "row", "'1,1,n,1,'", "6 fields"),
+    ("1,1,n,1,,,", "row", "'1,1,n,1,,,'", "6 fields"),
+    ("100,1,n,1,,", "user", "id 100", "Ids are 0 to 99"),
+    ("1,,n,1,,", "click", "null", "never null"),
+    ("1,1,n,nan,,", "price", "nan", "finite"),
+    ("1,inf,n,1,,", "click", "inf", "finite"),
+    ("1,1,n,1,,50", "places", "id 50", "Ids are 0 to 49"),
+]
+
+
+@pytest.mark.parametrize(("line", "column", "found", "reason"), BAD)
+def test_a_malformed_row_is_named_or_left_out(tmp_path: Path, line: str, column: str, found: str, reason: str) -> None:
+    path = write(tmp_path / "rows.csv", [*ROWS[:4], line, *ROWS[4:]])
+    with pytest.raises(InputError) as caught:
+        read_all(declared(path))
+    message = str(caught.value)
+    assert f"Found {found} in {path}, row group 1, row 4, column '{column}'" in message
+    assert reason in message
+    log = BadRowLog(1)
+    batch = read_all(declared(path, max_bad_rows=1), log=log)
+    assert batch.sample_ids.tolist() == [0, 1, 2, 3, 5, -1, -1, -1]
+    (bad,) = log.take()
+    assert (bad.file, bad.row, bad.column, bad.found) == (str(path), 4, column, found)
+    assert reason in bad.reason
+    assert log.take() == ()
+
+
+def test_text_that_is_not_utf_8_is_malformed_only_where_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", ROWS)
+    path.write_bytes(path.read_bytes().replace("é".encode(), b"\xe9") + b"7,1,n,1,\xff\xfe,\n")
+    log = BadRowLog(1)
+    assert read_all(declared(path, max_bad_rows=1), log=log).sample_ids.tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+    assert [(bad.row, bad.column) for bad in log.take()] == [(5, "tags")]
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_the_same_rows_are_left_out_for_any_lanes_and_each_is_told_once(tmp_path: Path, lanes: int) -> None:
+    lines = [line for bad, *_ in BAD for line in (ROWS[0], bad)]
+    data = declared(write(tmp_path / "rows.csv", lines), max_bad_rows=len(BAD))
+    log = BadRowLog(data.max_bad_rows)
+    ids = read_all(data, lanes=lanes, log=log).sample_ids
+    assert ids[ids >= 0].tolist() == list(range(0, 2 * len(BAD), 2))
+    assert sorted(bad.row for bad in log.take()) == list(range(1, 2 * len(BAD), 2))
+
+
+def test_one_row_more_than_tolerated_ends_it(tmp_path: Path) -> None:
+    lines = [line for bad, *_ in BAD for line in (ROWS[0], bad)]
+    data = declared(write(tmp_path / "rows.csv", lines), max_bad_rows=len(BAD) - 1)
+    with pytest.raises(InputError, match=r"more than 9 malformed rows: .*raise max_bad_rows"):
+        read_all(data)
+    # In one block, before all of it has been looked at.
+    with pytest.raises(InputError, match=r"more than 2 malformed rows"):
+        read_all(declared(tmp_path / "rows.csv", max_bad_rows=2, rows_per_block=100))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no line"),
+        (b"\n\r\n\n", "no line"),
+        (b"user,click\n1,1\n", r"no column named 'price' .*\['user', 'click'\]"),
+        (b"user,click,user,price,tags,places\n", "2 columns named 'user'"),
+        (b"user,click,price,tags,places\n", "no rows"),
+        (b'user,click,price,tags,places\n1,1,1,1,"x\n', "within the quotes of line 2"),
+        (b"us\xffer,click,price,tags,places\n1,1,1,1,1\n", "no column named 'user'|header does not parse"),
+        (gzip.compress(b"user,click,price,tags,places\n" * 999)[:-9], "damaged gzip stream"),
+        (b"\x1f\x8b and no gzip", "damaged gzip stream"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        build_index(declared(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_row_without_end_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [*ROWS, '1,1,"never closed', *ROWS[1:3] * 20])
+    with (
+        patch.object(csv_records, "LONGEST_ROW_BYTES", 200),
+        pytest.raises(InputError, match=r"line 7 of .*rows.csv .* longer than 200 bytes"),
+    ):
+        build_index(declared(path))
+
+
+def test_a_header_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_all(declared(path)).features["user"].to_lists()[:2] == [[1], [2]]
+
+
+def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", ROWS)
+    data = declared(path)
+    index = build_index(data)
+    path.write_bytes(path.read_bytes()[:-8])
+    reader = InputReader(data, index, evaluation_plan(index, num_lanes=1, batch_size=5), [0])
+    with pytest.raises(InputError, match=r"Found .*rows.csv with .* as when the run began"):
+        reader.read(0)
+
+
+def test_other_delimiters(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.tsv", ["1\t1\t0.5\t\t"], header="user\tclick\tprice\ttags\tplaces")
+    assert read_all(declared(path, delimiter="\t")).dense[0, 0] == 0.5
+    for delimiter in ("", ",,", '"', "\n", "é"):
+        with pytest.raises(DataConfigError, match="Expected one ASCII character"):
+            declared(path, delimiter=delimiter)
+
+
+def test_bad_rows_read_well() -> None:
+    row = BadRow(file="a.csv", row=3, column="user", found="'x'", reason="Expected integers. Repair it.")
+    assert str(row) == "'x' in a.csv, row 3, column 'user'. Expected integers. Repair it."

@@ -1,0 +1,89 @@
+"""Compiled loops over one decoded column: rows in a new order, ids checked or hashed, numbers checked, all in one pass.
+
+Between Arrow's buffers and a batch every value is touched twice: here, while the column is still in the processor's cache, and once more
+in `workers.gather`. Sources are read-only arrays as Arrow hands them out (`frozen` makes others look alike), so that each kernel is
+compiled once a type. All run without the interpreter lock, so that a reading thread does not slow the step down.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+_LARGEST_FLOAT32 = np.float32(np.finfo(np.float32).max)
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+
+
+def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
+    """The values as a contiguous read-only array of a type; a copy only where they are not."""
+    array = np.ascontiguousarray(array, dtype)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+@numba.njit(nogil=True, cache=True)
+def take_ids(source: np.ndarray, order: np.ndarray, size: int, out: np.ndarray) -> bool:
+    """out[i] = source[order[i]], int64; whether all are 0 to size - 1."""
+    limit = np.uint64(size)
+    outside = False
+    for i in range(len(order)):
+        number = source[np.uint64(order[i])]
+        # As unsigned numbers, negative ids are beyond every table.
+        outside |= np.uint64(number) >= limit
+        out[i] = number
+    return not outside
+
+
+@numba.njit(nogil=True, cache=True)
+def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
+    """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See `workers.mixing`."""
+    divisor = np.uint64(modulus)
+    for i in range(len(ids)):
+        mixed = (np.uint64(ids[i]) + _GOLDEN_GAMMA) ^ offset
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
+        mixed ^= mixed >> np.uint64(31)
+        ids[i] = np.int64(mixed % divisor) + 1
+
+
+@numba.njit(nogil=True, cache=True)
+def take_splits(offsets: np.ndarray, order: np.ndarray, splits: np.ndarray) -> None:
+    """Writes the offsets `[len(order) + 1]` of the bags `order`, one behind the other; bag r is `offsets[r]` to `offsets[r + 1]`."""
+    at = np.int64(0)
+    splits[0] = 0
+    for i in range(len(order)):
+        row = np.uint64(order[i])
+        at += np.int64(offsets[row + np.uint64(1)]) - np.int64(offsets[row])
+        splits[i + 1] = at
+
+
+@numba.njit(nogil=True, cache=True)
+def take_bags(
+    source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits: np.ndarray, size: int, out: np.ndarray
+) -> bool:
+    """Copies the ids of the bags `order` to the places that `take_splits` found; whether all are 0 to size - 1."""
+    limit = np.uint64(size)
+    outside = False
+    for i in range(len(order)):
+        start, into = np.int64(offsets[np.uint64(order[i])]), splits[i]
+        for k in range(splits[i + 1] - into):
+            number = source[np.uint64(start + k)]
+            outside |= np.uint64(number) >= limit
+            out[np.uint64(into + k)] = number
+    return not outside
+
+
+@numba.njit(nogil=True, cache=True)
+def take_numbers(source: np.ndarray, order: np.ndarray, out: np.ndarray) -> bool:
+    """out[i] = source[order[i]], float32; whether all are finite. `out` may have gaps between its items."""
+    bad = False
+    for i in range(len(order)):
+        number = source[np.uint64(order[i])]
+        # Comparisons with NaN are false.
+        bad |= not (abs(number) <= _LARGEST_FLOAT32)
+        out[i] = number
+    return not bad

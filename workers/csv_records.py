@@ -1,0 +1,143 @@
+"""Where the records of CSV text begin and end: one pass over the bytes, by the quoting rules of RFC 4180.
+
+A field that begins with a quote ends with one; within it, delimiters and line ends are part of the value and a doubled quote is a quote.
+A record ends with a newline, after an optional carriage return; blank lines are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+
+from workers.input_errors import InputError
+
+# A quote that never closes would otherwise make the rest of a file one row.
+LONGEST_ROW_BYTES = 16 << 20
+_FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
+
+
+class RecordScanner:
+    """Finds the ends of records in text that comes in pieces. Mutated by `feed`: the position and what the last piece broke off in."""
+
+    def __init__(self, path: str, *, delimiter: str) -> None:
+        self._path = path
+        self._delimiter = ord(delimiter)
+        # Mode, and whether the current record holds anything.
+        self._state = np.array([_FIELD_START, 0], np.int64)
+        self.num_bytes = 0
+        self.num_records = 0
+        self._last_end = 0
+
+    def feed(self, piece: bytes) -> np.ndarray:
+        """int64, positions in the whole text just behind each record that ends in this piece.
+
+        Raises:
+          InputError: a record is longer than `LONGEST_ROW_BYTES`.
+        """
+        ends = np.empty(len(piece), np.int64)
+        count = _scan(np.frombuffer(piece, np.uint8), self._delimiter, self._state, ends)
+        found = ends[:count] + self.num_bytes + 1
+        self.num_bytes += len(piece)
+        bounds = np.concatenate([[self._last_end], found, [self.num_bytes]])
+        longest = np.diff(bounds)
+        if longest.max(initial=0) > LONGEST_ROW_BYTES:
+            row = self.num_records + int(np.argmax(longest > LONGEST_ROW_BYTES))
+            raise InputError(
+                f"Found line {row + 1} of {self._path} (blank ones left out) longer than {LONGEST_ROW_BYTES:,} bytes. Expected rows of CSV. "
+                "Look for a quote that never closes there."
+            )
+        self.num_records += count
+        self._last_end = int(bounds[-2])
+        return found
+
+    def finish(self) -> np.ndarray:
+        """As `feed`, for a last record without a line end.
+
+        Raises:
+          InputError: the text ends within quotes.
+        """
+        mode, has_content = self._state.tolist()
+        if mode == _QUOTED:
+            raise InputError(
+                f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). Expected every quote "
+                "to close. Copy the file from its source again, or repair that line."
+            )
+        self.num_records += has_content
+        return np.full(has_content, self.num_bytes, np.int64)
+
+
+def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
+    """int64, positions behind each record of a whole text.
+
+    Raises:
+      InputError: as `RecordScanner`.
+    """
+    scanner = RecordScanner(path, delimiter=delimiter)
+    return np.concatenate([scanner.feed(text), scanner.finish()])
+
+
+def blocks_of(
+    pieces: Iterator[bytes], scanner: RecordScanner, *, rows_per_block: int, block_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Cuts text into blocks of whole records.
+
+    Args:
+      rows_per_block: most records of a block.
+      block_bytes: a block that has reached this many bytes ends with its record.
+
+    Yields:
+      (position behind the block, records in it); the first block is the first record alone, which is the header.
+
+    Raises:
+      InputError: as `RecordScanner`.
+    """
+    start, stop, count, is_header = 0, 0, 0, True
+    for ends in _all_ends(pieces, scanner):
+        taken = 0
+        while taken < len(ends):
+            fitting = 1 if is_header else rows_per_block - count
+            reaching_size = int(np.searchsorted(ends, start + block_bytes)) - taken + 1
+            step = min(fitting, max(1, reaching_size), len(ends) - taken)
+            taken += step
+            count += step
+            stop = int(ends[taken - 1])
+            if is_header or count == rows_per_block or stop - start >= block_bytes:
+                yield stop, count
+                start, count, is_header = stop, 0, False
+    if count:
+        yield stop, count
+
+
+def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.ndarray]:
+    for piece in pieces:
+        yield scanner.feed(piece)
+    yield scanner.finish()
+
+
+@numba.njit(nogil=True, cache=True)
+def _scan(text: np.ndarray, delimiter: int, state: np.ndarray, ends: np.ndarray) -> int:
+    """Writes the positions of the newlines that end a record; how many there are."""
+    mode, has_content = state[0], state[1]
+    count = 0
+    for at in range(len(text)):
+        character = text[at]
+        if mode == _QUOTED:
+            if character == 34:
+                mode = _QUOTE_IN_QUOTED
+        elif mode == _QUOTE_IN_QUOTED and character == 34:
+            mode = _QUOTED
+        elif character == 10:
+            if has_content:
+                ends[count] = at
+                count += 1
+            mode, has_content = _FIELD_START, 0
+        elif character == delimiter:
+            mode, has_content = _FIELD_START, 1
+        elif character == 34 and mode == _FIELD_START:
+            mode, has_content = _QUOTED, 1
+        elif character != 13:
+            mode, has_content = _PLAIN, 1
+    state[0], state[1] = mode, has_content
+    return count

@@ -1,0 +1,47 @@
+"""`InputFile` and `RowGroup`: a data file as it was when the run began, and the parts in which it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file as it was when the index was built.
+
+    Attributes:
+      path: as fsspec opens it; local paths are absolute and carry no protocol.
+      size_bytes: length of the file.
+      version: what the filesystem tells of the last change: an etag or a time.
+      row_group_rows: rows of each row group or block.
+      group_offsets: position in the unpacked text at which each block begins, and the end; empty where the file itself knows.
+    """
+
+    path: str
+    size_bytes: int
+    version: str
+    row_group_rows: tuple[int, ...]
+    group_offsets: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.row_group_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """One row group: the `group_in_file`-th of `file`; its first row is row `first_row` of the file and `first_position` of all data."""
+
+    file: InputFile
+    group_in_file: int
+    num_rows: int
+    first_row: int
+    first_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLayout:
+    """What is found out about a file before it is read: see `InputFile`."""
+
+    row_group_rows: tuple[int, ...]
+    group_offsets: tuple[int, ...] = ()

@@ -1,0 +1,110 @@
+"""Parquet files as a source: row groups as the file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workers.bad_rows import Origin
+from workers.columns import Decoder, RawRows, check_schema
+from workers.data_config import InputData
+from workers.files import local_path, open_ranges
+from workers.input_errors import InputError
+from workers.input_files import FileLayout, InputFile, RowGroup
+
+# About what the second cache of a processor core holds; from a store, everything is asked for at once instead.
+_HOT_BYTES = 1 << 20
+
+
+def parquet_layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+    """Reads the footer and checks the columns.
+
+    Raises:
+      InputError: the file is not Parquet, or a column is missing or of a wrong type.
+    """
+    with _open(path, storage_options) as opened:
+        check_schema(opened.schema_arrow, data, path=path)
+        metadata = opened.metadata
+        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    return FileLayout(row_group_rows=rows)
+
+
+class OpenedParquet:
+    """One open file; one thread at a time."""
+
+    def __init__(self, file: InputFile, columns: Sequence[str], *, storage_options: dict[str, Any] | None) -> None:
+        """Raises:
+        InputError: the file is missing or is not Parquet.
+        """
+        self._opened = _open(file.path, storage_options)
+        self._is_local = local_path(file.path, storage_options=storage_options) is not None
+        self._columns = list(columns)
+
+    def read(self, group: RowGroup, decoder: Decoder) -> RawRows:
+        """The declared columns of one row group; asking for a column raises InputError if its pages are damaged."""
+        origin = Origin(path=group.file.path, group=group.group_in_file, first_row=group.first_row)
+        together = len(self._columns)
+        if self._is_local:
+            together = max(1, _HOT_BYTES // (8 * group.num_rows))
+        columns = _GroupColumns(self._opened, group, self._columns, together=together)
+        return RawRows(columns=columns, faults=decoder.faults_of(origin, group.num_rows))
+
+    def close(self) -> None:
+        self._opened.close(force=True)
+
+
+class _GroupColumns:
+    """The columns of one row group, some at a time: what was just decoded is used while it is in the processor's cache."""
+
+    def __init__(self, opened: pq.ParquetFile, group: RowGroup, names: Sequence[str], *, together: int) -> None:
+        self._opened = opened
+        self._group = group
+        self._names = names
+        self._together = together
+        self._table: pa.Table | None = None
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        table = self._table
+        if table is None or name not in table.column_names:
+            # Given up before the next ones are read, so that Arrow can have the same memory again.
+            table = self._table = None
+            at = self._names.index(name)
+            table = self._table = self._read(self._names[at : at + self._together])
+        return table.column(name)
+
+    def _read(self, names: Sequence[str]) -> pa.Table:
+        path, number = self._group.file.path, self._group.group_in_file
+        try:
+            table = self._opened.read_row_group(number, columns=list(names), use_threads=False)
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise InputError(
+                f"Found row group {number} of {path} unreadable ({error}). Expected Parquet pages as the footer describes them. Write the "
+                "file again from its source."
+            ) from error
+        if table.num_rows != self._group.num_rows:
+            raise InputError(
+                f"Found {table.num_rows} rows in row group {number} of {path}. Expected {self._group.num_rows}, as the index says. Build a "
+                "new index, and start a run on it."
+            )
+        return table
+
+
+def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
+    location = local_path(path, storage_options=storage_options)
+    try:
+        # Local files go to Arrow by name: no Python call a read. Remote ones are read ahead by column chunk.
+        source = location if location is not None else open_ranges(path, storage_options=storage_options)
+        return pq.ParquetFile(cast(Any, source), pre_buffer=location is None)
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"Found no file {path}. Expected a Parquet file of the data. Restore it.") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(
+            f"Found {path}, which does not open as Parquet ({error}). Expected a complete Parquet file. Write it again, or leave it out."
+        ) from error
