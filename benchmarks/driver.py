@@ -28,10 +28,9 @@ import pyarrow.parquet as pq  # noqa: E402
 from embedding.activation_layout import ActivationLayout  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
+from orchestrator.background_commit import BackgroundCommits  # noqa: E402
 from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
-from orchestrator.lease import Lease  # noqa: E402
-from orchestrator.manifest import Manifest  # noqa: E402
 from orchestrator.progress import SilentReporter  # noqa: E402
 from orchestrator.run_folder import create_run  # noqa: E402
 from orchestrator.signals import StopSignals  # noqa: E402
@@ -134,14 +133,14 @@ class TrainingDriver(Driver):
 
     spent_s = 0.0
 
-    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Any:
+    def _generation(self, group: WorkerGroup, commits: BackgroundCommits) -> Any:
         started = time.thread_time()
-        result = super()._generation(group, lease, base)
+        result = super()._generation(group, commits)
         self.spent_s = time.thread_time() - started
         return result
 
-    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Any:
-        return parent
+    def _begin_commit(self, commits: BackgroundCommits, step: int) -> None:
+        pass
 
 
 def job_in(folder: str, num_hosts: int) -> JobConfig:

@@ -37,9 +37,7 @@ class Preimages:
         self._arrays = tuple(arrays)
         self._num_rows = len(self._arrays[0])
         num_blocks = -(-self._num_rows // BLOCK_ROWS)
-        self._buffers = tuple(
-            np.empty((max_blocks, BLOCK_ROWS, array.shape[1]), np.float32) for array in self._arrays
-        )
+        self._buffers = tuple(np.empty((max_blocks, BLOCK_ROWS, array.shape[1]), np.float32) for array in self._arrays)
         # A number per block instead of a flag, so that `freeze` clears nothing.
         self._epochs = np.zeros(num_blocks, np.int32)
         self._seats = np.full(num_blocks, -1, np.int32)
@@ -101,9 +99,7 @@ class Preimages:
         """Says that the frozen values of rows below `stop` are not needed any more; makes room for others."""
         is_end = stop >= self._num_rows
         first, last = self._released // BLOCK_ROWS, len(self._epochs) if is_end else stop // BLOCK_ROWS
-        self._num_free = release_blocks(
-            first, last, self._epochs, self._epoch, self._seats, self._free, self._num_free
-        )
+        self._num_free = release_blocks(first, last, self._epochs, self._epoch, self._seats, self._free, self._num_free)
         # A block that reaches beyond `stop` stays whole.
         self._released = self._num_rows if is_end else max(self._released, last * BLOCK_ROWS)
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from embedding.buckets import split_evenly
 from embedding.placement import place_tables
+from orchestrator.background_commit import BackgroundCommits
 from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig
-from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused
+from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused, is_host_fault
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
@@ -28,7 +29,7 @@ from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, wind
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.signals import StopSignals
-from orchestrator.worker_group import Backend, Deadlines, WorkerGroup
+from orchestrator.worker_group import Backend, Deadlines, Receipts, WorkerGroup
 from workers.device_process import DeviceSpec
 from workers.host import HostReady, HostSpec
 from workers.input import training_plan
@@ -37,6 +38,7 @@ from workers.storage_errors import StorageError
 from workers.tables import features_per_table, table_specs
 
 HEARTBEAT_S = 5.0
+NOTABLE_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class Driver:
         self._committed_unix_s: float | None = None
         self._is_starting = False
         self._lease: Lease | None = None
+        self._commits: BackgroundCommits | None = None
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -150,13 +153,19 @@ class Driver:
                 group = self._start(lease, base)
                 self._is_starting = False
                 self._announce(group, lease, base, fault)
-                result = self._generation(group, lease, base)
+                self._commits = self._commits_of(group, lease, base)
+                result = self._generation(group, self._commits)
                 self._leave(group)
                 return result
             except _StoppedAtStart:
                 return self._result(base_step, base)
+            except JobFailed:
+                # What was frozen before is good, and the workers live.
+                self._leave_commits(can_finish=True)
+                raise
             except WorkerFailure as failure:
                 noticed_s = time.time()
+                self._leave_commits(can_finish=not is_host_fault(failure.failures))
                 committed = self._run.head_step(lease)
                 if committed > base_step:
                     failures = 0
@@ -168,16 +177,21 @@ class Driver:
                 fault = self._stop_lost(group, failure, decision, noticed_s, max(committed, base_step))
                 failures += 1
             finally:
+                if self._commits is not None:
+                    self._commits.close()
+                    self._commits = None
                 if group is not None:
                     group.stop()
                 self._reporter.close()
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
-        """What is done while waiting for workers: the heartbeat; and while they start, leaving at once if asked to stop."""
+        """What is done while waiting for workers: the heartbeat; a commit under way; and while they start, leaving at once if asked to stop."""
         heartbeat = _at_most_every(HEARTBEAT_S, lease.heartbeat)
 
         def poll() -> None:
             heartbeat()
+            if self._commits is not None:
+                self._commits.poll()
             if self._is_starting and self._stop.reason is not None:
                 raise _StoppedAtStart
 
@@ -248,25 +262,27 @@ class Driver:
             raise
         return group
 
-    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Result:
-        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop."""
-        step = committed = base.step if base else 0
-        head = base
+    def _generation(self, group: WorkerGroup, commits: BackgroundCommits) -> Result:
+        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop.
+
+        A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
+        """
+        step = commits.begun_step
         step_s: float | None = None
         while step < self._schedule.total_steps and self._stop.reason is None:
             end = window_end(step=step, boundary=self._schedule.next_boundary(step), step_s=step_s)
-            step_s = self._window(group, step, end, committed)
+            step_s = self._window(group, step, end, commits)
             step = end
             if self._schedule.evaluates_at(step):
                 self._evaluate(group, step)
             if self._schedule.commits_at(step):
-                head = self._commit(group, lease, step, head)
-                committed = step
-        if self._stop.reason is not None and step > committed:
-            head = self._commit(group, lease, step, head)
+                self._begin_commit(commits, step)
+        if self._stop.reason is not None and step > commits.begun_step:
+            self._begin_commit(commits, step)
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
-        return self._result(step, head)
+        commits.finish()
+        return self._result(step, commits.head)
 
     def _leave(self, group: WorkerGroup) -> None:
         """Lets the workers go. All is committed by now, so one that does not leave in order is no fault of the run."""
@@ -275,7 +291,7 @@ class Driver:
         except WorkerFailure as failure:
             self._reporter.notice(f"workers were ended without leaving in order: {failure}")
 
-    def _window(self, group: WorkerGroup, first: int, last: int, committed: int) -> float:
+    def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
         started = time.monotonic()
         hosts, devices = group.train(first, last)
@@ -297,7 +313,7 @@ class Driver:
                 phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
                 num_hosts=group.num_hosts,
                 generation=self._run.generation,
-                committed_step=committed,
+                committed_step=commits.committed_step,
                 committed_unix_s=self._committed_unix_s,
             )
         )
@@ -323,18 +339,46 @@ class Driver:
         self._history.evaluations.append(evaluation)
         self._reporter.evaluation(evaluation, self._run.job.best_auc)
 
-    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Manifest:
-        """Writes, verifies and publishes the state after `step` steps."""
-        started = time.monotonic()
-        manifest = self._run.commit(
-            lease, step=step, parent=parent, placement=self._placement, num_hosts=group.num_hosts, save=group.save
+    def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
+        """The commits of a generation: how they are published, and what is done when one stands."""
+
+        def publish(step: int, parent: Manifest | None, receipts: Receipts) -> Manifest:
+            manifest = self._run.commit(
+                lease,
+                step=step,
+                parent=parent,
+                placement=self._placement,
+                num_hosts=group.num_hosts,
+                save=lambda attempt: receipts,
+            )
+            keep = self._config.checkpoint_config.num_to_keep
+            if keep is not None:
+                keep_latest(self._run.store, lease, num_to_keep=keep)
+            return manifest
+
+        def acknowledge(manifest: Manifest, seconds: float) -> None:
+            self._committed_unix_s = manifest.created_unix_s
+            self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=seconds)
+
+        return BackgroundCommits(
+            group, generation=lease.generation, head=base, publish=publish, acknowledge=acknowledge
         )
-        self._committed_unix_s = manifest.created_unix_s
-        self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=time.monotonic() - started)
-        keep = self._config.checkpoint_config.num_to_keep
-        if keep is not None:
-            keep_latest(self._run.store, lease, num_to_keep=keep)
-        return manifest
+
+    def _begin_commit(self, commits: BackgroundCommits, step: int) -> None:
+        """Begins a commit, and says so if training had to wait for the one before."""
+        started = time.monotonic()
+        before = commits.begun_step
+        commits.begin(step)
+        waited_s = time.monotonic() - started
+        if waited_s >= NOTABLE_WAIT_S:
+            self._reporter.notice(
+                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still being written. "
+                f"Commit less often, or give the run a faster storage"
+            )
+
+    def _leave_commits(self, *, can_finish: bool) -> None:
+        if self._commits is not None:
+            self._commits.leave(can_finish=can_finish)
 
     # ------------------------------------------------------------------ between generations
 

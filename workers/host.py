@@ -1,8 +1,8 @@
 """`HostWorker`: what one host does. It owns a shard of every table with its slots, its lanes of the input, and its files.
 
 A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works (`start`, `connect`,
-`restore`, `train`, `evaluate`, `save`, `close`); `status` and `abort` may be called from another one at any time. The driver names steps,
-not data: reading, exchange and handover follow from the step's number.
+`restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in `write_save` meanwhile (`workers.background_save`); `status` and
+`abort` may be called from a third at any time. The driver names steps, not data: reading, exchange and handover follow from the step's number.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.table_spec import TableSpec
+from workers.background_save import BackgroundSave
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
 from workers.frames import Tag
@@ -31,7 +32,7 @@ from workers.job import JobConfig, JobReference
 from workers.neighbours import Neighbour, meet
 from workers.progress import Progress, Tracker
 from workers.read_ahead import ReadAhead
-from workers.shards import ShardReceipt, TableFiles, read_shard, write_shard
+from workers.shards import ShardReceipt, TableFiles, read_shard
 from workers.sources import open_reader
 from workers.storage import Store
 from workers.tables import feature_bindings, table_specs
@@ -196,6 +197,13 @@ class HostWorker:
         self._pooled = PooledLookup(
             self._lookup.tables, self._features, self._layout, host=spec.host, num_hosts=spec.num_hosts
         )
+        self._save = BackgroundSave(
+            self._lookup.tables,
+            tracker=self._tracker,
+            # Peers wait for this host meanwhile, for twice as long.
+            stalled_after_s=spec.step_timeout_s / 2,
+            raise_if_aborted=self._raise_if_aborted,
+        )
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:
         """Joins the mesh and waits for the device process.
@@ -284,16 +292,17 @@ class HostWorker:
         scores, labels, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
         return ScoredSamples(scores=scores, labels=labels, weights=weights)
 
-    def save(self, attempt: str) -> ShardReceipt:
-        """Writes this host's buckets below `data/<attempt>`.
+    def begin_save(self) -> None:
+        """Makes the present moment the one that `write_save` writes. Takes no time."""
+        self._save.freeze()
+
+    def write_save(self, attempt: str) -> ShardReceipt:
+        """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own, while another trains.
 
         Raises:
           StorageError: the storage failed or held such files already.
         """
-        with self._tracker.phase("save"):
-            return write_shard(
-                self._store, self._lookup.tables, attempt, is_first=self._spec.host == 0, on_chunk=self._tracker.mark
-            )
+        return self._save.write(self._store, attempt, is_first=self._spec.host == 0)
 
     def status(self) -> Progress:
         """Where the working thread is. From any thread."""

@@ -45,7 +45,7 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReceipt:
-    """All that a host wrote, table by table in the job's order."""
+    """All that a host wrote, one entry a table."""
 
     tables: tuple[TableShard, ...]
 
@@ -63,12 +63,19 @@ def table_plan(spec: TableSpec, attempt: str) -> TablePlan:
 
 
 def write_shard(
-    store: Store, tables: Sequence[Table], attempt: str, *, is_first: bool, on_chunk: Callable[[], None]
+    store: Store,
+    tables: Sequence[Table],
+    attempt: str,
+    *,
+    is_first: bool,
+    values_of: Callable[[Table, int], Sequence[np.ndarray]],
+    on_chunk: Callable[[], None],
 ) -> ShardReceipt:
-    """Writes this host's buckets below `data/<attempt>`.
+    """Writes this host's buckets below `data/<attempt>`, table by table, buckets rising.
 
     Args:
       is_first: whether this host also writes the arrays' metadata.
+      values_of: rows and slots of one bucket, each `[rows_per_bucket, width]`; used before the next one is asked for.
       on_chunk: called after each bucket.
 
     Raises:
@@ -80,7 +87,7 @@ def write_shard(
         arrays = checkpoint_files.write_table_metadata(store, plan) if is_first else ()
         receipts = []
         for bucket in table.buckets:
-            values = list(table.bucket(int(bucket)).values())
+            values = values_of(table, int(bucket))
             receipts.append(checkpoint_files.write_bucket(store, plan, int(bucket), values))
             on_chunk()
         shards.append(TableShard(table=table.spec.name, arrays=arrays, buckets=tuple(receipts)))

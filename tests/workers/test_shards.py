@@ -65,9 +65,13 @@ def contents(hosts: list[list[Table]]) -> dict[str, bytes]:
     return found
 
 
+def live(table: Table, bucket: int) -> list[np.ndarray]:
+    return list(table.bucket(bucket).values())
+
+
 def write(store: Store, hosts: list[list[Table]], attempt: str = ATTEMPT) -> tuple[TableFiles, ...]:
     receipts = [
-        write_shard(store, tables, attempt, is_first=host == 0, on_chunk=lambda: None)
+        write_shard(store, tables, attempt, is_first=host == 0, values_of=live, on_chunk=lambda: None)
         for host, tables in enumerate(hosts)
     ]
     files = []
@@ -100,7 +104,7 @@ def test_any_number_of_hosts_reads_what_another_number_wrote(tmp_path: Path, wri
 def test_a_mark_for_every_bucket(tmp_path: Path) -> None:
     marks: list[int] = []
     (tables,) = shards(1)
-    write_shard(Store(str(tmp_path)), tables, ATTEMPT, is_first=True, on_chunk=lambda: marks.append(1))
+    write_shard(Store(str(tmp_path)), tables, ATTEMPT, is_first=True, values_of=live, on_chunk=lambda: marks.append(1))
     assert len(marks) == sum(s.layout.num_buckets for s in SPECS)
 
 

@@ -1,0 +1,195 @@
+"""`BackgroundSave`: a host's shard is written as it was at one moment, while training goes on changing it.
+
+Two threads. The working thread owns the rows: it alone changes them, and it freezes the moment, between two steps. The saving thread reads
+them, bucket by bucket, into a staging buffer of one bucket, and from there, without any lock, computes checksums and writes files. Each
+block of 64 rows is handed over once: either the saving thread copies it first, or the working thread puts it into the pre-image buffer
+before it changes it, and the saving thread copies it from there. What both touch is `_turn`'s: the pre-images' book-keeping and the rows of
+blocks that neither has copied. The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the working thread while it looks at
+the rows that it is about to change; nobody else ever takes it. When the pre-image buffer is full the working thread waits on it for the
+saving thread, which never waits for the working one, so there is no circle. A save that ends, well or not, wakes the working thread and
+leaves nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from embedding.preimages import BLOCK_ROWS, Preimages, share_out
+from embedding.table import Table
+from workers.progress import Tracker
+from workers.shards import ShardReceipt, write_shard
+from workers.storage import Store
+from workers.storage_errors import StorageError
+
+MEMORY_SHARE = 0.1
+# Small shards may take this much instead: a tenth of a few megabytes would be a buffer of a handful of blocks.
+MIN_MEMORY_BYTES = 8 << 20
+PIECE_BYTES = 256 << 10
+_LOOK_S = 0.1
+
+
+class SaveStalled(StorageError):
+    """Training waits for a save that does not go on."""
+
+
+class BackgroundSave:
+    """Saves of one host, one at a time.
+
+    Mutated: the pre-images and the staging buffer; `before_change` of the tables while a save runs; the tracker.
+
+    Args:
+      tables: all tables of the job as this host holds them.
+      tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
+      stalled_after_s: longest wait for a save that frees nothing.
+      raise_if_aborted: called often, by both threads; raises to end the save or the wait.
+      buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        tracker: Tracker,
+        stalled_after_s: float,
+        raise_if_aborted: Callable[[], None],
+        buffer_bytes: int | None = None,
+    ) -> None:
+        self._tables = tuple(tables)
+        self._tracker = tracker
+        self._stalled_after_s = stalled_after_s
+        self._raise_if_aborted = raise_if_aborted
+        self._staging = np.empty(
+            max((t.spec.bucket_bytes for t in tables if len(t.buckets)), default=0) // 4, np.float32
+        )
+        if buffer_bytes is None:
+            allowed = max(MIN_MEMORY_BYTES, int(MEMORY_SHARE * sum(table.size_bytes for table in tables)))
+            buffer_bytes = max(0, allowed - self._staging.nbytes)
+        shares = share_out(
+            num_blocks=[-(-table.num_rows // BLOCK_ROWS) for table in tables],
+            block_bytes=[BLOCK_ROWS * table.spec.row_bytes for table in tables],
+            budget_bytes=buffer_bytes,
+        )
+        self._preimages = {
+            table.spec.name: Preimages([table.rows, *table.slots.values()], max_blocks=blocks)
+            for table, blocks in zip(tables, shares, strict=True)
+        }
+        self._turn = threading.Condition()
+        self._is_running = False
+        self._num_pieces = 0
+        self._compile()
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory beside the tables: pre-images and staging."""
+        return self._staging.nbytes + sum(preimages.size_bytes for preimages in self._preimages.values())
+
+    # ------------------------------------------------------------------ the working thread
+
+    def freeze(self) -> None:
+        """Makes this moment the one that the next `write` writes.
+
+        Raises:
+          RuntimeError: the save before has not ended.
+        """
+        if self._is_running:
+            raise RuntimeError("A save was begun while another one is running. Expected its receipts first.")
+        for table in self._tables:
+            self._preimages[table.spec.name].freeze()
+            table.before_change = self._guard(table)
+        self._is_running = True
+
+    def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
+        preimages = self._preimages[table.spec.name]
+
+        def preserve(rows: np.ndarray) -> None:
+            done = 0
+            with self._turn:
+                while self._is_running:
+                    done += preimages.preserve(rows[done:])
+                    if done == len(rows):
+                        return
+                    self._wait_for_room()
+
+        return preserve
+
+    def _wait_for_room(self) -> None:
+        """Waits until the saving thread has copied something, which may have been the blocks that are in the way."""
+        seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
+        with self._tracker.phase("wait for save"):
+            while self._is_running and self._num_pieces == seen:
+                self._raise_if_aborted()
+                if time.monotonic() > deadline_s:
+                    raise SaveStalled(
+                        f"Found a save that has written nothing for {self._stalled_after_s:.0f} s, while its buffer for changed rows "
+                        f"({self.size_bytes:,} bytes) is full. Expected the storage to take files. Look at the storage; the last commit stands."
+                    )
+                self._turn.wait(_LOOK_S)
+
+    # ------------------------------------------------------------------ the saving thread
+
+    def write(self, store: Store, attempt: str, *, is_first: bool) -> ShardReceipt:
+        """Writes the frozen moment below `data/<attempt>`.
+
+        Raises:
+          StorageError: the storage failed, or the attempt has been written already. Training is not held up by what is left.
+        """
+        try:
+            receipt = write_shard(
+                store,
+                sorted(self._tables, key=_urgency),
+                attempt,
+                is_first=is_first,
+                values_of=self._stage,
+                on_chunk=self._tracker.mark_saved,
+            )
+        finally:
+            with self._turn:
+                self._is_running = False
+                for table in self._tables:
+                    table.before_change = None
+                self._turn.notify_all()
+        by_name = {shard.table: shard for shard in receipt.tables}
+        return ShardReceipt(tables=tuple(by_name[table.spec.name] for table in self._tables))
+
+    def _stage(self, table: Table, bucket: int) -> list[np.ndarray]:
+        """The frozen rows and slots of one bucket, in the staging buffer."""
+        length = table.spec.layout.rows_per_bucket
+        first = int(np.searchsorted(table.buckets, bucket)) * length
+        preimages, staged = self._preimages[table.spec.name], self._staged(table)
+        step = max(BLOCK_ROWS, PIECE_BYTES // table.spec.row_bytes)
+        for start in range(0, length, step):
+            stop = min(start + step, length)
+            self._raise_if_aborted()
+            with self._turn:
+                preimages.read(first + start, first + stop, [values[start:stop] for values in staged])
+                preimages.release(first + stop)
+                self._num_pieces += 1
+                self._turn.notify_all()
+        return staged
+
+    def _staged(self, table: Table) -> list[np.ndarray]:
+        length, at = table.spec.layout.rows_per_bucket, 0
+        arrays = []
+        for width in table.spec.widths.values():
+            arrays.append(self._staging[at : at + length * width].reshape(length, width))
+            at += length * width
+        return arrays
+
+    def _compile(self) -> None:
+        """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
+        for table in self._tables[:1]:
+            empty = [np.empty((0, array.shape[1]), np.float32) for array in (table.rows, *table.slots.values())]
+            preimages = Preimages(empty, max_blocks=0)
+            preimages.preserve(np.empty(0, np.int64))
+            preimages.read(0, 0, empty)
+            preimages.release(0)
+
+
+def _urgency(table: Table) -> tuple[bool, int]:
+    """Which table is written first: what has been written need not be preserved any more, and these fill their buffers soonest."""
+    rule = table.spec.optimizer
+    return (rule is None or not rule.touches_all_rows, table.size_bytes)
