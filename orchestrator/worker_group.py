@@ -17,7 +17,6 @@ from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, Device
 from workers.host import HostReady, HostSpec, HostWindow, ScoredSamples, ShardReceipt
 from workers.progress import Progress
 
-
 Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
 
 
