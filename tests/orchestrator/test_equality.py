@@ -218,6 +218,44 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
 
 
+class _SaveKiller(SilentReporter):
+    """Kills one actor of the run with SIGKILL when the first file of a given checkpoint attempt appears, while training goes on."""
+
+    def __init__(self, kind: str, attempt: Path) -> None:
+        self.kind, self.attempt = kind, attempt
+        self.killed: list[int] = []
+        self.commits: list[str] = []
+        threading.Thread(target=self._wait_and_kill, daemon=True).start()
+
+    def _wait_and_kill(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if any(path.is_file() for path in self.attempt.rglob("*")):
+                self.killed.append(actor_processes(self.kind)[0])
+                os.kill(self.killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.001)
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
+        self.commits.append(name)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
+def test_a_kill_while_a_commit_is_written_ends_with_the_same_bytes(
+    kind: str, two_hosts: Result, small_data: str, runs: Path
+) -> None:
+    name = f"killed-saving-{kind}"
+    killer = _SaveKiller(kind, runs / name / "data" / "s000000020-g00000001")
+    result = train_small(small_data, runs, name, num_hosts=2, reporter=killer)
+    assert killer.killed
+    assert len(result.recoveries) == 1
+    # Either the commit had been written by all, or the one before stands.
+    assert result.recoveries[0].base_step == (20 if "s000000020-g00000001" in killer.commits else 10)
+    assert (_losses(result) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
+
+
 def _expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
     """What one visit of each sample in each epoch leaves: a visit in a batch of weight W takes BATCH_SIZE / W."""
     index = build_index(job.resolved_data)
