@@ -126,8 +126,8 @@ def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
     )
 
 
-def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
-    """Hosts and devices of one generation, started, joined, and filled with first values."""
+def start_group(arguments: argparse.Namespace, reference: JobReference, storage: str = tempfile.gettempdir()) -> Any:
+    """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
     from orchestrator.cluster import RayBackend
     from orchestrator.config import ScalingConfig
     from orchestrator.worker_group import Deadlines, WorkerGroup
@@ -153,7 +153,7 @@ def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
             lanes=lanes,
             table_buckets=buckets,
             placement=placement(job, buckets, arguments),
-            storage_url=tempfile.gettempdir(),
+            storage_url=storage,
             train_index=InputIndex(files=(file,)),
             eval_index=None,
             bind_address="",
@@ -170,7 +170,7 @@ def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
             coordinator=coordinator,
             num_samples=ready.num_samples,
             invitation=ready.invitation,
-            storage_url=tempfile.gettempdir(),
+            storage_url=storage,
             start_timeout_s=300.0,
             step_timeout_s=120.0,
         )

@@ -124,7 +124,13 @@ def _host_ready() -> HostReady:
     layout = HandoverLayout(num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)))
     invitation = Invitation(address="", secret=b"", generation=1, layout=layout)
     return HostReady(
-        mesh_address=("127.0.0.1", 1), invitation=invitation, num_samples=1, process=1, hostname="", shard_bytes=0
+        mesh_address=("127.0.0.1", 1),
+        invitation=invitation,
+        num_samples=1,
+        process=1,
+        hostname="",
+        shard_bytes=0,
+        save_bytes=0,
     )
 
 

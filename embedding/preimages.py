@@ -1,8 +1,11 @@
 """`Preimages`: the values that the rows of a table had at one moment, while the table goes on changing.
 
-Before the first change of a block of 64 rows after the moment, the block is copied into a buffer of fixed size; rows of other blocks are
-read where they lie. This serves two purposes: writing a checkpoint while training goes on, and going back to the moment. Pure arrays:
-who calls from which thread, and what happens while the buffer is full, is the caller's business (`workers.background_save`).
+Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read where they lie. This
+serves two purposes: writing a checkpoint while training goes on, and going back to the moment. Pure arrays: who calls from which thread,
+and what happens while the buffer is full, is the caller's business (`workers.background_save`).
+
+Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches every fifth block of
+64, and a buffer of a tenth of the table was full within that step.
 """
 
 from __future__ import annotations
@@ -11,16 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding.kernels_preimages import (
-    BLOCK_ROWS,
-    claim_blocks,
-    keep_blocks,
-    put_back,
-    read_frozen,
-    release_blocks,
-)
+from embedding.kernels_preimages import GROUP_ROWS, claim_rows, keep_rows, put_back, read_frozen, release_groups
 
-__all__ = ["BLOCK_ROWS", "Preimages", "share_out"]
+__all__ = ["SEAT_BYTES", "Preimages", "share_out"]
+
+# Of the book-keeping of a kept row, beside its values.
+SEAT_BYTES = 8
 
 
 class Preimages:
@@ -30,43 +29,39 @@ class Preimages:
 
     Args:
       arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must stay.
-      max_blocks: of the buffer; see `share_out`.
+      max_rows: of the buffer; see `share_out`.
+
+    Attributes:
+      num_kept: rows in the buffer.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray], *, max_blocks: int) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray], *, max_rows: int) -> None:
         self._arrays = tuple(arrays)
         self._num_rows = len(self._arrays[0])
-        num_blocks = -(-self._num_rows // BLOCK_ROWS)
-        self._buffers = tuple(np.empty((max_blocks, BLOCK_ROWS, array.shape[1]), np.float32) for array in self._arrays)
-        # A number per block instead of a flag, so that `freeze` clears nothing.
-        self._epochs = np.zeros(num_blocks, np.int32)
-        self._seats = np.full(num_blocks, -1, np.int32)
-        self._free = np.arange(max_blocks, dtype=np.int32)
-        self._claimed = np.empty(max_blocks, np.int64)
-        self._num_free = 0
+        self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
+        self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
+        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._following = np.arange(1, max_rows + 1, dtype=np.int32)
+        self._following[-1:] = -1
+        self._offsets = np.empty(max_rows, np.int32)
+        self._free = 0 if max_rows else -1
         self._released = 0
-        self._epoch = 0
+        self.num_kept = 0
 
     @property
     def size_bytes(self) -> int:
         """Memory of the buffer and its book-keeping."""
-        books = (self._epochs, self._seats, self._free, self._claimed)
+        books = (self._changed, self._heads, self._following, self._offsets)
         return sum(array.nbytes for array in (*self._buffers, *books))
-
-    @property
-    def num_kept(self) -> int:
-        """Blocks in the buffer."""
-        return len(self._free) - self._num_free
 
     def freeze(self) -> None:
         """Takes the present values for the frozen ones, and forgets those of an earlier moment."""
-        self._epoch += 1
-        self._free[:] = np.arange(len(self._free))
-        self._num_free = len(self._free)
+        self._release_groups(0, len(self._heads))
+        self._changed.fill(0)
         self._released = 0
 
     def preserve(self, rows: np.ndarray) -> int:
-        """To be called before rows change. Copies the blocks of theirs that have not changed since the freeze.
+        """To be called before rows change. Copies those that have not changed since the freeze.
 
         Args:
           rows: int64 `[n]`, any order, may repeat.
@@ -74,12 +69,21 @@ class Preimages:
         Returns:
           How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the rest after `release`.
         """
-        done, count = claim_blocks(
-            rows, self._epochs, self._epoch, self._seats, self._free, self._num_free, self._claimed
+        kept, seats = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
+        done, count, self._free = claim_rows(
+            rows,
+            self._released,
+            self._changed,
+            self._heads,
+            self._following,
+            self._offsets,
+            self._free,
+            kept,
+            seats,
         )
-        self._num_free -= count
+        self.num_kept += count
         for array, buffer in zip(self._arrays, self._buffers, strict=True):
-            keep_blocks(array, self._claimed[:count], self._seats, buffer)
+            keep_rows(array, kept[:count], seats[:count], buffer)
         return int(done)
 
     def read(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
@@ -93,21 +97,23 @@ class Preimages:
                 f"Found row {start} asked for after rows up to {self._released} were released. Expected to read rows in rising order."
             )
         for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
-            read_frozen(array, self._epochs, self._epoch, self._seats, buffer, start, stop, values)
+            read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
 
     def release(self, stop: int) -> None:
-        """Says that the frozen values of rows below `stop` are not needed any more; makes room for others."""
-        is_end = stop >= self._num_rows
-        first, last = self._released // BLOCK_ROWS, len(self._epochs) if is_end else stop // BLOCK_ROWS
-        self._num_free = release_blocks(first, last, self._epochs, self._epoch, self._seats, self._free, self._num_free)
-        # A block that reaches beyond `stop` stays whole.
-        self._released = self._num_rows if is_end else max(self._released, last * BLOCK_ROWS)
+        """Says that the frozen values of rows below `stop` are not needed any more; makes room for others, by whole groups of 512."""
+        last = len(self._heads) if stop >= self._num_rows else stop // GROUP_ROWS
+        self._release_groups(self._released // GROUP_ROWS, last)
+        self._released = max(self._released, stop)
+
+    def _release_groups(self, first: int, last: int) -> None:
+        self._free, count = release_groups(first, last, self._heads, self._following, self._free)
+        self.num_kept -= count
 
     def undo(self) -> int:
         """Gives all rows their frozen values again. The moment stays frozen, and the buffer is empty afterwards.
 
         Returns:
-          How many blocks had changed.
+          How many rows had changed.
 
         Raises:
           ValueError: rows have been released since the freeze, so not all frozen values are known.
@@ -116,28 +122,28 @@ class Preimages:
             raise ValueError(
                 f"Found rows up to {self._released} released since the freeze. Expected none, to go back to it. Restore from a commit."
             )
-        num_blocks = 0
+        num_rows = self.num_kept
         for array, buffer in zip(self._arrays, self._buffers, strict=True):
-            num_blocks = put_back(array, self._epochs, self._epoch, self._seats, buffer)
+            put_back(array, self._heads, self._following, self._offsets, buffer)
         self.freeze()
-        return int(num_blocks)
+        return num_rows
 
 
-def share_out(*, num_blocks: Sequence[int], block_bytes: Sequence[int], budget_bytes: int) -> list[int]:
-    """Blocks of the buffer of each table: equal bytes for all, but no more than the table has, and at least one block.
+def share_out(*, num_rows: Sequence[int], row_bytes: Sequence[int], budget_bytes: int) -> list[int]:
+    """Rows of the buffer of each table: equal bytes for all, but no more than the table has, and at least one row.
 
     A step touches about as many rows of a small table as of a large one; a share by size would leave small tables without room.
 
     Args:
-      num_blocks: of each table.
-      block_bytes: bytes of one block of each, rows and slots.
+      num_rows: of each table.
+      row_bytes: bytes of one kept row of each, with slots and `SEAT_BYTES`.
       budget_bytes: for all buffers together.
     """
-    shares = [0] * len(num_blocks)
+    shares = [0] * len(num_rows)
     left = budget_bytes
-    by_size = sorted(range(len(num_blocks)), key=lambda at: num_blocks[at] * block_bytes[at])
+    by_size = sorted(range(len(num_rows)), key=lambda at: num_rows[at] * row_bytes[at])
     for position, at in enumerate(by_size):
         fair_bytes = left // (len(by_size) - position)
-        shares[at] = min(num_blocks[at], max(1, fair_bytes // block_bytes[at]))
-        left = max(0, left - shares[at] * block_bytes[at])
+        shares[at] = min(num_rows[at], max(1, fair_bytes // row_bytes[at]))
+        left = max(0, left - shares[at] * row_bytes[at])
     return shares

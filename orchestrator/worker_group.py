@@ -100,6 +100,7 @@ class WorkerGroup:
 
     Attributes:
       handles: one entry a host.
+      ready: what each host said when it had started.
       spent_s: seconds of the parts of the start, for the recovery report.
     """
 
@@ -108,6 +109,7 @@ class WorkerGroup:
     deadlines: Deadlines
     on_poll: Callable[[], None]
     progress: dict[str, Progress] = field(default_factory=dict)
+    ready: Sequence[HostReady] = ()
     spent_s: dict[str, float] = field(default_factory=dict)
     is_stopped: bool = False
 
@@ -132,7 +134,7 @@ class WorkerGroup:
         started = time.monotonic()
         group = WorkerGroup(backend, backend.launch(len(host_specs)), deadlines, on_poll)
         try:
-            ready = group._hosts("start", [(spec,) for spec in host_specs])
+            ready = group.ready = group._hosts("start", [(spec,) for spec in host_specs])
             (coordinator,) = group._gather(
                 [group.handles[0].device.call("reserve_coordinator", ready[0].mesh_address[0])], deadlines.start_s
             )

@@ -1,10 +1,10 @@
 """`BackgroundSave`: a host's shard is written as it was at one moment, while training goes on changing it.
 
 Two threads. The working thread owns the rows: it alone changes them, and it freezes the moment, between two steps. The saving thread reads
-them, bucket by bucket, into a staging buffer of one bucket, and from there, without any lock, computes checksums and writes files. Each
-block of 64 rows is handed over once: either the saving thread copies it first, or the working thread puts it into the pre-image buffer
-before it changes it, and the saving thread copies it from there. What both touch is `_turn`'s: the pre-images' book-keeping and the rows of
-blocks that neither has copied. The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the working thread while it looks at
+them, bucket by bucket, into a staging buffer of one bucket, and from there, without any lock, computes checksums and writes files. Each row
+is handed over once: either the saving thread copies it first, or the working thread puts it into the pre-image buffer before it changes it,
+and the saving thread copies it from there. What both touch is `_turn`'s: the pre-images' book-keeping and the rows that neither has copied.
+The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the working thread while it looks at
 the rows that it is about to change; nobody else ever takes it. When the pre-image buffer is full the working thread waits on it for the
 saving thread, which never waits for the working one, so there is no circle. A save that ends, well or not, wakes the working thread and
 leaves nothing to wait for.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from embedding.preimages import BLOCK_ROWS, Preimages, share_out
+from embedding.preimages import SEAT_BYTES, Preimages, share_out
 from embedding.table import Table
 from workers.progress import Tracker
 from workers.shards import ShardReceipt, write_shard
@@ -26,7 +26,7 @@ from workers.storage import Store
 from workers.storage_errors import StorageError
 
 MEMORY_SHARE = 0.1
-# Small shards may take this much instead: a tenth of a few megabytes would be a buffer of a handful of blocks.
+# Small shards may take this much instead: a tenth of a few kilobytes would be a buffer of a handful of rows.
 MIN_MEMORY_BYTES = 8 << 20
 PIECE_BYTES = 256 << 10
 _LOOK_S = 0.1
@@ -67,15 +67,16 @@ class BackgroundSave:
         )
         if buffer_bytes is None:
             allowed = max(MIN_MEMORY_BYTES, int(MEMORY_SHARE * sum(table.size_bytes for table in tables)))
-            buffer_bytes = max(0, allowed - self._staging.nbytes)
+            # A bit for each row, to know which have changed, comes on top of the buffer.
+            buffer_bytes = max(0, allowed - self._staging.nbytes - sum(table.num_rows for table in tables) // 7)
         shares = share_out(
-            num_blocks=[-(-table.num_rows // BLOCK_ROWS) for table in tables],
-            block_bytes=[BLOCK_ROWS * table.spec.row_bytes for table in tables],
+            num_rows=[table.num_rows for table in tables],
+            row_bytes=[table.spec.row_bytes + SEAT_BYTES for table in tables],
             budget_bytes=buffer_bytes,
         )
         self._preimages = {
-            table.spec.name: Preimages([table.rows, *table.slots.values()], max_blocks=blocks)
-            for table, blocks in zip(tables, shares, strict=True)
+            table.spec.name: Preimages([table.rows, *table.slots.values()], max_rows=max_rows)
+            for table, max_rows in zip(tables, shares, strict=True)
         }
         self._turn = threading.Condition()
         self._is_running = False
@@ -117,7 +118,7 @@ class BackgroundSave:
         return preserve
 
     def _wait_for_room(self) -> None:
-        """Waits until the saving thread has copied something, which may have been the blocks that are in the way."""
+        """Waits until the saving thread has copied something, which may have been what is in the way."""
         seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
         with self._tracker.phase("wait for save"):
             while self._is_running and self._num_pieces == seen:
@@ -160,7 +161,7 @@ class BackgroundSave:
         length = table.spec.layout.rows_per_bucket
         first = int(np.searchsorted(table.buckets, bucket)) * length
         preimages, staged = self._preimages[table.spec.name], self._staged(table)
-        step = max(BLOCK_ROWS, PIECE_BYTES // table.spec.row_bytes)
+        step = max(1, PIECE_BYTES // table.spec.row_bytes)
         for start in range(0, length, step):
             stop = min(start + step, length)
             self._raise_if_aborted()
@@ -183,7 +184,7 @@ class BackgroundSave:
         """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
         for table in self._tables[:1]:
             empty = [np.empty((0, array.shape[1]), np.float32) for array in (table.rows, *table.slots.values())]
-            preimages = Preimages(empty, max_blocks=0)
+            preimages = Preimages(empty, max_rows=0)
             preimages.preserve(np.empty(0, np.int64))
             preimages.read(0, 0, empty)
             preimages.release(0)

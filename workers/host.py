@@ -79,7 +79,7 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """A started host. `shard_bytes` counts rows and slots."""
+    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside them."""
 
     mesh_address: tuple[str, int]
     invitation: Invitation
@@ -87,6 +87,7 @@ class HostReady:
     process: int
     hostname: str
     shard_bytes: int
+    save_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,7 @@ class HostWorker:
             process=os.getpid(),
             hostname=socket.gethostname(),
             shard_bytes=sum(table.size_bytes for table in self._lookup.tables),
+            save_bytes=self._save.size_bytes,
         )
 
     def _build_lookups(self, num_samples: int) -> None:

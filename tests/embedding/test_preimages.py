@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from embedding.config import TableConfig
 from embedding.kernel_arrays import aligned_zeros
+from embedding.kernels_preimages import GROUP_ROWS
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.preimages import BLOCK_ROWS, Preimages, share_out
+from embedding.preimages import Preimages, share_out
 from embedding.table import Table
 from embedding.table_spec import TableSpec
 
-NUM_ROWS = 5 * BLOCK_ROWS + 7
+NUM_ROWS = 2 * GROUP_ROWS + 7
 
 
 def filled(num_rows: int = NUM_ROWS, widths: tuple[int, ...] = (3, 1)) -> list[np.ndarray]:
@@ -40,11 +41,11 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), num_rows=st.sampled_from([1, 63, 64, 65, NUM_ROWS]), max_blocks=st.integers(1, 6))
-def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows: int, max_blocks: int) -> None:
+@given(data=st.data(), num_rows=st.sampled_from([1, 8, GROUP_ROWS, NUM_ROWS]), max_rows=st.integers(1, 20))
+def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows: int, max_rows: int) -> None:
     """Changes, pieces read in rising order and released, in any order; a change waits where the buffer is full."""
     arrays = filled(num_rows)
-    preimages = Preimages(arrays, max_blocks=max_blocks)
+    preimages = Preimages(arrays, max_rows=max_rows)
     for _ in range(data.draw(st.integers(1, 3), "saves")):
         preimages.freeze()
         copy = [array.copy() for array in arrays]
@@ -54,10 +55,10 @@ def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows
             allowed = preimages.preserve(wanted)
             for array in arrays:
                 array[wanted[:allowed]] += 0.5
-            assert preimages.num_kept <= max_blocks
+            assert preimages.num_kept <= max_rows
             if allowed < len(wanted):
-                assert preimages.num_kept == max_blocks
-            stop = min(num_rows, done + data.draw(st.integers(1, 150), "piece"))
+                assert preimages.num_kept == max_rows
+            stop = min(num_rows, done + data.draw(st.integers(1, 400), "piece"))
             assert_equal(frozen(preimages, arrays, done, stop), [array[done:stop] for array in copy])
             preimages.release(stop)
             done = stop
@@ -65,37 +66,37 @@ def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows
         assert preimages.preserve(np.arange(num_rows)) == num_rows, "nothing is kept of rows that were released"
 
 
-def test_a_block_is_copied_once_and_only_if_it_changes() -> None:
+def test_a_row_is_copied_once_and_only_if_it_changes() -> None:
     arrays = filled()
-    preimages = Preimages(arrays, max_blocks=6)
+    preimages = Preimages(arrays, max_rows=6)
     preimages.freeze()
-    assert preimages.preserve(rows_of(1, 2, 70, 1, 127)) == 5
-    assert preimages.num_kept == 2
+    assert preimages.preserve(rows_of(1, 2, 700, 1)) == 4
+    assert preimages.num_kept == 3
     arrays[0][1] = -1
     preimages.preserve(rows_of(1))
     arrays[0][1] = -2
     assert frozen(preimages, arrays, 1, 2)[0].tolist() == [[3, 4, 5]]
-    assert preimages.num_kept == 2
+    assert preimages.num_kept == 3
 
 
 def test_a_full_buffer_stops_at_the_first_row_without_room() -> None:
     arrays = filled()
-    preimages = Preimages(arrays, max_blocks=1)
+    preimages = Preimages(arrays, max_rows=1)
     preimages.freeze()
-    assert preimages.preserve(rows_of(0, 63, 64, 0)) == 2
+    assert preimages.preserve(rows_of(3, 3, 64, 3)) == 2
     assert preimages.preserve(rows_of(64)) == 0
-    preimages.release(63)
-    assert preimages.preserve(rows_of(64)) == 0, "row 63 of the block has not been read"
-    preimages.release(64)
-    assert preimages.preserve(rows_of(64, 0, 320)) == 2
+    preimages.release(4)
+    assert preimages.preserve(rows_of(3, 2, 64)) == 2, "row 3 is free to change, but its group keeps its seat"
+    preimages.release(GROUP_ROWS)
+    assert preimages.preserve(rows_of(64, 0, GROUP_ROWS)) == 3
 
 
 def test_rows_that_were_released_cannot_be_read_any_more() -> None:
-    preimages = Preimages(filled(), max_blocks=1)
+    preimages = Preimages(filled(), max_rows=1)
     preimages.freeze()
-    preimages.release(100)
+    preimages.release(64)
     with pytest.raises(ValueError, match="rising order"):
-        preimages.read(0, 100, filled(100))
+        preimages.read(63, 100, filled(37))
     preimages.read(64, 100, filled(36))
 
 
@@ -118,7 +119,7 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
     """Random updates after random freezes; bytes, not values, are compared."""
     rng = np.random.default_rng(3)
     table = trained_table(optimizer)
-    preimages = Preimages(arrays_of(table), max_blocks=-(-table.num_rows // BLOCK_ROWS))
+    preimages = Preimages(arrays_of(table), max_rows=table.num_rows)
 
     def keep(rows: np.ndarray) -> None:
         assert preimages.preserve(rows) == len(rows)
@@ -141,7 +142,7 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
 
 def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was_not_made() -> None:
     table = trained_table(Adagrad(0.1))
-    preimages = Preimages(arrays_of(table), max_blocks=2)
+    preimages = Preimages(arrays_of(table), max_rows=20)
 
     def keep(rows: np.ndarray) -> None:
         if preimages.preserve(rows) < len(rows):
@@ -157,12 +158,12 @@ def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was
         except BufferError:
             refused += 1
     assert 0 < refused < 25
-    assert preimages.undo() == 2
+    assert preimages.undo() == 20
     assert [array.tobytes() for array in arrays_of(table)] == before
 
 
 def test_undo_is_refused_when_frozen_values_are_gone() -> None:
-    preimages = Preimages(filled(), max_blocks=2)
+    preimages = Preimages(filled(), max_rows=2)
     preimages.freeze()
     preimages.release(64)
     with pytest.raises(ValueError, match="Restore from a commit"):
@@ -173,7 +174,7 @@ def test_undo_is_refused_when_frozen_values_are_gone() -> None:
 
 def test_an_empty_table_has_nothing_to_keep() -> None:
     arrays = filled(0)
-    preimages = Preimages(arrays, max_blocks=0)
+    preimages = Preimages(arrays, max_rows=0)
     preimages.freeze()
     assert preimages.preserve(rows_of()) == 0
     preimages.read(0, 0, arrays)
@@ -182,8 +183,8 @@ def test_an_empty_table_has_nothing_to_keep() -> None:
 
 
 def test_the_buffer_is_shared_out_by_equal_bytes_as_far_as_tables_can_use_them() -> None:
-    assert share_out(num_blocks=[1000, 2, 1000], block_bytes=[10, 10, 20], budget_bytes=2020) == [100, 2, 50]
-    assert share_out(num_blocks=[1000, 2], block_bytes=[10, 10], budget_bytes=0) == [1, 1]
-    assert share_out(num_blocks=[3, 2], block_bytes=[10, 10], budget_bytes=10**6) == [3, 2]
-    assert share_out(num_blocks=[0, 7], block_bytes=[10, 10], budget_bytes=50) == [0, 5]
-    assert share_out(num_blocks=[], block_bytes=[], budget_bytes=50) == []
+    assert share_out(num_rows=[1000, 2, 1000], row_bytes=[10, 10, 20], budget_bytes=2020) == [100, 2, 50]
+    assert share_out(num_rows=[1000, 2], row_bytes=[10, 10], budget_bytes=0) == [1, 1]
+    assert share_out(num_rows=[3, 2], row_bytes=[10, 10], budget_bytes=10**6) == [3, 2]
+    assert share_out(num_rows=[0, 7], row_bytes=[10, 10], budget_bytes=50) == [0, 5]
+    assert share_out(num_rows=[], row_bytes=[], budget_bytes=50) == []

@@ -86,7 +86,7 @@ def test_a_snapshot_contains_every_update_before_it_and_none_after(tmp_path: Pat
     rng = np.random.default_rng(5)
     tables = [table_of(SGD(1.0), name="large"), table_of(SGD(1.0), num_rows=40, num_buckets=1, name="small")]
     expected = {table.spec.name: np.zeros((table.num_rows, 4), np.float32) for table in tables}
-    save, _ = saver(tables, buffer_bytes=40 << 10)
+    save, _ = saver(tables, buffer_bytes=5 << 10)
     store = Store(str(tmp_path))
     frozen: list[tuple[str, dict[str, np.ndarray], Future[ShardReceipt]]] = []
     steps_during = 0
@@ -180,12 +180,12 @@ def test_a_full_buffer_holds_training_up_until_files_are_written_and_counts_the_
     writing = thread.submit(save.write, store, "s1-g1", is_first=True)
     table.update(np.array([1400]), np.ones((1, 4), np.float32), 1.0)  # takes the only place
 
-    def touch_another_block() -> None:
+    def touch_another_row() -> None:
         with tracker.phase("update"):
             table.update(np.array([1000]), np.ones((1, 4), np.float32), 1.0)
 
     with ThreadPoolExecutor(1) as training:
-        update = training.submit(touch_another_block)
+        update = training.submit(touch_another_row)
         with pytest.raises(TimeoutError):
             update.result(timeout=0.3)
         assert tracker.progress().phase == "wait for save"
