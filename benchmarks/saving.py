@@ -67,7 +67,7 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     for number in range(arguments.saves):
         quiet += [steps.one() for _ in range(arguments.steps)]
         began_s = time.perf_counter()
-        writing = group.begin_save(f"s{number:09d}-g00000001")
+        writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=False)
         first.append(steps.one())
         while (receipts := group.receipts(writing)) is None:
             beside.append(steps.one())

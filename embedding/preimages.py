@@ -2,7 +2,8 @@
 
 Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read where they lie. This
 serves two purposes: writing a checkpoint while training goes on, and going back to the moment. Pure arrays: who calls from which thread,
-and what happens while the buffer is full, is the caller's business (`workers.background_save`).
+and what happens while the buffer is full, is the caller's business (`workers.background_save`). Which rows changed between two moments is
+known, too, for checkpoints that write only those.
 
 Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches every fifth block of
 64, and a buffer of a tenth of the table was full within that step.
@@ -40,6 +41,7 @@ class Preimages:
         self._num_rows = len(self._arrays[0])
         self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
         self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
+        self._changed_before = np.zeros_like(self._changed)
         self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
         self._following = np.arange(1, max_rows + 1, dtype=np.int32)
         self._following[-1:] = -1
@@ -51,11 +53,15 @@ class Preimages:
     @property
     def size_bytes(self) -> int:
         """Memory of the buffer and its book-keeping."""
-        books = (self._changed, self._heads, self._following, self._offsets)
+        books = (self._changed, self._changed_before, self._heads, self._following, self._offsets)
         return sum(array.nbytes for array in (*self._buffers, *books))
 
     def freeze(self) -> None:
-        """Takes the present values for the frozen ones, and forgets those of an earlier moment."""
+        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows changed since."""
+        self._changed, self._changed_before = self._changed_before, self._changed
+        self._forget()
+
+    def _forget(self) -> None:
         self._release_groups(0, len(self._heads))
         self._changed.fill(0)
         self._released = 0
@@ -99,6 +105,12 @@ class Preimages:
         for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
             read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
 
+    def changed(self, start: int, stop: int) -> np.ndarray:
+        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` was told: int64, from 0 at `start`."""
+        first_byte = start // 8
+        bits = np.unpackbits(self._changed_before[first_byte : -(-stop // 8)], bitorder="little")
+        return np.flatnonzero(bits[start - 8 * first_byte : stop - 8 * first_byte])
+
     def release(self, stop: int) -> None:
         """Says that the frozen values of rows below `stop` are not needed any more; makes room for others, by whole groups of 512."""
         last = len(self._heads) if stop >= self._num_rows else stop // GROUP_ROWS
@@ -125,7 +137,7 @@ class Preimages:
         num_rows = self.num_kept
         for array, buffer in zip(self._arrays, self._buffers, strict=True):
             put_back(array, self._heads, self._following, self._offsets, buffer)
-        self.freeze()
+        self._forget()
         return num_rows
 
 

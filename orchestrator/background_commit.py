@@ -41,6 +41,7 @@ class BackgroundCommits:
       group: the workers.
       generation: of the lease.
       head: the commit that the generation started from.
+      full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       publish: (step, commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
       acknowledge: told each published commit and the seconds since it began; called from the driver's thread.
 
@@ -55,6 +56,7 @@ class BackgroundCommits:
         *,
         generation: int,
         head: Manifest | None,
+        full_every: int,
         publish: Callable[[int, Manifest | None, Receipts], Manifest],
         acknowledge: Callable[[Manifest, float], None],
     ) -> None:
@@ -62,6 +64,7 @@ class BackgroundCommits:
         self.begun_step = self.committed_step
         self._group = group
         self._generation = generation
+        self._full_every = full_every
         self._publish = publish
         self._acknowledge = acknowledge
         self._under_way: _UnderWay | None = None
@@ -80,7 +83,8 @@ class BackgroundCommits:
         """
         self.finish()
         begun_s = time.monotonic()
-        writing = self._group.begin_save(commit_name(step=step, generation=self._generation))
+        is_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
+        writing = self._group.begin_save(commit_name(step=step, generation=self._generation), is_delta=is_delta)
         self._under_way = _UnderWay(step=step, writing=writing, begun_s=begun_s)
         self.begun_step = step
 

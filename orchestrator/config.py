@@ -48,10 +48,13 @@ class CheckpointConfig:
     Attributes:
       every_steps: steps between commits; None commits at evaluations and at the end only.
       num_to_keep: commits kept, at least 2; None keeps all.
+      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit before, and need the
+        files of the commits back to the last full one, which are then kept as long as they are. 1 makes all commits full.
     """
 
     every_steps: int | None = None
     num_to_keep: int | None = 3
+    full_every: int = 1
 
     def __post_init__(self) -> None:
         if self.every_steps is not None and self.every_steps < 1:
@@ -60,6 +63,8 @@ class CheckpointConfig:
             raise ConfigurationError(
                 f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, or None."
             )
+        if self.full_every < 1:
+            raise ConfigurationError(f"Found full_every={self.full_every}. Expected at least 1, which makes all full.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,6 +231,7 @@ class Driver:
                 eval_index=run.eval_index,
                 bind_address="",
                 step_timeout_s=timeouts.step_timeout_s,
+                tracks_changes=self._config.checkpoint_config.full_every > 1,
             )
             for host in range(num_hosts)
         ]
@@ -358,10 +359,15 @@ class Driver:
 
         def acknowledge(manifest: Manifest, seconds: float) -> None:
             self._committed_unix_s = manifest.created_unix_s
-            self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=seconds)
+            self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
 
         return BackgroundCommits(
-            group, generation=lease.generation, head=base, publish=publish, acknowledge=acknowledge
+            group,
+            generation=lease.generation,
+            head=base,
+            full_every=self._config.checkpoint_config.full_every,
+            publish=publish,
+            acknowledge=acknowledge,
         )
 
     def _begin_commit(self, commits: BackgroundCommits, step: int) -> None:

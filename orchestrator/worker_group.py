@@ -179,15 +179,18 @@ class WorkerGroup:
         calls += [h.device.call("serve_window") for h in self.handles]
         return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
-    def begin_save(self, attempt: str) -> Sequence[Call]:
+    def begin_save(self, attempt: str, *, is_delta: bool) -> Sequence[Call]:
         """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on at once.
+
+        Args:
+          is_delta: of the tables only the rows that changed since the save before, or since the commit that was restored.
 
         Returns:
           The calls under way, for `receipts` and `await_receipts`.
         """
         calls = [h.host.call("begin_save") for h in self.handles] + [h.device.call("begin_save") for h in self.handles]
         self._gather(calls, self.deadlines.start_s)
-        writing = [h.host.background("write_save", attempt) for h in self.handles]
+        writing = [h.host.background("write_save", attempt, is_delta) for h in self.handles]
         return writing + [h.device.background("write_save", attempt, rank == 0) for rank, h in enumerate(self.handles)]
 
     def receipts(self, writing: Sequence[Call]) -> Receipts | None:

@@ -8,6 +8,9 @@ The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the workin
 the rows that it is about to change; nobody else ever takes it. When the pre-image buffer is full the working thread waits on it for the
 saving thread, which never waits for the working one, so there is no circle. A save that ends, well or not, wakes the working thread and
 leaves nothing to wait for.
+
+For incremental commits the working thread also notes which rows it changes, all the time; what it noted up to a freeze is the saving thread's
+until the next one, and so are the digests of the commit before.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from embedding.preimages import SEAT_BYTES, Preimages, share_out
 from embedding.table import Table
+from workers.delta_files import PART_BYTES
+from workers.digest import rows_in_bucket
 from workers.progress import Tracker
-from workers.shards import ShardReceipt, write_shard
+from workers.shards import ShardReceipt, TableFiles, write_shard, write_shard_delta
 from workers.storage import Store
 from workers.storage_errors import StorageError
 
@@ -46,6 +52,7 @@ class BackgroundSave:
       tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
       stalled_after_s: longest wait for a save that frees nothing.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
+      tracks_changes: whether a save may be a delta: from `track` on, changes are noted.
       buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer.
     """
 
@@ -56,19 +63,24 @@ class BackgroundSave:
         tracker: Tracker,
         stalled_after_s: float,
         raise_if_aborted: Callable[[], None],
+        tracks_changes: bool = False,
         buffer_bytes: int | None = None,
     ) -> None:
         self._tables = tuple(tables)
         self._tracker = tracker
         self._stalled_after_s = stalled_after_s
         self._raise_if_aborted = raise_if_aborted
+        self._tracks_changes = tracks_changes
+        self._digests: dict[tuple[str, int], str] = {}
         self._staging = np.empty(
             max((t.spec.bucket_bytes for t in tables if len(t.buckets)), default=0) // 4, np.float32
         )
         if buffer_bytes is None:
             allowed = max(MIN_MEMORY_BYTES, int(MEMORY_SHARE * sum(table.size_bytes for table in tables)))
-            # A bit for each row, to know which have changed, comes on top of the buffer.
-            buffer_bytes = max(0, allowed - self._staging.nbytes - sum(table.num_rows for table in tables) // 7)
+            # Two bits for each row, to know which have changed, and what becomes a part of a delta come on top of the buffer.
+            books_bytes = sum(table.num_rows for table in tables) // 3
+            part_bytes = 2 * (PART_BYTES + self._staging.nbytes) if tracks_changes else 0
+            buffer_bytes = max(0, allowed - self._staging.nbytes - books_bytes - part_bytes)
         shares = share_out(
             num_rows=[table.num_rows for table in tables],
             row_bytes=[table.spec.row_bytes + SEAT_BYTES for table in tables],
@@ -103,13 +115,26 @@ class BackgroundSave:
             table.before_change = self._guard(table)
         self._is_running = True
 
+    def track(self, tables: Sequence[TableFiles]) -> None:
+        """From now on changes are noted, for a delta to the commit that has just been loaded; with no tables, to the first one."""
+        if not self._tracks_changes:
+            return
+        self._digests = {
+            (entry.name, bucket): digest for entry in tables for bucket, digest in enumerate(entry.digests)
+        }
+        for table in self._tables:
+            preimages = self._preimages[table.spec.name]
+            preimages.freeze()
+            preimages.release(table.num_rows)
+            table.before_change = self._guard(table)
+
     def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
         preimages = self._preimages[table.spec.name]
 
         def preserve(rows: np.ndarray) -> None:
             done = 0
             with self._turn:
-                while self._is_running:
+                while self._is_running or self._tracks_changes:
                     done += preimages.preserve(rows[done:])
                     if done == len(rows):
                         return
@@ -132,34 +157,41 @@ class BackgroundSave:
 
     # ------------------------------------------------------------------ the saving thread
 
-    def write(self, store: Store, attempt: str, *, is_first: bool) -> ShardReceipt:
-        """Writes the frozen moment below `data/<attempt>`.
+    def write(self, store: Store, attempt: str, *, is_first: bool, is_delta: bool = False) -> ShardReceipt:
+        """Writes the frozen moment below `data/<attempt>`, or what changed since the one before.
+
+        Args:
+          is_first: whether this host also writes the arrays' metadata.
 
         Raises:
           StorageError: the storage failed, or the attempt has been written already. Training is not held up by what is left.
         """
+        tables, mark = sorted(self._tables, key=_urgency), self._tracker.mark_saved
         try:
-            receipt = write_shard(
-                store,
-                sorted(self._tables, key=_urgency),
-                attempt,
-                is_first=is_first,
-                values_of=self._stage,
-                on_chunk=self._tracker.mark_saved,
-            )
+            if is_delta:
+                receipt = write_shard_delta(store, tables, attempt, view=self, on_chunk=mark)
+            else:
+                receipt = write_shard(store, tables, attempt, is_first=is_first, values_of=self.values, on_chunk=mark)
         finally:
-            with self._turn:
-                self._is_running = False
-                for table in self._tables:
-                    table.before_change = None
-                self._turn.notify_all()
+            self._end()
+        self._digests = {(s.table, bucket.bucket): bucket.digest for s in receipt.tables for bucket in s.buckets}
         by_name = {shard.table: shard for shard in receipt.tables}
-        return ShardReceipt(tables=tuple(by_name[table.spec.name] for table in self._tables))
+        return replace(receipt, tables=tuple(by_name[table.spec.name] for table in self._tables))
 
-    def _stage(self, table: Table, bucket: int) -> list[np.ndarray]:
+    def _end(self) -> None:
+        """Nothing is kept any more, and nobody waits."""
+        with self._turn:
+            self._is_running = False
+            for table in self._tables:
+                self._preimages[table.spec.name].release(table.num_rows)
+                if not self._tracks_changes:
+                    table.before_change = None
+            self._turn.notify_all()
+
+    def values(self, table: Table, bucket: int) -> list[np.ndarray]:
         """The frozen rows and slots of one bucket, in the staging buffer."""
         length = table.spec.layout.rows_per_bucket
-        first = int(np.searchsorted(table.buckets, bucket)) * length
+        first = self._first_row(table, bucket)
         preimages, staged = self._preimages[table.spec.name], self._staged(table)
         step = max(1, PIECE_BYTES // table.spec.row_bytes)
         for start in range(0, length, step):
@@ -167,10 +199,33 @@ class BackgroundSave:
             self._raise_if_aborted()
             with self._turn:
                 preimages.read(first + start, first + stop, [values[start:stop] for values in staged])
-                preimages.release(first + stop)
-                self._num_pieces += 1
-                self._turn.notify_all()
+                self._let_go(preimages, first + stop)
         return staged
+
+    def changed(self, table: Table, bucket: int) -> np.ndarray:
+        """Positions of the rows of a bucket that changed between the last two freezes, padding left out."""
+        layout, first = table.spec.layout, self._first_row(table, bucket)
+        in_bucket = rows_in_bucket(num_rows=layout.num_rows, num_buckets=layout.num_buckets, bucket=bucket)
+        return self._preimages[table.spec.name].changed(first, first + in_bucket)
+
+    def digest_before(self, table: Table, bucket: int) -> str:
+        """The bucket's digest in the commit before."""
+        return self._digests[table.spec.name, bucket]
+
+    def skip(self, table: Table, bucket: int) -> None:
+        """Lets go of a bucket without reading it."""
+        self._raise_if_aborted()
+        with self._turn:
+            last = self._first_row(table, bucket) + table.spec.layout.rows_per_bucket
+            self._let_go(self._preimages[table.spec.name], last)
+
+    def _let_go(self, preimages: Preimages, stop: int) -> None:
+        preimages.release(stop)
+        self._num_pieces += 1
+        self._turn.notify_all()
+
+    def _first_row(self, table: Table, bucket: int) -> int:
+        return int(np.searchsorted(table.buckets, bucket)) * table.spec.layout.rows_per_bucket
 
     def _staged(self, table: Table) -> list[np.ndarray]:
         length, at = table.spec.layout.rows_per_bucket, 0

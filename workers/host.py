@@ -55,6 +55,7 @@ class HostSpec:
       train_index, eval_index: the data's files; no evaluation without the latter.
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer or the device within a step.
+      tracks_changes: whether saves may be deltas.
     """
 
     job: JobConfig | JobReference
@@ -72,6 +73,7 @@ class HostSpec:
     eval_index: InputIndex | None
     bind_address: str
     step_timeout_s: float
+    tracks_changes: bool = False
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job
@@ -205,6 +207,7 @@ class HostWorker:
             # Peers wait for this host meanwhile, for twice as long.
             stalled_after_s=spec.step_timeout_s / 2,
             raise_if_aborted=self._raise_if_aborted,
+            tracks_changes=spec.tracks_changes,
         )
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:
@@ -237,6 +240,7 @@ class HostWorker:
                     self._tracker.mark()
             else:
                 read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
+        self._save.track(tables or ())
 
     def train(self, first_step: int, last_step: int) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.
@@ -298,13 +302,16 @@ class HostWorker:
         """Makes the present moment the one that `write_save` writes. Takes no time."""
         self._save.freeze()
 
-    def write_save(self, attempt: str) -> ShardReceipt:
+    def write_save(self, attempt: str, is_delta: bool) -> ShardReceipt:
         """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own, while another trains.
+
+        Args:
+          is_delta: only the rows that changed since the save before, or since `restore`; wants `HostSpec.tracks_changes`.
 
         Raises:
           StorageError: the storage failed or held such files already.
         """
-        return self._save.write(self._store, attempt, is_first=self._spec.host == 0)
+        return self._save.write(self._store, attempt, is_first=self._spec.host == 0, is_delta=is_delta)
 
     def status(self) -> Progress:
         """Where the working thread is. From any thread."""

@@ -164,8 +164,9 @@ def commits_of(
         group,
         generation=3,
         head=None,
+        full_every=1,
         publish=publish
-        or (lambda step, parent, receipts: SimpleNamespace(step=step, parent=parent, receipts=receipts)),
+        or (lambda step, parent, receipts: SimpleNamespace(step=step, parent=parent, receipts=receipts, num_deltas=0)),
         acknowledge=lambda manifest, seconds: acknowledged.append(manifest.step),
     )
     return commits, backend, acknowledged
@@ -176,7 +177,7 @@ def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> N
     assert (commits.committed_step, commits.begun_step) == (0, 0)
     commits.begin(10)
     assert (commits.committed_step, commits.begun_step) == (0, 10)
-    assert ("host 0", "write_save", ("s000000010-g00000003",)) in backend.asked
+    assert ("host 0", "write_save", ("s000000010-g00000003", False)) in backend.asked
     commits.begin(20)
     assert (commits.committed_step, commits.begun_step) == (10, 20)
     first: Any = commits.head

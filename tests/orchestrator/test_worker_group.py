@@ -181,7 +181,7 @@ def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> 
 
 def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> None:
     group, backend = group_of({})
-    group.begin_save("s1-g1")
+    group.begin_save("s1-g1", is_delta=False)
     assert [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("device")] == [
         ("begin_save", ()),
         ("begin_save", ()),
@@ -302,7 +302,7 @@ def written_by(num_hosts: int, **others: Any) -> dict[tuple[str, str], Any]:
 def test_receipts_are_there_when_the_last_worker_has_written_and_nobody_waits_for_them() -> None:
     left = iter([NEVER] * 3)
     group, _ = group_of(written_by(2, device_1=lambda: next(left, "device 1 wrote")))
-    writing = group.begin_save("s1-g1")
+    writing = group.begin_save("s1-g1", is_delta=False)
     assert group.receipts(writing) is None
     expected = (["host 0 wrote", "host 1 wrote"], ["device 0 wrote", "device 1 wrote"])
     assert group.await_receipts(writing) == expected
@@ -312,9 +312,9 @@ def test_receipts_are_there_when_the_last_worker_has_written_and_nobody_waits_fo
 def test_a_worker_that_cannot_write_is_an_error_and_one_that_is_gone_is_left_to_the_calls_that_work() -> None:
     group, _ = group_of(written_by(2, host_0=failure("host 0"), host_1=NEVER))
     with pytest.raises(WorkerFailure, match="host 0 failed|host 0 error"):
-        group.receipts(group.begin_save("s1-g1"))
+        group.receipts(group.begin_save("s1-g1", is_delta=False))
     group, _ = group_of(written_by(2, host_0=failure("host 0", FailureKind.DIED), host_1=NEVER))
-    writing = group.begin_save("s1-g1")
+    writing = group.begin_save("s1-g1", is_delta=False)
     assert group.receipts(writing) is None
     with pytest.raises(WorkerFailure, match="host 0 died"):
         group.await_receipts(writing)
@@ -336,7 +336,7 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
         case "train":
             assert group.train(0, 5)[0] == ["done"]
         case "write_save":
-            assert group.await_receipts(group.begin_save("s"))[0] == ["done"]
+            assert group.await_receipts(group.begin_save("s", is_delta=False))[0] == ["done"]
         case "restore":
             group.restore(None)
         case "evaluate":

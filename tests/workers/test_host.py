@@ -140,7 +140,7 @@ class Pod:
 
     def save(self, attempt: str) -> tuple[TableFiles, ...]:
         self.all("begin_save")
-        receipts = self.all("write_save", [(attempt,)] * self.num_hosts)
+        receipts = self.all("write_save", [(attempt, False)] * self.num_hosts)
         tables = []
         for at, spec in enumerate(table_specs(self.job, BUCKETS)):
             parts = [receipt.tables[at] for receipt in receipts]
