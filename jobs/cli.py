@@ -53,6 +53,8 @@ class Train:
     """Steps between commits; by default about ten per run."""
     keep: int = 3
     """Commits kept."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
     """Steps between evaluations, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
@@ -75,6 +77,8 @@ class Resume:
     """Steps between commits; by default about ten per run."""
     keep: int = 3
     """Commits kept."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
     """Steps between evaluations; by default about four per run."""
     max_steps: int | None = None

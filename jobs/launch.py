@@ -94,7 +94,9 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
 
     return RunConfig(
         checkpoint_config=CheckpointConfig(
-            every_steps=spread(command.checkpoint_every, COMMITS_A_RUN), num_to_keep=command.keep
+            every_steps=spread(command.checkpoint_every, COMMITS_A_RUN),
+            num_to_keep=command.keep,
+            full_every=command.full_every,
         ),
         eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,

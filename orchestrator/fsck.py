@@ -205,6 +205,12 @@ def _places(manifest: Manifest) -> dict[str, str]:
         for chunk in table.chunks:
             rows = describe_rows(Cut(table.num_buckets, chunk.bucket), num_rows=table.num_rows)
             places[chunk.name] = f"table '{table.name}', {chunk.array}, bucket {chunk.bucket} ({rows})"
+        for delta in table.deltas:
+            for part in delta.parts:
+                what = f"{plural(part.num_rows, 'row')} of {plural(len(part.buckets), 'bucket')} from {part.buckets[0]} on, changed by {delta.commit}"
+                for file in part.files:
+                    places[file.chunk_file] = f"table '{table.name}', {file.key}, {what}"
+                    places[f"{file.path}/zarr.json"] = f"table '{table.name}', {file.key}, shape of {what}"
     for leaf in manifest.dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"

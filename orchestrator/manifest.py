@@ -93,7 +93,9 @@ class Manifest:
     def written_bytes(self) -> int:
         """Bytes of the chunk files that this commit itself wrote."""
         own = f"data/{self.name}/"
-        return sum(size for name, size in self.file_sizes().items() if name.startswith(own) and "/c" in name)
+        return sum(
+            size for name, size in self.file_sizes().items() if name.startswith(own) and not name.endswith("/zarr.json")
+        )
 
 
 def delta_files(table: TableFiles) -> list[DenseFile]:

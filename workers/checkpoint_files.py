@@ -39,7 +39,9 @@ __all__ = [
     "assemble_delta",
     "assemble_table",
     "check_digest",
+    "check_with_changes",
     "digest_of",
+    "read_base_array",
     "read_base_bucket",
     "read_bucket",
     "read_bucket_array",
@@ -255,6 +257,16 @@ def read_bucket(
       ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's digest.
     """
     values = read_base_bucket(store, table, bucket, out=out)
+    check_with_changes(store, table, bucket, values)
+    return values
+
+
+def check_with_changes(store: Store, table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:
+    """Brings a bucket that `read_base_bucket` read up to date with its deltas, and compares it with its digest.
+
+    Raises:
+      ChunkDamaged: a file is missing, or rows and slots are not the committed ones.
+    """
     for delta in table.deltas:
         found = read_changes(store, delta, bucket, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket)
         if found is not None:
@@ -262,7 +274,6 @@ def read_bucket(
             for value, change in zip(values, changes, strict=True):
                 value[positions] = change
     check_digest(table, bucket, values)
-    return values
 
 
 def read_base_bucket(
@@ -271,7 +282,7 @@ def read_base_bucket(
     """As `read_bucket`, without the deltas and the check of the digest, which the deltas must precede."""
     buffers = out if out is not None else [None] * len(table.arrays)
     return [
-        _read_base_array(store, table, array, bucket, out=buffer)
+        read_base_array(store, table, array, bucket, out=buffer)
         for array, buffer in zip(table.arrays, buffers, strict=True)
     ]
 
@@ -286,12 +297,13 @@ def read_bucket_array(store: Store, table: TableFiles, array: ArrayFiles, bucket
     """
     if table.deltas:
         return read_bucket(store, table, bucket)[table.arrays.index(array)]
-    return _read_base_array(store, table, array, bucket, out=None)
+    return read_base_array(store, table, array, bucket)
 
 
-def _read_base_array(
-    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None
+def read_base_array(
+    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
 ) -> np.ndarray:
+    """One array of `read_base_bucket`."""
     receipt = table.chunk(array, bucket).receipt
     chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
     return chunk if out is not None else chunk[0]
@@ -309,7 +321,10 @@ def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -
     digest = _digest(values, bucket, num_rows=table.num_rows, num_buckets=table.num_buckets)
     if digest != table.digests[bucket]:
         name = table.chunk(table.arrays[0], bucket).name
-        raise ChunkDamaged(name, f"bucket {bucket} with digest {digest}", f"{table.digests[bucket]} as committed")
+        found = f"bucket {bucket} with digest {digest}"
+        if table.deltas:
+            found += f" after the changed rows of {', '.join(delta.commit for delta in table.deltas)}"
+        raise ChunkDamaged(name, found, f"{table.digests[bucket]} as committed")
 
 
 def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:

@@ -126,14 +126,17 @@ class PartWriter:
 
 
 def read_part(
-    store: Store, part: DeltaPart, *, num_buckets: int, num_positions: int
+    store: Store, part: DeltaPart, *, num_buckets: int, num_positions: int, with_values: bool = True
 ) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-    """Reads a part whole, with its checksums. Yields bucket, positions in it, and the values of each array.
+    """Reads a part whole, with its checksums. Yields bucket, positions in it, rising, and the values of each array.
+
+    Args:
+      with_values: else the numbers of the rows alone are read.
 
     Raises:
       ChunkDamaged: a file is missing or is not what was committed.
     """
-    ids, *arrays = (read_dense(store, file) for file in part.files)
+    ids, *arrays = (read_dense(store, file) for file in (part.files if with_values else part.files[:1]))
     start = 0
     for bucket, count in zip(part.buckets, part.counts, strict=True):
         place = slice(start, start + count)
@@ -178,12 +181,15 @@ def read_slice(store: Store, file: DenseFile, rows: slice) -> np.ndarray:
 
 
 def _positions(part: DeltaPart, bucket: int, ids: np.ndarray, *, num_buckets: int, num_positions: int) -> np.ndarray:
-    """Where rows lie in their bucket. A row of elsewhere would be written over another one."""
+    """Where rows lie in their bucket, rising. A row of elsewhere would be written over another one."""
     positions = ids // num_buckets
     is_inside = (ids >= 0) & (ids % num_buckets == bucket) & (positions < num_positions)
+    is_inside[1:] &= positions[1:] > positions[:-1]
     if not is_inside.all():
         wrong = int(ids[~is_inside][0])
-        raise ChunkDamaged(part.files[0].chunk_file, f"row {wrong}", f"rows of bucket {bucket} of {num_buckets}")
+        raise ChunkDamaged(
+            part.files[0].chunk_file, f"row {wrong}", f"rows of bucket {bucket} of {num_buckets}, rising"
+        )
     return positions
 
 
