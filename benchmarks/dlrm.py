@@ -126,7 +126,13 @@ def benchmark_job(*, bench: str, emb_opt: str, folder: str) -> JobConfig:
     )
 
 
-def start_group(arguments: argparse.Namespace, reference: JobReference, storage: str = tempfile.gettempdir()) -> Any:
+def start_group(
+    arguments: argparse.Namespace,
+    reference: JobReference,
+    *,
+    storage: str = tempfile.gettempdir(),
+    tracks_changes: bool = False,
+) -> Any:
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
     from orchestrator.cluster import RayBackend
     from orchestrator.config import ScalingConfig
@@ -158,6 +164,7 @@ def start_group(arguments: argparse.Namespace, reference: JobReference, storage:
             eval_index=None,
             bind_address="",
             step_timeout_s=120.0,
+            tracks_changes=tracks_changes,
         )
         for host in range(num_hosts)
     ]

@@ -63,17 +63,21 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     beside: list[float] = []
     save_s: list[float] = []
     size_bytes = 0
+    if arguments.incremental:
+        group.await_receipts(group.begin_save("s999999999-g00000001", is_delta=False))
     busy_before, started = measuring.machine_cpu_s(), time.perf_counter()
     for number in range(arguments.saves):
         quiet += [steps.one() for _ in range(arguments.steps)]
         began_s = time.perf_counter()
-        writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=False)
+        writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=arguments.incremental)
         first.append(steps.one())
         while (receipts := group.receipts(writing)) is None:
             beside.append(steps.one())
         save_s.append(time.perf_counter() - began_s)
         shards, _ = receipts
-        size_bytes = sum(c.size_bytes for s in shards for t in s.tables for b in t.buckets for c in b.chunks)
+        tables = [table for shard in shards for table in shard.tables]
+        size_bytes = sum(chunk.size_bytes for t in tables for bucket in t.buckets for chunk in bucket.chunks)
+        size_bytes += sum(file.size_bytes for t in tables for part in t.parts for file in part.files)
     busy = (measuring.machine_cpu_s() - busy_before) / (time.perf_counter() - started)
     shard_bytes = sum(ready.shard_bytes for ready in group.ready)
     return {
@@ -108,6 +112,7 @@ def main() -> None:
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="undisturbed steps before each save")
+    parser.add_argument("--incremental", action="store_true", help="save whole once, then only rows that changed")
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     arguments = parser.parse_args()
     # Workers import the job's module by name.
@@ -120,13 +125,15 @@ def main() -> None:
         job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
         reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
         with connected(arguments.hosts):
-            group = start_group(arguments, reference, f"{folder}/run")
+            group = start_group(arguments, reference, storage=f"{folder}/run", tracks_changes=arguments.incremental)
             try:
                 result = measure(group, arguments)
                 group.close()
             finally:
                 group.stop()
-    config = {name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement", "saves")}
+    config = {
+        name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement", "saves", "incremental")
+    }
     print(json.dumps({"benchmark": "saving", **config, **result}), flush=True)
 
 

@@ -32,8 +32,8 @@ from workers.storage import Store
 from workers.storage_errors import StorageError
 
 MEMORY_SHARE = 0.1
-# Small shards may take this much instead: a tenth of a few kilobytes would be a buffer of a handful of rows.
-MIN_MEMORY_BYTES = 8 << 20
+# The pre-images' own part may be this much in any case: a tenth of a small shard would be a buffer of a handful of rows.
+MIN_BUFFER_BYTES = 4 << 20
 PIECE_BYTES = 256 << 10
 _LOOK_S = 0.1
 
@@ -53,7 +53,7 @@ class BackgroundSave:
       stalled_after_s: longest wait for a save that frees nothing.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
       tracks_changes: whether a save may be a delta: from `track` on, changes are noted.
-      buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer.
+      buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at least `MIN_BUFFER_BYTES`.
     """
 
     def __init__(
@@ -72,15 +72,16 @@ class BackgroundSave:
         self._raise_if_aborted = raise_if_aborted
         self._tracks_changes = tracks_changes
         self._digests: dict[tuple[str, int], str] = {}
+        self._has_parent = False
         self._staging = np.empty(
             max((t.spec.bucket_bytes for t in tables if len(t.buckets)), default=0) // 4, np.float32
         )
         if buffer_bytes is None:
-            allowed = max(MIN_MEMORY_BYTES, int(MEMORY_SHARE * sum(table.size_bytes for table in tables)))
+            allowed = int(MEMORY_SHARE * sum(table.size_bytes for table in tables))
             # Two bits for each row, to know which have changed, and what becomes a part of a delta come on top of the buffer.
             books_bytes = sum(table.num_rows for table in tables) // 3
             part_bytes = 2 * (PART_BYTES + self._staging.nbytes) if tracks_changes else 0
-            buffer_bytes = max(0, allowed - self._staging.nbytes - books_bytes - part_bytes)
+            buffer_bytes = max(MIN_BUFFER_BYTES, allowed - self._staging.nbytes - books_bytes - part_bytes)
         shares = share_out(
             num_rows=[table.num_rows for table in tables],
             row_bytes=[table.spec.row_bytes + SEAT_BYTES for table in tables],
@@ -122,6 +123,7 @@ class BackgroundSave:
         self._digests = {
             (entry.name, bucket): digest for entry in tables for bucket, digest in enumerate(entry.digests)
         }
+        self._has_parent = bool(tables)
         for table in self._tables:
             preimages = self._preimages[table.spec.name]
             preimages.freeze()
@@ -165,9 +167,13 @@ class BackgroundSave:
 
         Raises:
           StorageError: the storage failed, or the attempt has been written already. Training is not held up by what is left.
+          RuntimeError: a delta without a commit before it: none was loaded or saved, or the last save failed, or changes are not tracked.
         """
+        has_parent, self._has_parent = self._has_parent, False
         tables, mark = sorted(self._tables, key=_urgency), self._tracker.mark_saved
         try:
+            if is_delta and not has_parent:
+                raise RuntimeError("A delta was asked for without a commit before it. Expected a whole save first.")
             if is_delta:
                 receipt = write_shard_delta(store, tables, attempt, view=self, on_chunk=mark)
             else:
@@ -175,6 +181,7 @@ class BackgroundSave:
         finally:
             self._end()
         self._digests = {(s.table, bucket.bucket): bucket.digest for s in receipt.tables for bucket in s.buckets}
+        self._has_parent = self._tracks_changes
         by_name = {shard.table: shard for shard in receipt.tables}
         return replace(receipt, tables=tuple(by_name[table.spec.name] for table in self._tables))
 
