@@ -31,6 +31,7 @@ from jobs.models.dlrm import DLRM  # noqa: E402
 from orchestrator.background_commit import BackgroundCommits  # noqa: E402
 from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
+from orchestrator.lease import Lease  # noqa: E402
 from orchestrator.progress import SilentReporter  # noqa: E402
 from orchestrator.run_folder import create_run  # noqa: E402
 from orchestrator.signals import StopSignals  # noqa: E402
@@ -139,13 +140,13 @@ class TrainingDriver(Driver):
 
     spent_s = 0.0
 
-    def _generation(self, group: WorkerGroup, commits: BackgroundCommits) -> Any:
+    def _generation(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits) -> Any:
         started = time.thread_time()
-        result = super()._generation(group, commits)
+        result = super()._generation(group, lease, commits)
         self.spent_s = time.thread_time() - started
         return result
 
-    def _begin_commit(self, commits: BackgroundCommits, step: int) -> None:
+    def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
         pass
 
 

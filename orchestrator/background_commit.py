@@ -21,6 +21,8 @@ from orchestrator.errors import WorkerFailure
 from orchestrator.manifest import Manifest, commit_name
 from orchestrator.worker_group import Call, Receipts, WorkerGroup
 
+# (commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
+Publish = Callable[[Manifest | None, Receipts], Manifest]
 _LOOK_S = 0.05
 
 
@@ -28,7 +30,7 @@ _LOOK_S = 0.05
 class _UnderWay:
     """A commit that has begun. Mutated: `publication`, when all workers have written."""
 
-    step: int
+    publish: Publish
     writing: Sequence[Call]
     begun_s: float
     publication: Future[Manifest] | None = None
@@ -42,7 +44,6 @@ class BackgroundCommits:
       generation: of the lease.
       head: the commit that the generation started from.
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
-      publish: (step, commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
       acknowledge: told each published commit and the seconds since it began; called from the driver's thread.
 
     Attributes:
@@ -57,7 +58,6 @@ class BackgroundCommits:
         generation: int,
         head: Manifest | None,
         full_every: int,
-        publish: Callable[[int, Manifest | None, Receipts], Manifest],
         acknowledge: Callable[[Manifest, float], None],
     ) -> None:
         self.head = head
@@ -65,7 +65,6 @@ class BackgroundCommits:
         self._group = group
         self._generation = generation
         self._full_every = full_every
-        self._publish = publish
         self._acknowledge = acknowledge
         self._under_way: _UnderWay | None = None
         self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
@@ -75,8 +74,11 @@ class BackgroundCommits:
         """Step of the last acknowledged commit, 0 before the first."""
         return self.head.step if self.head else 0
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, publish: Publish) -> None:
         """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is under way.
+
+        Args:
+          publish: makes the commit when all is written; what it says of the run is fixed now.
 
         Raises:
           As `finish`.
@@ -85,7 +87,7 @@ class BackgroundCommits:
         begun_s = time.monotonic()
         is_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
         writing = self._group.begin_save(commit_name(step=step, generation=self._generation), is_delta=is_delta)
-        self._under_way = _UnderWay(step=step, writing=writing, begun_s=begun_s)
+        self._under_way = _UnderWay(publish=publish, writing=writing, begun_s=begun_s)
         self.begun_step = step
 
     def poll(self) -> None:
@@ -102,7 +104,7 @@ class BackgroundCommits:
             receipts = self._group.receipts(under_way.writing)
             if receipts is None:
                 return
-            under_way.publication = self._publisher.submit(self._publish, under_way.step, self.head, receipts)
+            under_way.publication = self._publisher.submit(under_way.publish, self.head, receipts)
         if under_way.publication.done():
             # Whatever comes of it, it is over.
             self._under_way = None

@@ -19,7 +19,7 @@ import numpy as np
 
 from embedding.buckets import split_evenly
 from embedding.placement import place_tables
-from orchestrator.background_commit import BackgroundCommits
+from orchestrator.background_commit import BackgroundCommits, Publish
 from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig
 from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused, is_host_fault
 from orchestrator.keep import keep_latest
@@ -154,7 +154,7 @@ class Driver:
                 self._is_starting = False
                 self._announce(group, lease, base, fault)
                 self._commits = self._commits_of(group, lease, base)
-                result = self._generation(group, self._commits)
+                result = self._generation(group, lease, self._commits)
                 self._leave(group)
                 return result
             except _StoppedAtStart:
@@ -263,7 +263,7 @@ class Driver:
             raise
         return group
 
-    def _generation(self, group: WorkerGroup, commits: BackgroundCommits) -> Result:
+    def _generation(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits) -> Result:
         """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop.
 
         A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
@@ -277,9 +277,9 @@ class Driver:
             if self._schedule.evaluates_at(step):
                 self._evaluate(group, step)
             if self._schedule.commits_at(step):
-                self._begin_commit(commits, step)
+                self._begin_commit(group, lease, commits, step)
         if self._stop.reason is not None and step > commits.begun_step:
-            self._begin_commit(commits, step)
+            self._begin_commit(group, lease, commits, step)
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
         commits.finish()
@@ -341,9 +341,22 @@ class Driver:
         self._reporter.evaluation(evaluation, self._run.job.best_auc)
 
     def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
-        """The commits of a generation: how they are published, and what is done when one stands."""
+        def acknowledge(manifest: Manifest, seconds: float) -> None:
+            self._committed_unix_s = manifest.created_unix_s
+            self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
 
-        def publish(step: int, parent: Manifest | None, receipts: Receipts) -> Manifest:
+        return BackgroundCommits(
+            group,
+            generation=lease.generation,
+            head=base,
+            full_every=self._config.checkpoint_config.full_every,
+            acknowledge=acknowledge,
+        )
+
+    def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:
+        """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's thread."""
+
+        def publish(parent: Manifest | None, receipts: Receipts) -> Manifest:
             manifest = self._run.commit(
                 lease,
                 step=step,
@@ -357,24 +370,13 @@ class Driver:
                 keep_latest(self._run.store, lease, num_to_keep=keep)
             return manifest
 
-        def acknowledge(manifest: Manifest, seconds: float) -> None:
-            self._committed_unix_s = manifest.created_unix_s
-            self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
+        return publish
 
-        return BackgroundCommits(
-            group,
-            generation=lease.generation,
-            head=base,
-            full_every=self._config.checkpoint_config.full_every,
-            publish=publish,
-            acknowledge=acknowledge,
-        )
-
-    def _begin_commit(self, commits: BackgroundCommits, step: int) -> None:
+    def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
         """Begins a commit, and says so if training had to wait for the one before."""
         started = time.monotonic()
         before = commits.begun_step
-        commits.begin(step)
+        commits.begin(step, self._publication(group, lease, step))
         waited_s = time.monotonic() - started
         if waited_s >= NOTABLE_WAIT_S:
             self._reporter.notice(

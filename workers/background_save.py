@@ -52,7 +52,7 @@ class BackgroundSave:
       tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
       stalled_after_s: longest wait for a save that frees nothing.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
-      tracks_changes: whether a save may be a delta: from `track` on, changes are noted.
+      tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
       buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at least `MIN_BUFFER_BYTES`.
     """
 
@@ -117,13 +117,13 @@ class BackgroundSave:
         self._is_running = True
 
     def track(self, tables: Sequence[TableFiles]) -> None:
-        """From now on changes are noted, for a delta to the commit that has just been loaded; with no tables, to the first one."""
+        """From now on changes are noted, for a delta to the commit that has just been loaded. Otherwise they are from the first save on."""
         if not self._tracks_changes:
             return
         self._digests = {
             (entry.name, bucket): digest for entry in tables for bucket, digest in enumerate(entry.digests)
         }
-        self._has_parent = bool(tables)
+        self._has_parent = True
         for table in self._tables:
             preimages = self._preimages[table.spec.name]
             preimages.freeze()

@@ -240,7 +240,7 @@ class HostWorker:
                     self._tracker.mark()
             else:
                 read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
-        self._save.track(tables or ())
+                self._save.track(tables)
 
     def train(self, first_step: int, last_step: int) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.

@@ -149,9 +149,7 @@ def test_a_dense_write_that_fails_ends_the_run_too(
     assert read_lineage(Store(str(tmp_path / "run"))) == ()
 
 
-def commits_of(
-    script: dict[tuple[str, str], Any], publish: Callable[..., Any] | None = None
-) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
+def commits_of(script: dict[tuple[str, str], Any]) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
     """A group of one host on a script, and the steps that were acknowledged."""
 
     def answer(worker: str, method: str) -> Any:
@@ -164,22 +162,31 @@ def commits_of(
         group,
         generation=3,
         head=None,
-        full_every=1,
-        publish=publish
-        or (lambda step, parent, receipts: SimpleNamespace(step=step, parent=parent, receipts=receipts, num_deltas=0)),
+        full_every=2,
         acknowledge=lambda manifest, seconds: acknowledged.append(manifest.step),
     )
     return commits, backend, acknowledged
 
 
+def published(step: int) -> Callable[[Any, Any], Any]:
+    """A publication that always succeeds; every second commit is a delta."""
+
+    def publish(parent: Any, receipts: Any) -> Any:
+        num_deltas = 0 if parent is None or parent.num_deltas else 1
+        return SimpleNamespace(step=step, parent=parent, receipts=receipts, num_deltas=num_deltas)
+
+    return publish
+
+
 def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> None:
     commits, backend, acknowledged = commits_of({("host 0", "write_save"): "rows", ("device 0", "write_save"): "dense"})
     assert (commits.committed_step, commits.begun_step) == (0, 0)
-    commits.begin(10)
+    commits.begin(10, published(10))
     assert (commits.committed_step, commits.begun_step) == (0, 10)
     assert ("host 0", "write_save", ("s000000010-g00000003", False)) in backend.asked
-    commits.begin(20)
+    commits.begin(20, published(20))
     assert (commits.committed_step, commits.begun_step) == (10, 20)
+    assert ("host 0", "write_save", ("s000000020-g00000003", True)) in backend.asked
     first: Any = commits.head
     assert first.receipts == (["rows"], ["dense"])
     commits.finish()
@@ -194,12 +201,12 @@ def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> N
 def test_after_a_fault_only_what_all_had_written_is_published() -> None:
     lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
     commits, _, acknowledged = commits_of({("host 0", "write_save"): lost})
-    commits.begin(10)
+    commits.begin(10, published(10))
     commits.leave(can_finish=False)
     assert acknowledged == []
     commits.close()
     commits, _, acknowledged = commits_of({})
-    commits.begin(10)
+    commits.begin(10, published(10))
     commits.leave(can_finish=False)
     assert acknowledged == [10]
     commits.close()
@@ -208,20 +215,20 @@ def test_after_a_fault_only_what_all_had_written_is_published() -> None:
 def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
     left = iter([NEVER] * 5)
     commits, _, acknowledged = commits_of({("host 0", "write_save"): lambda: next(left, "rows")})
-    commits.begin(10)
+    commits.begin(10, published(10))
     commits.leave(can_finish=True)
     assert acknowledged == [10]
     commits.close()
 
 
 def test_an_error_of_the_publication_reaches_the_driver_and_acknowledges_nothing() -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any) -> Any:
         raise StorageError("not published")
 
-    commits, _, acknowledged = commits_of({}, refuse)
-    commits.begin(10)
+    commits, _, acknowledged = commits_of({})
+    commits.begin(10, refuse)
     with pytest.raises(StorageError, match="not published"):
-        commits.begin(20)
+        commits.begin(20, published(20))
     assert (commits.committed_step, acknowledged) == (0, [])
     commits.close()
 
@@ -229,7 +236,7 @@ def test_an_error_of_the_publication_reaches_the_driver_and_acknowledges_nothing
 def test_a_worker_that_is_gone_is_found_by_who_waits_for_it() -> None:
     lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
     commits, _, _ = commits_of({("host 0", "write_save"): lost})
-    commits.begin(10)
+    commits.begin(10, published(10))
     commits.poll()
     with pytest.raises(WorkerFailure, match="host 0 died"):
         commits.finish()

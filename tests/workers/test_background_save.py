@@ -264,7 +264,6 @@ def test_a_delta_needs_a_save_that_ended_well(tracks_changes: bool, tmp_path: Pa
         [table], tracker=Tracker(), stalled_after_s=1.0, raise_if_aborted=lambda: None, tracks_changes=tracks_changes
     )
     store = GatedStore(tmp_path, passes=1000)
-    save.track(())
 
     def write(attempt: str, *, is_delta: bool) -> None:
         table.update(np.array([3]), np.ones((1, 4), np.float32), 1.0)

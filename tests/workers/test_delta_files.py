@@ -61,7 +61,7 @@ class Hosts:
                     table.initialize()
             else:
                 read_shard(store, tables, files, on_chunk=lambda: None)
-            save.track(files or ())
+                save.track(files)
 
     def train(self, rng: np.random.Generator, num_rows: int) -> None:
         for tables in self.tables:
