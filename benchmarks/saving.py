@@ -57,7 +57,7 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     steps = Steps(group)
     for _ in range(WARM_UP_STEPS):
         steps.one()
-    steps.wait_s, rss_before = 0.0, steps.rss_bytes
+    rss_before = steps.rss_bytes
     quiet: list[float] = []
     first: list[float] = []
     beside: list[float] = []
@@ -65,6 +65,8 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     size_bytes = 0
     if arguments.incremental:
         group.await_receipts(group.begin_save("s999999999-g00000001", is_delta=False))
+        steps.one()
+    steps.wait_s = 0.0
     busy_before, started = measuring.machine_cpu_s(), time.perf_counter()
     for number in range(arguments.saves):
         quiet += [steps.one() for _ in range(arguments.steps)]

@@ -4,10 +4,9 @@ Two threads. The working thread owns the rows: it alone changes them, and it fre
 them, bucket by bucket, into a staging buffer of one bucket, and from there, without any lock, computes checksums and writes files. Each row
 is handed over once: either the saving thread copies it first, or the working thread puts it into the pre-image buffer before it changes it,
 and the saving thread copies it from there. What both touch is `_turn`'s: the pre-images' book-keeping and the rows that neither has copied.
-The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the working thread while it looks at
-the rows that it is about to change; nobody else ever takes it. When the pre-image buffer is full the working thread waits on it for the
-saving thread, which never waits for the working one, so there is no circle. A save that ends, well or not, wakes the working thread and
-leaves nothing to wait for.
+The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the working thread while it looks at the rows that it is about to
+change; nobody else ever takes it. When the pre-image buffer is full the working thread waits on it for the saving thread, which never waits
+for the working one, so there is no circle. A save that ends, well or not, wakes the working thread and leaves nothing to wait for.
 
 For incremental commits the working thread also notes which rows it changes, all the time; what it noted up to a freeze is the saving thread's
 until the next one, and so are the digests of the commit before.
