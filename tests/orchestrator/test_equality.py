@@ -214,7 +214,8 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
     assert killer.killed
     assert len(result.recoveries) == 1
-    assert result.recoveries[0].discarded_steps <= COMMIT_EVERY
+    # Up to an interval since the last boundary, and one more if the commit of that boundary was still being written.
+    assert result.recoveries[0].discarded_steps <= 2 * COMMIT_EVERY
     assert (_losses(result) == _losses(two_hosts)).all()
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
 
