@@ -156,8 +156,14 @@ def _wait(_: Any, device_ms: Any) -> np.ndarray:
     return np.zeros((), np.float32)
 
 
-def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
-    """Hosts and devices of one generation, started, joined, and filled with first values."""
+def start_group(
+    arguments: argparse.Namespace,
+    reference: JobReference,
+    *,
+    storage: str = tempfile.gettempdir(),
+    tracks_changes: bool = False,
+) -> Any:
+    """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
     from orchestrator.cluster import RayBackend
     from orchestrator.config import ScalingConfig
     from orchestrator.worker_group import Deadlines, WorkerGroup
@@ -183,12 +189,13 @@ def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
             lanes=lanes,
             table_buckets=buckets,
             placement=placement(job, buckets, arguments),
-            storage_url=tempfile.gettempdir(),
+            storage_url=storage,
             train_index=InputIndex(files=(file,)),
             eval_index=None,
             bind_address="",
             step_timeout_s=120.0,
             shares_memory=arguments.network is None,
+            tracks_changes=tracks_changes,
         )
         for host in range(num_hosts)
     ]
@@ -201,7 +208,7 @@ def start_group(arguments: argparse.Namespace, reference: JobReference) -> Any:
             coordinator=coordinator,
             num_samples=ready.num_samples,
             invitation=ready.invitation,
-            storage_url=tempfile.gettempdir(),
+            storage_url=storage,
             start_timeout_s=300.0,
             step_timeout_s=120.0,
         )

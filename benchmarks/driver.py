@@ -31,11 +31,11 @@ import pyarrow.parquet as pq  # noqa: E402
 from embedding.activation_layout import ActivationLayout  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
+from orchestrator.background_commit import BackgroundCommits  # noqa: E402
 from orchestrator.cluster import connected  # noqa: E402
 from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
 from orchestrator.lease import Lease  # noqa: E402
-from orchestrator.manifest import Manifest  # noqa: E402
 from orchestrator.progress import SilentReporter  # noqa: E402
 from orchestrator.run_folder import create_run  # noqa: E402
 from orchestrator.signals import StopSignals  # noqa: E402
@@ -129,7 +129,13 @@ def _host_ready() -> HostReady:
     layout = HandoverLayout(num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)))
     invitation = Invitation(address="", secret=b"", generation=1, layout=layout)
     return HostReady(
-        mesh_address=("127.0.0.1", 1), invitation=invitation, num_samples=1, process=1, hostname="", shard_bytes=0
+        mesh_address=("127.0.0.1", 1),
+        invitation=invitation,
+        num_samples=1,
+        process=1,
+        hostname="",
+        shard_bytes=0,
+        save_bytes=0,
     )
 
 
@@ -138,14 +144,14 @@ class TrainingDriver(Driver):
 
     spent_s = 0.0
 
-    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Any:
+    def _generation(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits) -> Any:
         started = time.thread_time()
-        result = super()._generation(group, lease, base)
+        result = super()._generation(group, lease, commits)
         self.spent_s = time.thread_time() - started
         return result
 
-    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Any:
-        return parent
+    def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
+        pass
 
 
 def job_in(folder: str, num_hosts: int) -> JobConfig:

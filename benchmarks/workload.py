@@ -1,6 +1,7 @@
 """The two workloads that the step is measured on, their batches, and the first values of tables and dense parameters.
 
-`A` spends its time in the dense half, `B` in the embeddings; `tiny` is for trying things out. 26 tables of 10 million rows together, ids
+`A` spends its time in the dense half, `B` in the embeddings; `small` has their tables with narrow rows, for saving them often; `tiny` is for
+trying things out. 26 tables of 10 million rows together, ids
 after a bounded Zipf law spread over the table, labels from a fixed teacher, so that the loss falls. Every number follows from one seed and
 is the same in each framework that uses these generators, which is what makes losses comparable to four digits.
 """
@@ -63,7 +64,7 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload called `A`, `B` or `tiny`.
+    """The workload called `A`, `B`, `small` or `tiny`.
 
     Raises:
       ValueError: there is no such workload.
@@ -77,12 +78,22 @@ def workload(name: str) -> Workload:
         return Workload(
             name=name, table_rows=TABLE_ROWS, bag_lengths=(10,) * 26, dim=128, bottom=(64, 128), top=(64, 1)
         )
+    if name == "small":
+        return Workload(
+            name=name,
+            table_rows=TABLE_ROWS,
+            bag_lengths=mixed,
+            dim=16,
+            bottom=(128, 16),
+            top=(128, 1),
+            batch_size=1024,
+        )
     if name == "tiny":
         rows = tuple(max(3, rows // 1000) for rows in TABLE_ROWS)
         return Workload(
             name=name, table_rows=rows, bag_lengths=mixed, dim=16, bottom=(32, 16), top=(32, 1), batch_size=256
         )
-    raise ValueError(f"Found workload {name!r}. Expected A, B or tiny. Pass --bench.")
+    raise ValueError(f"Found workload {name!r}. Expected A, B, small or tiny. Pass --bench.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ contiguous and a bucket is one copy. Which host holds which bucket is decided el
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -43,6 +43,8 @@ class Table:
     Attributes:
       rows: float32 `[k * rows_per_bucket, dim]`, 64-byte aligned, zero until `initialize` or a restore.
       slots: name of each slot to float32 `[k * rows_per_bucket, dim or 1]`.
+      before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it raises leaves the
+        table unchanged.
 
     Raises:
       ValueError: the buckets are not rising bucket numbers of the table.
@@ -59,6 +61,7 @@ class Table:
         # One number a row: a seat of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
         self._seats = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
+        self.before_change: Callable[[np.ndarray], None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -141,6 +144,7 @@ class Table:
             )
         rows = row_parts[0] if len(row_parts) == 1 else np.concatenate([*row_parts, np.empty(0, np.int64)])
         touched = self._touched(optimizer, plain(rows, np.int64))
+        self._announce(touched.rows)
         apply_update(
             optimizer,
             rows=self.rows,
@@ -177,6 +181,7 @@ class Table:
             raise ValueError(
                 f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row once. Use Table.update."
             )
+        self._announce(grouped.rows)
         apply_update(
             optimizer,
             rows=self.rows,
@@ -202,6 +207,12 @@ class Table:
         yield self._seats
         for rows in local_rows:
             mark_rows(rows, self._seats, 0)
+
+    def _announce(self, local_rows: np.ndarray) -> None:
+        # Read once: another thread may take it away meanwhile.
+        before_change = self.before_change
+        if before_change is not None:
+            before_change(local_rows)
 
     def _touched(self, optimizer: Optimizer, local_rows: np.ndarray) -> TouchedRows:
         count = len(local_rows)

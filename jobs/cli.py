@@ -69,6 +69,8 @@ class Train:
     """Also keep the first commit at or after each multiple of so many steps."""
     keep_best: int = 0
     """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
     """Steps between evaluations, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
@@ -101,6 +103,8 @@ class Resume:
     """Also keep the first commit at or after each multiple of so many steps."""
     keep_best: int = 0
     """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
     """Steps between evaluations; by default about four per run."""
     max_steps: int | None = None

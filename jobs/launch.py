@@ -153,6 +153,7 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
             num_to_keep=command.keep,
             keep_every_steps=command.keep_every,
             keep_best=command.keep_best,
+            full_every=command.full_every,
         ),
         eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,

@@ -1,4 +1,4 @@
-"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | extract | prune`.
+"""The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | extract | compact | prune`.
 
 None of them trains or needs JAX. What they do is in `orchestrator`; here are their flags and what they print.
 """
@@ -75,6 +75,14 @@ class Extract:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compact:
+    """Write the newest commit of a run that nobody drives whole, where it is a chain of deltas."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prune:
     """Delete old commits and leftovers of a run that nobody drives."""
 
@@ -86,13 +94,14 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Diff | Export | Extract | Prune
+Tool = Fsck | Diff | Export | Extract | Compact | Prune
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
     | Annotated[Diff, tyro.conf.subcommand("diff")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Extract, tyro.conf.subcommand("extract")]
+    | Annotated[Compact, tyro.conf.subcommand("compact")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
 )
 
@@ -112,6 +121,8 @@ def run(command: Tool) -> int:
             return _export(command)
         case Extract():
             return _extract(command)
+        case Compact():
+            return _compact(command)
         case Prune():
             return _prune(command)
 
@@ -184,6 +195,15 @@ def _extract(command: Extract) -> int:
         )
     state = open_commit(command.run, commit=command.commit)
     print(render(extract(state, command.table, command.ids, with_slots=command.slots)))
+    return 0
+
+
+def _compact(command: Compact) -> int:
+    from orchestrator.compact import compact
+    from orchestrator.inspect_run import format_bytes
+
+    manifest = compact(command.run)
+    print(f"{manifest.name} is a full commit of {format_bytes(manifest.size_bytes)}")
     return 0
 
 

@@ -118,6 +118,9 @@ class RayHandle:
             return RayCall(self.worker, self.actor.start.remote(bound, *rest), self)
         return RayCall(self.worker, self.actor.run.remote(method, *arguments), self)
 
+    def background(self, method: str, *arguments: Any) -> Call:
+        return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)
+
     def control(self, method: str, *arguments: Any) -> Call:
         return RayCall(self.worker, getattr(self.actor, method).remote(*arguments), self)
 

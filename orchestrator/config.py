@@ -60,6 +60,8 @@ class CheckpointConfig:
       keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
       read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to keep what it
         accepted. Otherwise the sizes of all files are compared.
+      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit before, and need the
+        files of the commits back to the last full one, which are then kept as long as they are. 1 makes all commits full.
     """
 
     every_steps: int | None = None
@@ -70,6 +72,7 @@ class CheckpointConfig:
     keep_every_steps: int | None = None
     keep_best: int = 0
     read_back: bool = False
+    full_every: int = 1
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep_every_steps"):
@@ -88,6 +91,8 @@ class CheckpointConfig:
             raise ConfigurationError(
                 f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, or None."
             )
+        if self.full_every < 1:
+            raise ConfigurationError(f"Found full_every={self.full_every}. Expected at least 1, which makes all full.")
 
     @property
     def save_policies(self) -> tuple[SavePolicy, ...]:

@@ -19,9 +19,10 @@ import numpy as np
 
 from embedding.buckets import split_evenly
 from embedding.placement import place_tables
+from orchestrator.background_commit import BackgroundCommits, Publish
 from orchestrator.config import ConfigurationError, Evaluation, Recovery, Result, RunConfig, ScalingConfig
 from orchestrator.dead_letters import DeadLetters
-from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused
+from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused, is_host_fault
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
@@ -30,7 +31,7 @@ from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import StopSignals
-from orchestrator.worker_group import Backend, Deadlines, WorkerGroup
+from orchestrator.worker_group import Backend, Deadlines, Receipts, WorkerGroup
 from workers.bad_rows import BadRow
 from workers.device_process import DeviceSpec
 from workers.host import HostReady, HostSpec
@@ -40,6 +41,7 @@ from workers.storage_errors import StorageError
 from workers.tables import features_per_table, table_specs
 
 HEARTBEAT_S = 5.0
+NOTABLE_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -127,6 +129,8 @@ class Driver:
         self._is_starting = False
         self._lease: Lease | None = None
         self._dead_letters: DeadLetters | None = None
+        self._commits: BackgroundCommits | None = None
+        self._undeleted: Exception | None = None
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -160,13 +164,19 @@ class Driver:
                 group = self._start(lease, base)
                 self._is_starting = False
                 self._announce(group, lease, base, fault)
-                result = self._generation(group, lease, base)
+                self._commits = self._commits_of(group, lease, base)
+                result = self._generation(group, lease, self._commits)
                 self._leave(group)
                 return result
             except _StoppedAtStart:
                 return self._result(base_step, base)
+            except JobFailed:
+                # What was frozen before is good, and the workers live.
+                self._leave_commits(can_finish=True)
+                raise
             except WorkerFailure as failure:
                 noticed_s = time.time()
+                self._leave_commits(can_finish=not is_host_fault(failure.failures))
                 committed = self._run.head_step(lease)
                 if committed > base_step:
                     failures = 0
@@ -178,16 +188,21 @@ class Driver:
                 fault = self._stop_lost(group, failure, decision, noticed_s, max(committed, base_step))
                 failures += 1
             finally:
+                if self._commits is not None:
+                    self._commits.close()
+                    self._commits = None
                 if group is not None:
                     group.stop()
                 self._reporter.close()
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
-        """What is done while waiting for workers: the heartbeat; and while they start, leaving at once if asked to stop."""
+        """What is done while waiting for workers: the heartbeat; a commit under way; and while they start, leaving at once if asked to stop."""
         heartbeat = _at_most_every(HEARTBEAT_S, lambda: self._beat(lease))
 
         def poll() -> None:
             heartbeat()
+            if self._commits is not None:
+                self._commits.poll()
             if self._is_starting and self._stop.reason is not None:
                 raise _StoppedAtStart
 
@@ -237,6 +252,7 @@ class Driver:
                 eval_index=run.eval_index,
                 bind_address="",
                 step_timeout_s=timeouts.step_timeout_s,
+                tracks_changes=self._config.checkpoint_config.full_every > 1,
             )
             for host in range(num_hosts)
         ]
@@ -277,10 +293,12 @@ class Driver:
         self._reporter.notice(beginning.plan.describe())
         group.warm_start(beginning)
 
-    def _generation(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> Result:
-        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop."""
-        step = committed = base.step if base else 0
-        head = base
+    def _generation(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits) -> Result:
+        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop.
+
+        A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
+        """
+        step = commits.begun_step
         self._saves.begin(step, self._run.committed(lease) if self._config.checkpoint_config.on_best else ())
         step_s: float | None = None
         while step < self._schedule.total_steps and self._stop.reason is None:
@@ -290,18 +308,18 @@ class Driver:
                 step_s=step_s,
                 target_s=window_target_s(group.num_hosts),
             )
-            step_s = self._window(group, step, end, committed)
+            step_s = self._window(group, step, end, commits)
             step = end
             if self._schedule.evaluates_at(step):
                 self._evaluate(group, step)
             if self._saves.take(step, self._metrics_at(step)):
-                head = self._commit(group, lease, step, head)
-                committed = step
-        if self._stop.reason is not None and step > committed:
-            head = self._commit(group, lease, step, head)
+                self._begin_commit(group, lease, commits, step)
+        if self._stop.reason is not None and step > commits.begun_step:
+            self._begin_commit(group, lease, commits, step)
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
-        return self._result(step, head)
+        commits.finish()
+        return self._result(step, commits.head)
 
     def _leave(self, group: WorkerGroup) -> None:
         """Lets the workers go. All is committed by now, so one that does not leave in order is no fault of the run."""
@@ -310,7 +328,7 @@ class Driver:
         except WorkerFailure as failure:
             self._reporter.notice(f"workers were ended without leaving in order: {failure}")
 
-    def _window(self, group: WorkerGroup, first: int, last: int, committed: int) -> float:
+    def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
         started = time.monotonic()
         # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
@@ -334,7 +352,7 @@ class Driver:
                 phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
                 num_hosts=group.num_hosts,
                 generation=self._run.generation,
-                committed_step=committed,
+                committed_step=commits.committed_step,
                 committed_unix_s=self._committed_unix_s,
                 staleness=self._run.job.staleness,
             )
@@ -383,23 +401,58 @@ class Driver:
         self._history.evaluations.append(evaluation)
         self._reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
 
-    def _commit(self, group: WorkerGroup, lease: Lease, step: int, parent: Manifest | None) -> Manifest:
-        """Writes, verifies and publishes the state after `step` steps."""
-        started = time.monotonic()
-        manifest = self._run.commit(
-            lease,
-            step=step,
-            parent=parent,
-            placement=self._placement,
-            num_hosts=group.num_hosts,
-            save=group.save,
-            metrics=self._metrics_at(step),
-            read_back=self._config.checkpoint_config.read_back,
+    def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
+        def acknowledge(manifest: Manifest, seconds: float) -> None:
+            self._committed_unix_s = manifest.created_unix_s
+            self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
+            if self._undeleted is not None:
+                self._reporter.notice(f"old commits were not deleted: {self._undeleted}")
+                self._undeleted = None
+
+        return BackgroundCommits(
+            group,
+            generation=lease.generation,
+            head=base,
+            full_every=self._config.checkpoint_config.full_every,
+            acknowledge=acknowledge,
         )
-        self._committed_unix_s = manifest.created_unix_s
-        self._reporter.commit(manifest.name, size_bytes=manifest.size_bytes, seconds=time.monotonic() - started)
-        self._delete_old(lease)
-        return manifest
+
+    def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:
+        """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's thread."""
+
+        metrics = self._metrics_at(step)
+
+        def publish(parent: Manifest | None, receipts: Receipts) -> Manifest:
+            manifest = self._run.commit(
+                lease,
+                step=step,
+                parent=parent,
+                placement=self._placement,
+                num_hosts=group.num_hosts,
+                save=lambda attempt: receipts,
+                metrics=metrics,
+                read_back=self._config.checkpoint_config.read_back,
+            )
+            self._delete_old(lease)
+            return manifest
+
+        return publish
+
+    def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
+        """Begins a commit, and says so if training had to wait for the one before."""
+        started = time.monotonic()
+        before = commits.begun_step
+        commits.begin(step, self._publication(group, lease, step))
+        waited_s = time.monotonic() - started
+        if waited_s >= NOTABLE_WAIT_S:
+            self._reporter.notice(
+                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still being written. "
+                f"Commit less often, or give the run a faster storage"
+            )
+
+    def _leave_commits(self, *, can_finish: bool) -> None:
+        if self._commits is not None:
+            self._commits.leave(can_finish=can_finish)
 
     def _metrics_at(self, step: int) -> dict[str, float]:
         """What an evaluation of exactly this state found; empty without one."""
@@ -407,14 +460,17 @@ class Driver:
         return last[0].comparable if last and last[0].step == step else {}
 
     def _delete_old(self, lease: Lease) -> None:
-        """Carries out the keep policies. The commit stands already; storage that does not delete is no reason to stop training."""
+        """Carries out the keep policies. The commit stands already; storage that does not delete is no reason to stop training.
+
+        Called from the thread that publishes; what went wrong is said when the commit is acknowledged.
+        """
         config = self._config.checkpoint_config
         if config.num_to_keep is None:
             return
         try:
             keep_latest(self._run.store, lease, num_to_keep=config.num_to_keep, also=config.keep_policies)
         except (StorageError, OSError) as error:
-            self._reporter.notice(f"old commits were not deleted: {error}")
+            self._undeleted = error
 
     # ------------------------------------------------------------------ between generations
 

@@ -204,6 +204,12 @@ def _places(manifest: Manifest) -> dict[str, str]:
             places[f"{array.path}/zarr.json"] = f"table '{table.name}', {array.name}, shape of all buckets"
         for chunk in table.chunks:
             places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
+        for delta in table.deltas:
+            for part in delta.parts:
+                what = f"{plural(part.num_rows, 'row')} of {plural(len(part.buckets), 'bucket')} from {part.buckets[0]} on, changed by {delta.commit}"
+                for file in part.files:
+                    places[file.chunk_file] = f"table '{table.name}', {file.key}, {what}"
+                    places[f"{file.path}/zarr.json"] = f"table '{table.name}', {file.key}, shape of {what}"
     for leaf in manifest.dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"

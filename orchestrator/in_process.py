@@ -1,7 +1,7 @@
 """One host inside the driver's own process, without Ray: for laptops, notebooks and tests.
 
-Threads: one works for the host, one for the device, each behind a queue of one pool; control calls run in the caller's thread, as the
-control group of an actor would. The pools are shut down by `stop`, which first aborts the wait that a thread may be in.
+Threads: one works for the host, one for the device, and beside each another one writes checkpoints, each behind a queue of one pool;
+control calls run in the caller's thread. The pools are shut down by `stop`, which first aborts the wait that a thread may be in.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class ThreadCall:
 
 
 class ThreadHandle:
-    """One worker with a thread of its own."""
+    """One worker with a thread for its work and one for what goes on beside it."""
 
     def __init__(self, worker: str, target: HostWorker | DeviceProcess) -> None:
         self.worker = worker
         self.target = target
-        self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=worker.replace(" ", "-"))
+        name = worker.replace(" ", "-")
+        self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self.background_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-background")
 
     @property
     def where(self) -> str:
@@ -44,6 +46,9 @@ class ThreadHandle:
         if method == "start" and isinstance(self.target, HostWorker):
             arguments = (replace(arguments[0], bind_address=LOOPBACK),)
         return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arguments))
+
+    def background(self, method: str, *arguments: Any) -> Call:
+        return ThreadCall(self.worker, self.background_pool.submit(getattr(self.target, method), *arguments))
 
     def control(self, method: str, *arguments: Any) -> Call:
         done: Future[Any] = Future()
@@ -74,5 +79,6 @@ class InProcessBackend:
         for pair in handles:
             for handle in (pair.device, pair.host):
                 handle.target.abort("the driver stopped it")  # type: ignore[attr-defined]
-                handle.pool.shutdown(wait=True, cancel_futures=True)  # type: ignore[attr-defined]
+                for pool in (handle.pool, handle.background_pool):  # type: ignore[attr-defined]
+                    pool.shutdown(wait=True, cancel_futures=True)
                 handle.target.close()  # type: ignore[attr-defined]

@@ -75,6 +75,11 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
     """
     files = table.arrays[array]
     path = f"{location.rstrip('/')}/{files.path}"
+    if table.deltas:
+        return (
+            f"Table '{table.name}' is a full commit and {len(table.deltas)} deltas. To read it with zarr alone, make it one: podembed compact "
+            f"{location}. To get rows out: podembed export, podembed extract."
+        )
     return (
         f"Read table '{table.name}' in Python:\n"
         f"  import zarr\n"
@@ -128,7 +133,7 @@ def _holder(description: RunDescription) -> str:
 def _commits(description: RunDescription) -> str:
     if not description.commits:
         return "No commits yet"
-    rows = [("commit", "step", "gen", "parent", "age", "size", "hosts", "")]
+    rows = [("commit", "step", "gen", "parent", "age", "size", "written", "hosts", "")]
     rows += [_commit_line(commit, description.described_unix_s) for commit in description.commits]
     return "Commits\n" + columns(rows)
 
@@ -138,13 +143,25 @@ def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:
     manifest = commit.manifest
     if manifest is None:
         state = f"{state or 'lineage'}, DAMAGED: {commit.problem}"
-        return (commit.name, str(commit.step), str(commit.generation), "?", "?", "?", "?", state)
+        return (commit.name, str(commit.step), str(commit.generation), "?", "?", "?", "?", "?", state)
     age = format_age(now_unix_s - manifest.created_unix_s)
     size = format_bytes(manifest.size_bytes)
     parent = manifest.parent or "-"
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.metrics.items()))
     state = "; ".join(filter(None, (state, metrics)))
-    return (commit.name, str(commit.step), str(commit.generation), parent, age, size, str(manifest.hosts), state)
+    kind = f"delta {manifest.num_deltas}, " if manifest.num_deltas else "full, "
+    written = kind + format_bytes(manifest.written_bytes)
+    return (
+        commit.name,
+        str(commit.step),
+        str(commit.generation),
+        parent,
+        age,
+        size,
+        written,
+        str(manifest.hosts),
+        state,
+    )
 
 
 def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:

@@ -111,9 +111,14 @@ def _check_newest(store: Store, name: str) -> None:
 
 
 def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
-    """Whether nobody can still be writing an attempt: it is an older commit of the lineage, or its generation is over."""
+    """Whether nobody can still be writing an attempt: it is a commit of the lineage, its generation is over, or its step is past.
+
+    The last are attempts whose manifest went while a later commit still needed some of their files.
+    """
     parsed = parse_commit_name(name)
-    return parsed is not None and (name in lineage or parsed[1] < lease.generation)
+    head = parse_commit_name(lease.head) if lease.head else None
+    is_past = parsed is not None and head is not None and parsed[1] == lease.generation == head[1] and parsed < head
+    return parsed is not None and (name in lineage or parsed[1] < lease.generation or is_past)
 
 
 def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed: set[str]) -> tuple[int, int]:

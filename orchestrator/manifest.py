@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.records import from_document, to_document
 from workers.checkpoint_files import ROWS, ArrayFiles, ChunkFile, DenseFile, TableFiles
 from workers.chunks import CRC_BYTES
+from workers.delta_files import problems_of
 from workers.storage import is_safe_name
 from workers.strict_json import DocumentRefused, seal, unseal
 from workers.zarr_metadata import DTYPES
@@ -72,7 +73,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all chunk files."""
+        """Bytes of all chunk files that a reader needs, those of older attempts included."""
         return sum(table.size_bytes for table in self.tables) + sum(leaf.size_bytes for leaf in self.dense)
 
     def file_sizes(self) -> dict[str, int]:
@@ -81,8 +82,27 @@ class Manifest:
             f"{array.path}/zarr.json": array.metadata_size_bytes for table in self.tables for array in table.arrays
         }
         sizes |= {chunk.name: chunk.size_bytes for table in self.tables for chunk in table.chunks}
-        sizes |= {f"{leaf.path}/zarr.json": leaf.metadata_size_bytes for leaf in self.dense}
-        return sizes | {leaf.chunk_file: leaf.size_bytes for leaf in self.dense if leaf.size_bytes}
+        for file in (*self.dense, *(file for table in self.tables for file in delta_files(table))):
+            sizes |= file.file_sizes()
+        return sizes
+
+    @property
+    def num_deltas(self) -> int:
+        """Incremental commits since the last full one, this one included; 0 for a full one."""
+        return max((len(table.deltas) for table in self.tables), default=0)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the chunk files that this commit itself wrote."""
+        own = f"data/{self.name}/"
+        return sum(
+            size for name, size in self.file_sizes().items() if name.startswith(own) and not name.endswith("/zarr.json")
+        )
+
+
+def delta_files(table: TableFiles) -> list[DenseFile]:
+    """All files with changed rows of a table, in the order in which they apply."""
+    return [file for delta in table.deltas for part in delta.parts for file in part.files]
 
 
 def commit_name(*, step: int, generation: int) -> str:
@@ -148,7 +168,7 @@ def problems(manifest: Manifest) -> list[str]:
     """What is inconsistent in a manifest, most general first; empty if nothing is. Opens no file."""
     found = _header_problems(manifest)
     for table in manifest.tables:
-        found += _table_problems(table) or _chunk_problems(table)
+        found += _table_problems(table) or _chunk_problems(table) or _delta_problems(table, manifest.name)
     for leaf in manifest.dense:
         found += _dense_problems(leaf)
     if not found:
@@ -230,6 +250,22 @@ def _chunk_problems(table: TableFiles) -> list[str]:
     return []
 
 
+def _delta_problems(table: TableFiles, commit: str) -> list[str]:
+    """Deltas apply in the order of their commits, the last one at most as new as the manifest's own."""
+    where = f"table {table.name[:60]!r}"
+    commits = [parse_commit_name(delta.commit) for delta in table.deltas]
+    order = [*commits, parse_commit_name(commit)]
+    if None in order or len({*commits}) != len(commits) or sorted(order) != order:  # type: ignore[type-var]
+        return [f"{where} with deltas of {[delta.commit[:40] for delta in table.deltas[:5]]} before {commit}"]
+    arrays = {array.name: (array.width, array.dtype) for array in table.arrays}
+    for delta in table.deltas:
+        found = problems_of(delta, num_buckets=table.num_buckets, rows_per_bucket=table.rows_per_bucket, arrays=arrays)
+        found += [problem for part in delta.parts for file in part.files for problem in _dense_problems(file)]
+        if found:
+            return [f"{where}, delta {delta.commit}: {found[0]}"]
+    return []
+
+
 def _dense_problems(leaf: DenseFile) -> list[str]:
     where = f"dense key {leaf.key[:60]!r}"
     if leaf.dtype not in DTYPES or len(leaf.shape) > 16 or min(leaf.shape, default=0) < 0 or len(leaf.key) > _MAX_TEXT:
@@ -258,8 +294,8 @@ def _name_problems(manifest: Manifest) -> list[str]:
     """One file under two entries would let one damage pass for another, and a delete take too much."""
     names = Counter(chunk.name for table in manifest.tables for chunk in table.chunks)
     names.update(f"{array.path}/zarr.json" for table in manifest.tables for array in table.arrays)
-    names.update(f"{leaf.path}/zarr.json" for leaf in manifest.dense)
-    names.update(leaf.chunk_file for leaf in manifest.dense)
+    for leaf in (*manifest.dense, *(file for table in manifest.tables for file in delta_files(table))):
+        names.update((f"{leaf.path}/zarr.json", leaf.chunk_file))
     return [f"file {name} under several entries" for name, count in names.items() if count > 1][:1]
 
 
@@ -316,6 +352,7 @@ __all__ = [
     "TableFiles",
     "commit_file",
     "commit_name",
+    "delta_files",
     "from_json",
     "parse_commit_name",
     "problems",

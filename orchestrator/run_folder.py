@@ -27,7 +27,7 @@ from orchestrator.lease import Holder, Lease, acquire, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
 from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.writable_store import open_for_writing
-from workers.checkpoint_files import TableFiles, assemble_table
+from workers.checkpoint_files import TableFiles, assemble_delta, assemble_table
 from workers.device_process import DenseReceipt
 from workers.input import InputIndex, build_index
 from workers.job import JobConfig, JobReference
@@ -170,7 +170,7 @@ class OpenRun:
             created_unix_s=time.time(),
             hosts=num_hosts,
             cursor={"step": step},
-            tables=self._assemble(attempt, shards),
+            tables=self._assemble(attempt, shards, parent),
             dense=tuple(file for replica in replicas for file in replica.files),
             placement=dict(placement),
             counters={"samples": self._samples(step)},
@@ -190,13 +190,20 @@ class OpenRun:
         base, extra = divmod(rows, self.record.num_lanes)
         return epochs * rows + sum(min(lane_rows, base + (lane < extra)) for lane in range(self.record.num_lanes))
 
-    def _assemble(self, attempt: str, shards: Sequence[ShardReceipt]) -> tuple[TableFiles, ...]:
+    def _assemble(
+        self, attempt: str, shards: Sequence[ShardReceipt], parent: Manifest | None
+    ) -> tuple[TableFiles, ...]:
+        before = {table.name: table for table in parent.tables} if parent else {}
         tables = []
         for at, spec in enumerate(table_specs(self.job, self.table_buckets)):
             parts = [shard.tables[at] for shard in shards]
-            arrays = next(part.arrays for part in parts if part.arrays)
             buckets = [bucket for part in parts for bucket in part.buckets]
-            tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
+            if shards[0].is_delta:
+                changed = [changed for part in parts for changed in part.parts]
+                tables.append(assemble_delta(before[spec.name], attempt, changed, buckets))
+            else:
+                arrays = next(part.arrays for part in parts if part.arrays)
+                tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
         return tuple(tables)
 
 

@@ -1,7 +1,8 @@
 """Reading rows of a committed table: all of them in order a batch at a time, or those of given numbers.
 
 Neither needs the table in memory. In order means one piece of every bucket per batch, so the checksum of each chunk grows piece by piece and
-is compared at its end: the last batch arrives only if every byte of the array was what was committed.
+is compared at its end: the last batch arrives only if every byte of the array was what was committed. Rows of deltas are put over them; of
+those only the numbers are in memory, 8 bytes a changed row.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import google_crc32c
 import numpy as np
 
 from orchestrator.config import ConfigurationError
-from workers.checkpoint_files import ArrayFiles, TableFiles, read_bucket, read_bucket_array
+from workers.checkpoint_files import ArrayFiles, DenseFile, TableFiles, read_bucket, read_bucket_array, read_dense
 from workers.chunks import CRC_BYTES, ChunkDamaged
+from workers.delta_files import read_part, read_slice
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, WrongSize
 from workers.zarr_metadata import DTYPES
@@ -39,6 +41,7 @@ def row_batches(
     at_once = min(table.rows_per_bucket, max(1, batch_bytes // (position_bytes * table.num_buckets)))
     buffer = np.empty((at_once, table.num_buckets, array.width), dtype)
     checksums = [0] * table.num_buckets
+    changed = _ChangedRows(store, table, array)
     for start in range(0, table.rows_per_bucket, at_once):
         num_positions = min(at_once, table.rows_per_bucket - start)
         is_last = start + num_positions == table.rows_per_bucket
@@ -57,8 +60,39 @@ def row_batches(
                 _check(table.chunk(array, bucket).name, checksums[bucket], data[-CRC_BYTES:], table, array, bucket)
             values = np.frombuffer(payload, dtype.newbyteorder("<"))
             buffer[:num_positions, bucket] = values.reshape(num_positions, array.width)
+            changed.apply(bucket, buffer[:num_positions, bucket], start=start)
         num_rows = min(num_positions * table.num_buckets, table.num_rows - start * table.num_buckets)
         yield buffer[:num_positions].reshape(-1, array.width)[:num_rows]
+
+
+class _ChangedRows:
+    """Where the rows of a table's deltas lie, for one array. All files are verified when this is made.
+
+    Raises:
+      ChunkDamaged: one of them is missing or differs from the manifest.
+    """
+
+    def __init__(self, store: Store, table: TableFiles, array: ArrayFiles) -> None:
+        self._store = store
+        # Per bucket, oldest first: positions of rows, the file with their values, and where in it they begin.
+        self._pieces: dict[int, list[tuple[np.ndarray, DenseFile, int]]] = {}
+        for part in (part for delta in table.deltas for part in delta.parts):
+            file = part.files[1 + table.arrays.index(array)]
+            read_dense(store, file)
+            first = 0
+            changes = read_part(
+                store, part, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket, with_values=False
+            )
+            for bucket, positions, _ in changes:
+                self._pieces.setdefault(bucket, []).append((positions, file, first))
+                first += len(positions)
+
+    def apply(self, bucket: int, values: np.ndarray, *, start: int) -> None:
+        """Replaces those of the positions `start` and following of a bucket that changed."""
+        for positions, file, first in self._pieces.get(bucket, ()):
+            low, high = np.searchsorted(positions, (start, start + len(values)))
+            if low < high:
+                values[positions[low:high] - start] = read_slice(self._store, file, slice(first + low, first + high))
 
 
 def read_rows(

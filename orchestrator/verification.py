@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
-from workers.checkpoint_files import TableFiles, check_digest, read_bucket_array, read_dense
+from orchestrator.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
+from workers.checkpoint_files import DenseFile, TableFiles, check_with_changes, read_base_array, read_dense
 from workers.chunks import ChunkDamaged, crc32c
 from workers.storage import Store
 from workers.storage_errors import StorageError
@@ -91,28 +91,34 @@ def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
     for table in manifest.tables:
         for array in table.arrays:
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
+        damaged = [damage for file in delta_files(table) for damage in _array_damages(store, file)]
+        yield from damaged
         for bucket in range(table.num_buckets):
-            yield from _bucket_damages(store, table, bucket)
+            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged)
     for leaf in manifest.dense:
-        yield from _file_damages(store, f"{leaf.path}/zarr.json", leaf.metadata_size_bytes, leaf.metadata_crc32c)
-        try:
-            read_dense(store, leaf)
-        except StorageError as error:
-            yield _damage(leaf.chunk_file, error)
+        yield from _array_damages(store, leaf)
 
 
-def _bucket_damages(store: Store, table: TableFiles, bucket: int) -> Iterator[Damage]:
-    """Every chunk on its own; the digest joins them only where all are good."""
+def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
+    yield from _file_damages(store, f"{file.path}/zarr.json", file.metadata_size_bytes, file.metadata_crc32c)
+    try:
+        read_dense(store, file)
+    except StorageError as error:
+        yield _damage(file.chunk_file, error)
+
+
+def _bucket_damages(store: Store, table: TableFiles, bucket: int, *, has_deltas: bool) -> Iterator[Damage]:
+    """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well."""
     values = []
     for array in table.arrays:
         try:
-            values.append(read_bucket_array(store, table, array, bucket))
+            values.append(read_base_array(store, table, array, bucket))
         except StorageError as error:
             yield _damage(table.chunk(array, bucket).name, error)
-    if len(values) < len(table.arrays):
+    if len(values) < len(table.arrays) or not has_deltas:
         return
     try:
-        check_digest(table, bucket, values)
+        check_with_changes(store, table, bucket, values)
     except ChunkDamaged as error:
         yield _damage(error.name, error)
 

@@ -18,6 +18,8 @@ from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, Device
 from workers.host import HostReady, HostSpec, HostWindow, ScoredSamples, ShardReceipt
 from workers.progress import Progress
 
+Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
+
 
 class Call(Protocol):
     """A call under way."""
@@ -41,6 +43,10 @@ class Handle(Protocol):
 
     def call(self, method: str, *arguments: Any) -> Call:
         """Starts a method that works: one at a time per process."""
+        ...
+
+    def background(self, method: str, *arguments: Any) -> Call:
+        """Starts a long method beside those that work: one at a time per process."""
         ...
 
     def control(self, method: str, *arguments: Any) -> Call:
@@ -98,6 +104,7 @@ class WorkerGroup:
 
     Attributes:
       handles: one entry a host.
+      ready: what each host said when it had started.
       spent_s: seconds of the parts of the start, for the recovery report.
     """
 
@@ -106,6 +113,7 @@ class WorkerGroup:
     deadlines: Deadlines
     on_poll: Callable[[], None]
     progress: dict[str, Progress] = field(default_factory=dict)
+    ready: Sequence[HostReady] = ()
     spent_s: dict[str, float] = field(default_factory=dict)
     is_stopped: bool = False
 
@@ -130,7 +138,7 @@ class WorkerGroup:
         started = time.monotonic()
         group = WorkerGroup(backend, backend.launch(len(host_specs), on_poll), deadlines, on_poll)
         try:
-            ready = group._hosts("start", [(spec,) for spec in host_specs])
+            ready = group.ready = group._hosts("start", [(spec,) for spec in host_specs])
             (coordinator,) = group._gather(
                 [group.handles[0].device.call("reserve_coordinator", ready[0].mesh_address[0])], deadlines.start_s
             )
@@ -186,12 +194,46 @@ class WorkerGroup:
         calls += [h.device.call("serve_window") for h in self.handles]
         return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
-    def save(self, attempt: str) -> tuple[list[ShardReceipt], list[DenseReceipt]]:
-        """Writes all shards and one dense replica below `data/<attempt>`. Every device answers with the digest of its replica."""
-        calls = [h.host.call("save", attempt) for h in self.handles]
-        calls += [h.device.call("save", attempt, rank == 0) for rank, h in enumerate(self.handles)]
-        answers = self._gather(calls, self.deadlines.start_s, counts_marks=True)
-        return answers[: self.num_hosts], answers[self.num_hosts :]
+    def begin_save(self, attempt: str, *, is_delta: bool) -> Sequence[Call]:
+        """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on at once.
+
+        Args:
+          is_delta: of the tables only the rows that changed since the save before, or since the commit that was restored.
+
+        Returns:
+          The calls under way, for `receipts` and `await_receipts`.
+        """
+        calls = [h.host.call("begin_save") for h in self.handles] + [h.device.call("begin_save") for h in self.handles]
+        self._gather(calls, self.deadlines.start_s)
+        writing = [h.host.background("write_save", attempt, is_delta) for h in self.handles]
+        return writing + [h.device.background("write_save", attempt, rank == 0) for rank, h in enumerate(self.handles)]
+
+    def receipts(self, writing: Sequence[Call]) -> Receipts | None:
+        """What a save wrote, or None while it is still being written. Does not wait.
+
+        A process that is gone makes this None for ever: the calls that work report it.
+
+        Raises:
+          WorkerFailure: a worker could not write.
+        """
+        ended, running = self.backend.settled(writing, timeout_s=0.0)
+        answers = {id(call): self.backend.result(call) for call in ended}
+        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+        errors = [failure for failure in failures if failure.kind is FailureKind.ERROR]
+        if errors:
+            raise WorkerFailure(errors)
+        return None if running or failures else self._sides([answers[id(call)] for call in writing])
+
+    def await_receipts(self, writing: Sequence[Call]) -> Receipts:
+        """Waits for what a save wrote. Every device answers with the digest of its replica; one of them wrote it.
+
+        Raises:
+          WorkerFailure: a worker could not write, is gone, or has written nothing for too long.
+        """
+        return self._sides(self._gather(writing, self.deadlines.start_s, counts_marks=True))
+
+    def _sides(self, answers: Sequence[Any]) -> Receipts:
+        return list(answers[: self.num_hosts]), list(answers[self.num_hosts :])
 
     def last_progress(self) -> list[Progress]:
         """What each host last said of itself; survivors of a fault are asked once more."""

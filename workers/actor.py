@@ -1,7 +1,7 @@
 """The Ray actors: `HostWorker` and `DeviceProcess` with a control side that answers while they work. Nothing else of a host knows Ray.
 
-The `control` group has a thread of its own. Actors are never restarted by Ray and calls never retried: a restarted actor would answer with
-empty tables and no error.
+The `control` group has a thread of its own, and so has `background`, which writes checkpoints while training goes on. Actors are never
+restarted by Ray and calls never retried: a restarted actor would answer with empty tables and no error.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class _HostActor:
         """Any working method of `HostWorker`."""
         return getattr(self._worker, method)(*arguments)
 
+    @ray.method(concurrency_group="background")
+    def run_in_background(self, method: str, *arguments: Any) -> Any:
+        """A method of `HostWorker` that may run beside a working one."""
+        return getattr(self._worker, method)(*arguments)
+
     @ray.method(concurrency_group="control")
     def identity(self) -> tuple[str, int]:
         """Which process this is: machine and process id."""
@@ -67,6 +72,11 @@ class _DeviceActor:
         """Any working method of `DeviceProcess`."""
         return getattr(self._process, method)(*arguments)
 
+    @ray.method(concurrency_group="background")
+    def run_in_background(self, method: str, *arguments: Any) -> Any:
+        """A method of `DeviceProcess` that may run beside a working one."""
+        return getattr(self._process, method)(*arguments)
+
     @ray.method(concurrency_group="control")
     def identity(self) -> tuple[str, int]:
         """Which process this is: machine and process id."""
@@ -82,6 +92,10 @@ class _DeviceActor:
 
 
 # Ray's annotations do not know the options of `remote` in this form.
-_OPTIONS: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "concurrency_groups": {"control": 1}}
+_OPTIONS: dict[str, Any] = {
+    "max_restarts": 0,
+    "max_task_retries": 0,
+    "concurrency_groups": {"control": 1, "background": 1},
+}
 HostActor: Any = ray.remote(**_OPTIONS)(_HostActor)
 DeviceActor: Any = ray.remote(**_OPTIONS)(_DeviceActor)

@@ -1,16 +1,15 @@
 """The files of one checkpoint attempt: which there are, what a manifest says of each, and how a host writes and reads its buckets.
 
 An attempt's files lie below `data/<commit name>/`: `tables/<table>/<array>/` for rows and each slot, `dense/<key>/` for each leaf of the
-dense state. The records here travel from hosts to the driver, which puts them into the manifest, and back to the hosts that load. Which
-bucket lies where, when to save and what counts as committed is not decided here.
+dense state; or, for a table of which only changed rows are written, those of `workers.delta_files`. The records here travel from hosts to
+the driver, which puts them into the manifest, and back to the hosts that load. Which bucket lies where, when to save and what counts as
+committed is not decided here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,19 +17,43 @@ from workers.bucket_overlap import Cut, describe_rows
 from workers.chunks import (
     ChunkDamaged,
     ChunkReceipt,
-    chunk_name,
     read_chunk,
-    whole_metadata,
     write_array_metadata,
     write_chunk,
-    write_whole,
 )
+from workers.delta_files import DeltaFiles, DeltaPart, read_changes
 from workers.digest import bucket_digest, rows_in_bucket
-from workers.storage import Store, is_safe_name
+from workers.storage import Store
+from workers.whole_files import DenseFile, read_dense, safe_segment, write_array
 from workers.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
 
+__all__ = [
+    "ROWS",
+    "ArrayFiles",
+    "BucketReceipt",
+    "ChunkFile",
+    "DeltaFiles",
+    "DeltaPart",
+    "DenseFile",
+    "TableFiles",
+    "TablePlan",
+    "assemble_delta",
+    "assemble_table",
+    "check_digest",
+    "check_with_changes",
+    "digest_of",
+    "read_base_array",
+    "read_base_bucket",
+    "read_bucket",
+    "read_bucket_array",
+    "read_dense",
+    "safe_segment",
+    "write_bucket",
+    "write_dense",
+    "write_table_metadata",
+]
+
 ROWS = "rows"
-_MAX_READABLE_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +98,8 @@ class TableFiles:
     Attributes:
       arrays: rows first, then slots in their declared order.
       chunks: every bucket of every array once, by array, then by bucket.
-      digests: per bucket, `digest.bucket_digest` over rows and slots.
+      digests: per bucket, `digest.bucket_digest` over rows and slots, with all deltas.
+      deltas: rows that changed after the chunks were written, oldest first; each replaces what is before it.
     """
 
     name: str
@@ -86,6 +110,7 @@ class TableFiles:
     arrays: tuple[ArrayFiles, ...]
     chunks: tuple[ChunkFile, ...]
     digests: tuple[str, ...]
+    deltas: tuple[DeltaFiles, ...] = ()
 
     @property
     def slots(self) -> tuple[ArrayFiles, ...]:
@@ -93,7 +118,8 @@ class TableFiles:
 
     @property
     def size_bytes(self) -> int:
-        return sum(chunk.size_bytes for chunk in self.chunks)
+        """Of all files that a reader needs."""
+        return sum(chunk.size_bytes for chunk in self.chunks) + sum(delta.size_bytes for delta in self.deltas)
 
     def chunk(self, array: ArrayFiles, bucket: int) -> ChunkFile:
         """The entry of one bucket of one array."""
@@ -110,37 +136,8 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseFile:
-    """One leaf of the dense state, a Zarr array of one chunk. An empty leaf has no chunk and `size_bytes` 0.
-
-    Attributes:
-      key: where the leaf belongs in the state, as its owner spells it.
-      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
-    """
-
-    key: str
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    size_bytes: int
-    crc32c: int
-    metadata_size_bytes: int
-    metadata_crc32c: int
-
-    @property
-    def metadata(self) -> ArrayMetadata:
-        """What its `zarr.json` must say."""
-        return whole_metadata(self.path, self.shape, DTYPES[self.dtype])
-
-    @property
-    def chunk_file(self) -> str:
-        """The name of its one chunk."""
-        return chunk_name(self.metadata, (0,) * len(self.shape)) if self.size_bytes else f"{self.path}/c"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReceipt:
-    """What a host wrote of one bucket: one chunk for each array, and the digest over all."""
+    """What a host wrote of one bucket: one chunk for each array, none where only changed rows were written; and the digest over all."""
 
     bucket: int
     chunks: tuple[ChunkFile, ...]
@@ -167,31 +164,22 @@ class TablePlan:
     def rows_per_bucket(self) -> int:
         return -(-self.num_rows // self.num_buckets)
 
+    @property
+    def folder(self) -> str:
+        """Of the table in the attempt."""
+        return f"data/{self.attempt}/tables/{safe_segment(self.name)}"
+
     def metadata(self, array: str) -> ArrayMetadata:
         """What `zarr.json` will say, with the layout for readers that have no manifest at hand."""
         shape = (self.num_buckets, self.rows_per_bucket, self.widths[array])
         layout = f"row r of {self.num_rows} is at [r mod {self.num_buckets}, r div {self.num_buckets}]"
         return ArrayMetadata(
-            path=f"data/{self.attempt}/tables/{safe_segment(self.name)}/{safe_segment(array)}",
+            path=f"{self.folder}/{safe_segment(array)}",
             shape=shape,
             chunk_shape=(1, *shape[1:]),
             dtype=np.dtype(self.dtypes.get(array, np.float32)),
             attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
         )
-
-
-def safe_segment(text: str) -> str:
-    """A file name for any text: itself if it is safe, else its readable part with a hash, so that distinct texts stay distinct."""
-    # A text that looks like the second form is hashed too; otherwise it could be made to collide.
-    if (
-        is_safe_name(text)
-        and "/" not in text
-        and len(text) <= _MAX_READABLE_LENGTH
-        and not re.search(r"-[0-9a-f]{16}$", text)
-    ):
-        return text
-    readable = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:_MAX_READABLE_LENGTH]
-    return f"{readable or '_'}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def write_table_metadata(store: Store, plan: TablePlan) -> tuple[ArrayFiles, ...]:
@@ -227,8 +215,7 @@ def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np
                 array=array, bucket=bucket, name=receipt.name, size_bytes=receipt.size_bytes, crc32c=receipt.crc32c
             )
         )
-    digest = _digest(values, bucket, num_rows=plan.num_rows, num_buckets=plan.num_buckets)
-    return BucketReceipt(bucket=bucket, chunks=tuple(chunks), digest=digest)
+    return BucketReceipt(bucket=bucket, chunks=tuple(chunks), digest=digest_of(plan, bucket, values))
 
 
 def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
@@ -250,6 +237,15 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Se
     )
 
 
+def assemble_delta(
+    parent: TableFiles, attempt: str, parts: Sequence[DeltaPart], receipts: Sequence[BucketReceipt]
+) -> TableFiles:
+    """The parent's table with the rows that the hosts wrote since; every bucket has a digest, changed or not."""
+    delta = DeltaFiles(commit=attempt, parts=tuple(sorted(parts, key=lambda part: part.buckets[0])))
+    digests = tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket))
+    return replace(parent, digests=digests, deltas=(*parent.deltas, delta))
+
+
 def read_bucket(
     store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray | None] | None = None
 ) -> list[np.ndarray]:
@@ -261,23 +257,54 @@ def read_bucket(
     Raises:
       ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's digest.
     """
-    buffers = out if out is not None else [None] * len(table.arrays)
-    values = [
-        read_bucket_array(store, table, array, bucket, out=buffer)
-        for array, buffer in zip(table.arrays, buffers, strict=True)
-    ]
-    check_digest(table, bucket, values)
+    values = read_base_bucket(store, table, bucket, out=out)
+    check_with_changes(store, table, bucket, values)
     return values
 
 
-def read_bucket_array(
-    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
-) -> np.ndarray:
-    """Reads one bucket of one array and compares it with its own chunk's checksum, `[rows_per_bucket, width]`.
+def check_with_changes(store: Store, table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:
+    """Brings a bucket that `read_base_bucket` read up to date with its deltas, and compares it with its digest.
+
+    Raises:
+      ChunkDamaged: a file is missing, or rows and slots are not the committed ones.
+    """
+    for delta in table.deltas:
+        found = read_changes(store, delta, bucket, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket)
+        if found is not None:
+            positions, changes = found
+            for value, change in zip(values, changes, strict=True):
+                value[positions] = change
+    check_digest(table, bucket, values)
+
+
+def read_base_bucket(
+    store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray | None] | None = None
+) -> list[np.ndarray]:
+    """As `read_bucket`, without the deltas and the check of the digest, which the deltas must precede."""
+    buffers = out if out is not None else [None] * len(table.arrays)
+    return [
+        read_base_array(store, table, array, bucket, out=buffer)
+        for array, buffer in zip(table.arrays, buffers, strict=True)
+    ]
+
+
+def read_bucket_array(store: Store, table: TableFiles, array: ArrayFiles, bucket: int) -> np.ndarray:
+    """Reads one bucket of one array, `[rows_per_bucket, width]`, verified by its own chunk's checksum.
+
+    Where rows were written after the chunk, all arrays are read, since only the bucket's digest tells whether the rows are right.
 
     Raises:
       ChunkDamaged: it is missing or differs from the manifest; with the table and the rows.
     """
+    if table.deltas:
+        return read_bucket(store, table, bucket)[table.arrays.index(array)]
+    return read_base_array(store, table, array, bucket)
+
+
+def read_base_array(
+    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
+) -> np.ndarray:
+    """One array of `read_base_bucket`."""
     receipt = table.chunk(array, bucket).receipt
     try:
         chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
@@ -300,12 +327,11 @@ def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -
     digest = _digest(values, bucket, num_rows=table.num_rows, num_buckets=table.num_buckets)
     if digest != table.digests[bucket]:
         name = table.chunk(table.arrays[0], bucket).name
-        raise ChunkDamaged(
-            name,
-            f"bucket {bucket} with digest {digest}",
-            f"{table.digests[bucket]} as committed",
-            place=describe_bucket(table, "rows and slots", bucket),
-        )
+        found = f"bucket {bucket} with digest {digest}"
+        if table.deltas:
+            found += f" after the changed rows of {', '.join(delta.commit for delta in table.deltas)}"
+        place = describe_bucket(table, "rows and slots", bucket)
+        raise ChunkDamaged(name, found, f"{table.digests[bucket]} as committed", place=place)
 
 
 def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
@@ -316,30 +342,12 @@ def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
 
 def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:
     """Writes one leaf of the dense state. Durable when it returns."""
-    values = np.asarray(values)
-    metadata, described, receipt = write_whole(store, f"data/{attempt}/dense/{safe_segment(key)}", values)
-    return DenseFile(
-        key=key,
-        path=metadata.path,
-        shape=metadata.shape,
-        dtype=dtype_name(metadata.dtype),
-        size_bytes=receipt.size_bytes,
-        crc32c=receipt.crc32c,
-        metadata_size_bytes=described.size_bytes,
-        metadata_crc32c=described.crc32c,
-    )
+    return write_array(store, f"data/{attempt}/dense/{safe_segment(key)}", key, values)
 
 
-def read_dense(store: Store, file: DenseFile) -> np.ndarray:
-    """Reads and verifies one leaf.
-
-    Raises:
-      ChunkDamaged: it is missing or differs from the manifest.
-    """
-    if file.size_bytes == 0:
-        return np.empty(file.shape, DTYPES[file.dtype])
-    receipt = ChunkReceipt(name=file.chunk_file, size_bytes=file.size_bytes, crc32c=file.crc32c)
-    return read_chunk(store, file.metadata, (0,) * len(file.shape), receipt=receipt)
+def digest_of(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str:
+    """The digest of a bucket of rows and slots, in the order of `plan.widths`."""
+    return _digest(values, bucket, num_rows=plan.num_rows, num_buckets=plan.num_buckets)
 
 
 def _digest(values: Sequence[np.ndarray], bucket: int, *, num_rows: int, num_buckets: int) -> str:

@@ -1,7 +1,7 @@
 """`DeviceProcess`: the life of a host's JAX process, from joining the gang to saving its replica of the dense parameters.
 
-A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread works; `status` and
-`abort` may be called from another one.
+A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread works; another one may
+be in `write_save` meanwhile, which owns the copy that `begin_save` left for it; `status` and `abort` may be called from a third.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class DeviceProcess:
         self._tracker = Tracker()
         self._end: HandoverEnd | None = None
         self._abort_reason: str | None = None
+        self._frozen: dict[str, np.ndarray] = {}
 
     def reserve_coordinator(self, address: str) -> str:
         """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails and is retried."""
@@ -149,11 +150,22 @@ class DeviceProcess:
                 self._end, timeout_s=self._spec.step_timeout_s, keep_waiting=self._raise_if_aborted
             )
 
-    def save(self, attempt: str, is_writer: bool) -> DenseReceipt:
-        """Writes the dense arrays below `data/<attempt>` if this is the writer; all replicas answer with their digest."""
-        with self._tracker.phase("save"):
-            arrays = self._worker.dense_arrays()
-            files = write_dense(Store(self._spec.storage_url), attempt, arrays) if is_writer else ()
+    def begin_save(self) -> None:
+        """Copies the dense arrays: the next step gives their memory away."""
+        with self._tracker.phase("copy for save"):
+            self._frozen = {key: values.copy() for key, values in self._worker.dense_arrays().items()}
+
+    def write_save(self, attempt: str, is_writer: bool) -> DenseReceipt:
+        """Writes the arrays of `begin_save` below `data/<attempt>` if this is the writer; all replicas answer with their digest.
+
+        From a thread of its own, while another trains.
+
+        Raises:
+          StorageError: the storage failed or held such files already.
+        """
+        arrays, self._frozen = self._frozen, {}
+        files = write_dense(Store(self._spec.storage_url), attempt, arrays) if is_writer else ()
+        self._tracker.mark_saved()
         return DenseReceipt(digest=_digest(arrays), files=files)
 
     def status(self) -> Progress:

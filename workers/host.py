@@ -1,8 +1,8 @@
 """`HostWorker`: what one host does. It owns a shard of every table with its slots, its lanes of the input, and its files.
 
 A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works (`start`, `connect`,
-`restore`, `train`, `evaluate`, `save`, `close`); `status` and `abort` may be called from another one at any time. The driver names steps,
-not data: reading, exchange and handover follow from the step's number.
+`restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in `write_save` meanwhile (`workers.background_save`); `status` and
+`abort` may be called from a third at any time. The driver names steps, not data: reading, exchange and handover follow from the step's number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.table_spec import TableSpec
+from workers.background_save import BackgroundSave
 from workers.bad_rows import BadRow, BadRowLog
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
@@ -34,7 +35,7 @@ from workers.job import JobConfig, JobReference
 from workers.neighbours import Neighbour, meet
 from workers.progress import Progress, Tracker
 from workers.read_ahead import ReadAhead
-from workers.shards import ShardReceipt, TableFiles, read_shard, write_shard
+from workers.shards import ShardReceipt, TableFiles, read_shard
 from workers.sources import open_reader
 from workers.storage import Store
 from workers.table_start import TableStart, begin_tables
@@ -60,6 +61,7 @@ class HostSpec:
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer or the device within a step.
       shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
+      tracks_changes: whether saves may be deltas.
     """
 
     job: JobConfig | JobReference
@@ -78,6 +80,7 @@ class HostSpec:
     bind_address: str
     step_timeout_s: float
     shares_memory: bool = True
+    tracks_changes: bool = False
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job
@@ -85,7 +88,7 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """A started host. `shard_bytes` counts rows and slots."""
+    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside them."""
 
     mesh_address: tuple[str, int]
     invitation: Invitation
@@ -93,6 +96,7 @@ class HostReady:
     process: int
     hostname: str
     shard_bytes: int
+    save_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +203,7 @@ class HostWorker:
             process=os.getpid(),
             hostname=socket.gethostname(),
             shard_bytes=sum(table.size_bytes for table in self._lookup.tables),
+            save_bytes=self._save.size_bytes,
         )
 
     def _build_lookups(self, num_samples: int) -> None:
@@ -227,6 +232,14 @@ class HostWorker:
             host=spec.host,
             num_hosts=spec.num_hosts,
             num_buffers=self._num_buffers,
+        )
+        self._save = BackgroundSave(
+            self._lookup.tables,
+            tracker=self._tracker,
+            # Peers wait for this host meanwhile, for twice as long.
+            stalled_after_s=spec.step_timeout_s / 2,
+            raise_if_aborted=self._raise_if_aborted,
+            tracks_changes=spec.tracks_changes,
         )
 
     @property
@@ -279,6 +292,7 @@ class HostWorker:
                     self._tracker.mark()
             else:
                 read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
+                self._save.track(tables)
 
     def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
         """Fills the shard with what a new run begins from.
@@ -390,16 +404,20 @@ class HostWorker:
             scores=scores, labels=labels, weights=weights, groups=named, bad_rows=self._bad_rows.take()
         )
 
-    def save(self, attempt: str) -> ShardReceipt:
-        """Writes this host's buckets below `data/<attempt>`.
+    def begin_save(self) -> None:
+        """Makes the present moment the one that `write_save` writes. Takes no time."""
+        self._save.freeze()
+
+    def write_save(self, attempt: str, is_delta: bool) -> ShardReceipt:
+        """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own, while another trains.
+
+        Args:
+          is_delta: only the rows that changed since the save before, or since `restore`; wants `HostSpec.tracks_changes`.
 
         Raises:
           StorageError: the storage failed or held such files already.
         """
-        with self._tracker.phase("save"):
-            return write_shard(
-                self._store, self._lookup.tables, attempt, is_first=self._spec.host == 0, on_chunk=self._tracker.mark
-            )
+        return self._save.write(self._store, attempt, is_first=self._spec.host == 0, is_delta=is_delta)
 
     def status(self) -> Progress:
         """Where the working thread is. From any thread."""

@@ -1,7 +1,7 @@
 """`Progress`: what a worker says of itself while it works, and the timers of a step's phases.
 
-The working thread writes a `Tracker`; the control thread reads it. Every field is replaced whole, so a reader sees old or new values,
-never torn ones.
+The working thread writes a `Tracker`, but for the count of files that a background save has written, which is the saving thread's; the
+control thread reads both. Every field is replaced whole, so a reader sees old or new values, never torn ones.
 """
 
 from __future__ import annotations
@@ -37,29 +37,37 @@ def machine_identity() -> str:
 
 
 class Tracker:
-    """Phase timers of one worker, written by its working thread only."""
+    """Phase timers of one worker, written by its working thread only; `mark_saved` by its saving thread only."""
 
     def __init__(self) -> None:
         self._step = 0
         self._phase = "idle"
         self._marks = 0
+        self._saved_marks = 0
         self._step_unix_s = 0.0
+        self._around: str | None = None
+        self._nested_s = 0.0
         self.phase_s: dict[str, float] = {}
 
     def progress(self) -> Progress:
-        return Progress(step=self._step, phase=self._phase, marks=self._marks, step_unix_s=self._step_unix_s)
+        marks = self._marks + self._saved_marks
+        return Progress(step=self._step, phase=self._phase, marks=marks, step_unix_s=self._step_unix_s)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the time inside towards `name`."""
-        self._phase = name
+        """Counts the time inside towards `name`; that of a phase within it towards that one alone."""
+        around, nested_before_s = self._around, self._nested_s
+        self._phase = self._around = name
+        self._nested_s = 0.0
         started = time.perf_counter()
         try:
             yield
             # After an exception the phase stays, so that a report can name it.
-            self._phase = "between phases"
+            self._phase = around or "between phases"
         finally:
-            self.phase_s[name] = self.phase_s.get(name, 0.0) + time.perf_counter() - started
+            spent_s = time.perf_counter() - started
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + spent_s - self._nested_s
+            self._around, self._nested_s = around, nested_before_s + spent_s
 
     def begin_step(self, step: int) -> None:
         self._step = step
@@ -67,6 +75,10 @@ class Tracker:
     def mark(self) -> None:
         """Something other than a step got done."""
         self._marks += 1
+
+    def mark_saved(self) -> None:
+        """A background save has written another file."""
+        self._saved_marks += 1
 
     def finish_step(self) -> None:
         self._marks += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,17 @@ from orchestrator.manifest import Manifest, commit_name
 from orchestrator.run_record import TableRecord, open_or_create
 from tests.orchestrator.checkpoint_samples import RECORD, VERSIONS, take
 from workers.checkpoint_files import (
+    BucketReceipt,
     TableFiles,
     TablePlan,
+    assemble_delta,
     assemble_table,
+    digest_of,
     write_bucket,
     write_dense,
     write_table_metadata,
 )
+from workers.delta_files import PartWriter
 from workers.storage import Store
 
 # Array name → values in row order, `[num_rows, width]`.
@@ -95,6 +99,35 @@ def commit_tables(
     return manifest
 
 
+def commit_changes(
+    store: Store,
+    lease: Lease,
+    parent: Manifest,
+    step: int,
+    changes: Mapping[str, tuple[Sequence[int], Arrays]],
+) -> Manifest:
+    """Commits a delta to `parent`: table → the rows that changed, and all its arrays as they are now."""
+    attempt = commit_name(step=step, generation=lease.generation)
+    tables = []
+    for table in parent.tables:
+        ids, arrays = changes.get(table.name, ((), None))
+        plan = _plan(attempt, table.name, table.num_buckets, arrays) if arrays else None
+        writer = PartWriter(store, f"data/{attempt}/tables/{table.name}", [array.name for array in table.arrays])
+        receipts = []
+        for bucket in range(table.num_buckets):
+            mine = np.array(sorted(row for row in ids if row % table.num_buckets == bucket), np.int64)
+            digest = table.digests[bucket]
+            if plan and arrays:
+                digest = digest_of(plan, bucket, [values[bucket :: table.num_buckets] for values in arrays.values()])
+            if len(mine) and arrays:
+                writer.add(bucket, mine, [values[mine] for values in arrays.values()])
+            receipts.append(BucketReceipt(bucket=bucket, chunks=(), digest=digest))
+        tables.append(assemble_delta(table, attempt, writer.finish(), receipts))
+    manifest = dataclasses.replace(parent, step=step, parent=parent.name, tables=tuple(tables))
+    checkpoint.commit(store, manifest, lease)
+    return manifest
+
+
 def run_with(
     path: Path, tables: Mapping[str, SampleTable], *steps: int, run_id: str = "run-1"
 ) -> tuple[Store, list[Manifest]]:
@@ -115,15 +148,7 @@ def flip_byte(path: Path | str, at: int = 5) -> None:
 
 
 def _write_table(store: Store, attempt: str, name: str, table: SampleTable) -> TableFiles:
-    num_rows = len(table.arrays["rows"])
-    plan = TablePlan(
-        attempt=attempt,
-        name=name,
-        num_rows=num_rows,
-        num_buckets=table.num_buckets,
-        widths={array: values.shape[1] for array, values in table.arrays.items()},
-        dtypes={array: values.dtype for array, values in table.arrays.items()},
-    )
+    plan = _plan(attempt, name, table.num_buckets, table.arrays)
     described = write_table_metadata(store, plan)
     receipts = []
     for bucket in range(table.num_buckets):
@@ -136,3 +161,14 @@ def _write_table(store: Store, attempt: str, name: str, table: SampleTable) -> T
             pieces.append(piece)
         receipts.append(write_bucket(store, plan, bucket, pieces))
     return assemble_table(plan, described, receipts)
+
+
+def _plan(attempt: str, name: str, num_buckets: int, arrays: Arrays) -> TablePlan:
+    return TablePlan(
+        attempt=attempt,
+        name=name,
+        num_rows=len(arrays["rows"]),
+        num_buckets=num_buckets,
+        widths={array: values.shape[1] for array, values in arrays.items()},
+        dtypes={array: values.dtype for array, values in arrays.items()},
+    )

@@ -7,22 +7,73 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import numpy as np
 
+from embedding.config import TableConfig
+from embedding.initializers import Constant
+from embedding.optimizers import SGD
+from embedding.table import Table
+from embedding.table_spec import TableSpec
 from orchestrator import checkpoint
 from orchestrator.keep import keep_latest
+from orchestrator.lease import Lease
+from orchestrator.manifest import Manifest, commit_name
 from tests.orchestrator.checkpoint_samples import take, write_next
 from workers import local_files
+from workers.background_save import BackgroundSave
+from workers.checkpoint_files import assemble_table
 from workers.digest import bucket_digest
+from workers.progress import Tracker
+from workers.shards import table_plan
 from workers.storage import Store
 
 Answer = TypeVar("Answer")
+COUNTS = "counts"
 
-# Loaded once in the fork server: every child has the compiled kernels from the start.
+
+class Training:
+    """A table whose every row grows by 1 in every step, trained by a thread that never rests; a save sees it between two steps."""
+
+    def __init__(self) -> None:
+        config = TableConfig(1000, 2, Constant(0.0), SGD(1.0), name=COUNTS)
+        self.table = Table(TableSpec.of(config, seed=1, num_buckets=4), np.arange(4))
+        self.table.initialize()
+        self.save = BackgroundSave(
+            [self.table],
+            tracker=Tracker(),
+            stalled_after_s=60.0,
+            raise_if_aborted=lambda: None,
+            buffer_bytes=2000,
+        )
+        self._between_steps = threading.Lock()
+        threading.Thread(target=self._train, daemon=True).start()
+
+    def _train(self) -> None:
+        rows, gradients = np.arange(self.table.num_rows), np.full((self.table.num_rows, 2), -1.0, np.float32)
+        while True:
+            with self._between_steps:
+                for part in np.array_split(rows, 10):
+                    self.table.update(part, gradients[part], 1.0)
+
+    def write(self, store: Store, lease: Lease, step: int) -> Manifest:
+        """The next checkpoint, with this table alone, written while the thread goes on."""
+        attempt = commit_name(step=step, generation=lease.generation)
+        manifest = write_next(store, lease, step)
+        with self._between_steps:
+            self.save.freeze()
+        (shard,) = self.save.write(store, attempt, is_first=True).tables
+        table = assemble_table(table_plan(self.table.spec, attempt), shard.arrays, shard.buckets)
+        placement = {**manifest.placement, COUNTS: (0,) * 4}
+        return replace(manifest, tables=(*manifest.tables, table), placement=placement)
+
+
+# Loaded once in the fork server: every child has the compiled kernels from the start. No thread may run there.
 bucket_digest([np.zeros((1, 1), np.float32)], first_row=0, row_stride=1, num_rows=1)
 
 
@@ -82,3 +133,14 @@ def live(url: str, steps: Sequence[int], die_at: int, moment: str, said: Connect
         said.send(checkpoint.commit(store, write_next(store, lease, step), lease))
         keep_latest(store, lease, num_to_keep=2)
     said.send(store.counted)
+
+
+def live_and_train(url: str, steps: Sequence[int], die_at: int, moment: str, said: Connection) -> None:
+    """As `live`, while a thread changes the rows of one more table all the time."""
+    store = MortalStore(url, die_at=die_at, moment=moment)
+    lease = take(store)
+    training = Training()
+    for step in steps:
+        said.send(checkpoint.commit(store, training.write(store, lease, step), lease))
+    said.send(store.counted)
+    os._exit(0)

@@ -41,6 +41,7 @@ def train_small(
     num_hosts: int,
     in_process: bool = False,
     max_steps: int = NUM_STEPS,
+    full_every: int = 1,
     reporter: SilentReporter | None = None,
     **options: Any,
 ) -> Result:
@@ -52,7 +53,7 @@ def train_small(
             name=name,
             storage_path=str(tmp_path),
             max_steps=max_steps,
-            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY),
+            checkpoint_config=CheckpointConfig(every_steps=COMMIT_EVERY, full_every=full_every),
         ),
         reporter=reporter or SilentReporter(),
     )
@@ -240,7 +241,47 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     print(f"killed a {kind} {killer.delay_s:.2f} s after step {killer.after_step} (seed {seed})")
     assert killer.killed
     assert len(result.recoveries) == 1
-    assert result.recoveries[0].discarded_steps <= COMMIT_EVERY
+    # Up to an interval since the last boundary, and one more if the commit of that boundary was still being written.
+    assert result.recoveries[0].discarded_steps <= 2 * COMMIT_EVERY
+    assert (_losses(result) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
+
+
+class _SaveKiller(SilentReporter):
+    """Kills one actor of the run with SIGKILL when the first file of a given checkpoint attempt appears, while training goes on."""
+
+    def __init__(self, kind: str, attempt: Path) -> None:
+        self.kind, self.attempt = kind, attempt
+        self.killed: list[int] = []
+        self.commits: list[str] = []
+        threading.Thread(target=self._wait_and_kill, daemon=True).start()
+
+    def _wait_and_kill(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if any(path.is_file() for path in self.attempt.rglob("*")):
+                self.killed.append(actor_processes(self.kind)[0])
+                os.kill(self.killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.001)
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
+        self.commits.append(name)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("kind", "full_every"), [("HostActor", 3), ("DeviceActor", 1)])
+def test_a_kill_while_a_commit_is_written_ends_with_the_same_bytes(
+    kind: str, full_every: int, two_hosts: Result, small_data: str, runs: Path
+) -> None:
+    """Full commits, and a delta that is written when a host dies; the chain goes on from what stands."""
+    name = f"killed-saving-{kind}"
+    killer = _SaveKiller(kind, runs / name / "data" / "s000000020-g00000001")
+    result = train_small(small_data, runs, name, num_hosts=2, full_every=full_every, reporter=killer)
+    assert killer.killed
+    assert len(result.recoveries) == 1
+    # Either the commit had been written by all, or the one before stands.
+    assert result.recoveries[0].base_step == (20 if "s000000020-g00000001" in killer.commits else 10)
     assert (_losses(result) == _losses(two_hosts)).all()
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
 
@@ -266,14 +307,18 @@ def expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
 def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     ray_cluster: None, small_data: str, runs: Path
 ) -> None:
-    """2 → 3 → 1 hosts, over two whole epochs; the audit table counts the visits, and it is rolled back and moved like any table."""
+    """2 → 3 → 1 hosts, over two whole epochs, through chains of deltas; the audit table counts the visits, and it is rolled back and moved
+    like any table."""
     job = small_job(folder=small_data)
     plan = training_plan(
         build_index(job.resolved_data), num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed
     )
     total = 2 * plan.steps_per_epoch
     for num_hosts, max_steps in ((2, 13), (3, 27), (1, total)):
-        result = train_small(small_data, runs, "elastic", num_hosts=num_hosts, max_steps=max_steps)
+        result = train_small(small_data, runs, "elastic", num_hosts=num_hosts, max_steps=max_steps, full_every=4)
+        head = checkpoint.load_head(Store(result.path))
+        assert head is not None
+        assert (head.hosts, head.num_deltas) == (num_hosts, {13: 1, 27: 3, total: 1}[max_steps])
     assert result.step == total
     audit = committed_state(result.path)["audit/rows"][:, 0]
     np.testing.assert_allclose(audit, expected_audit(job, total), atol=1e-4)

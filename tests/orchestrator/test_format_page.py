@@ -17,8 +17,10 @@ import pytest
 
 from orchestrator import checkpoint, lease, manifest, run_record
 from tests.orchestrator.checkpoint_samples import TABLES, take, values_of, write_next
+from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, random_table
 from workers import checkpoint_files
 from workers.storage import Store
+from workers.strict_json import seal
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
 MASK = (1 << 64) - 1
@@ -89,9 +91,14 @@ def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
         chunks = zip(described["name"], described["size_bytes"], described["crc32c"], strict=True)
         dtype = np.dtype(array["dtype"]).newbyteorder("<")
         buckets[array["name"]] = [
-            np.frombuffer(read_chunk(run, *chunk), dtype).reshape(table["rows_per_bucket"], array["width"])
+            np.frombuffer(read_chunk(run, *chunk), dtype).reshape(table["rows_per_bucket"], array["width"]).copy()
             for chunk in chunks
         ]
+    for part in (part for delta in table["deltas"] for part in delta["parts"]):
+        ids, *changes = [read_whole(run, file) for file in part["files"]]
+        for values, change in zip(buckets.values(), changes, strict=True):
+            for row, changed in zip(ids.tolist(), change, strict=True):
+                values[row % num_buckets][row // num_buckets] = changed
     for bucket in range(num_buckets):
         a = b = 0
         for row in range(bucket, num_rows, num_buckets):
@@ -107,10 +114,13 @@ def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
 
 def read_leaf(run: Path, commit: str, key: str) -> np.ndarray:
     (leaf,) = [leaf for leaf in read_sealed(run / "commit" / f"{commit}.json")["dense"] if leaf["key"] == key]
-    chunk = "/".join([leaf["path"], "c", *["0"] * len(leaf["shape"])])
-    return np.frombuffer(read_chunk(run, chunk, leaf["size_bytes"], leaf["crc32c"]), leaf["dtype"]).reshape(
-        leaf["shape"]
-    )
+    return read_whole(run, leaf)
+
+
+def read_whole(run: Path, file: dict) -> np.ndarray:
+    chunk = "/".join([file["path"], "c", *["0"] * len(file["shape"])])
+    data = read_chunk(run, chunk, file["size_bytes"], file["crc32c"])
+    return np.frombuffer(data, file["dtype"]).reshape(file["shape"])
 
 
 # ---------------------------------------------------------------- end of the independent reader
@@ -140,6 +150,60 @@ def test_a_stranger_reads_our_tables(run: Path) -> None:
                 np.testing.assert_array_equal(values[row], expected[row % num_buckets, row // num_buckets])
     np.testing.assert_array_equal(read_leaf(run, commit, "w"), np.full((2, 3), 25, np.float32))
     assert read_leaf(run, commit, "count") == 25
+
+
+@pytest.fixture
+def incremental(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A run whose newest commit is the second delta of its chain, and the values of its table in row order."""
+    url = tmp_path / "incremental"
+    store = Store(url)
+    tables = {"users": random_table(1, num_rows=37, num_buckets=4, widths={"rows": 3, "accumulator": 1})}
+    store, lease_of_run = create_run(url, tables)
+    expected = {name: values.copy() for name, values in tables["users"].arrays.items()}
+    newest = commit_tables(store, lease_of_run, 10, tables)
+    for step, ids in ((20, [0, 5, 36]), (30, [5, 8, 9])):
+        for values in expected.values():
+            values[ids] += step
+        newest = commit_changes(store, lease_of_run, newest, step, {"users": (ids, expected)})
+    return url, expected
+
+
+def test_a_stranger_reads_a_chain(incremental: tuple[Path, dict[str, np.ndarray]]) -> None:
+    run, expected = incremental
+    commit = find_head(run)
+    assert commit == "s000000030-g00000001"
+    for name, values in read_table(run, commit, "users").items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def test_a_stranger_notices_a_chain_out_of_order_or_with_a_damaged_link(
+    incremental: tuple[Path, dict[str, np.ndarray]],
+) -> None:
+    run, _ = incremental
+    commit = "s000000030-g00000001"
+    links = sorted((run / "data" / "s000000020-g00000001").rglob("delta-*/arrays/rows/c/0/0"))
+    data = bytearray(links[0].read_bytes())
+    links[0].write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(ValueError, match="damaged"):
+        read_table(run, commit, "users")
+    links[0].write_bytes(data)
+    read_table(run, commit, "users")
+    path = run / "commit" / f"{commit}.json"
+    document = read_sealed(path)
+    document["tables"][0]["deltas"].reverse()
+    del document["sha256"]
+    path.write_bytes(seal(document))
+    with pytest.raises(ValueError, match="damaged"):
+        read_table(run, commit, "users")
+
+
+def test_zarr_opens_the_changed_rows(incremental: tuple[Path, dict[str, np.ndarray]]) -> None:
+    import zarr
+
+    run, expected = incremental
+    for part in read_sealed(run / "commit" / "s000000030-g00000001.json")["tables"][0]["deltas"][1]["parts"]:
+        ids, rows, _ = (zarr.open(str(run / file["path"]), mode="r")[:] for file in part["files"])
+        np.testing.assert_array_equal(rows, expected["rows"][ids])
 
 
 def test_a_strangers_head_is_ours(tmp_path: Path) -> None:
@@ -185,7 +249,14 @@ def listed_members(section: str) -> set[str]:
     [
         (
             "4.",
-            [manifest.Manifest, checkpoint_files.TableFiles, checkpoint_files.ArrayFiles, checkpoint_files.DenseFile],
+            [
+                manifest.Manifest,
+                checkpoint_files.TableFiles,
+                checkpoint_files.ArrayFiles,
+                checkpoint_files.DenseFile,
+                checkpoint_files.DeltaFiles,
+                checkpoint_files.DeltaPart,
+            ],
         ),
         (
             "7.",
@@ -214,6 +285,13 @@ def test_the_example_of_the_page_has_exactly_the_members_of_a_manifest() -> None
         field.name for field in dataclasses.fields(checkpoint_files.ArrayFiles)
     }
     assert set(example["dense"][0]) == {field.name for field in dataclasses.fields(checkpoint_files.DenseFile)}
+    (delta,) = example["tables"][0]["deltas"]
+    assert set(delta) == {field.name for field in dataclasses.fields(checkpoint_files.DeltaFiles)}
+    assert set(delta["parts"][0]) == {field.name for field in dataclasses.fields(checkpoint_files.DeltaPart)}
+    for file in delta["parts"][0]["files"]:
+        assert set(file) == {field.name for field in dataclasses.fields(checkpoint_files.DenseFile)}
+        size = {"int64": 8, "float32": 4}[file["dtype"]] * int(np.prod(file["shape"]))
+        assert (file["shape"][0], file["size_bytes"]) == (sum(delta["parts"][0]["counts"]), size + 4)
     table = example["tables"][0]
     assert table["rows_per_bucket"] == -(-table["num_rows"] // table["num_buckets"])
     assert table["chunks"]["rows"]["size_bytes"][0] == table["rows_per_bucket"] * table["dim"] * 4 + 4

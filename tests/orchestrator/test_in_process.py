@@ -16,7 +16,7 @@ from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims, read_heartbeat
-from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.progress import Reporter, SilentReporter, WindowReport
 from orchestrator.run_folder import create_run, open_run
 from orchestrator.signals import StopSignals
 from orchestrator.trainer import Trainer
@@ -51,7 +51,15 @@ class Stopper(SilentReporter):
             self.stop.request("a test")
 
 
-def train(folder: str, path: Path, *, stop_at: int | None = None, evaluate: bool = False, **config: object) -> Result:
+def train(
+    folder: str,
+    path: Path,
+    *,
+    stop_at: int | None = None,
+    evaluate: bool = False,
+    reporter: Reporter | None = None,
+    **config: object,
+) -> Result:
     reference = JobReference(
         function="tests.small_job:small_job", arguments={"folder": folder, "evaluate": evaluate, "audit": False}
     )
@@ -63,7 +71,7 @@ def train(folder: str, path: Path, *, stop_at: int | None = None, evaluate: bool
         scaling=ScalingConfig(in_process=True),
         config=RunConfig(**settings),  # type: ignore[arg-type]
         backend=InProcessBackend(),
-        reporter=SilentReporter() if stop_at is None else Stopper(stop, stop_at),
+        reporter=reporter or (SilentReporter() if stop_at is None else Stopper(stop, stop_at)),
         stop=stop,
     )
     return driver.run()

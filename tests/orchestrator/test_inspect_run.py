@@ -65,6 +65,8 @@ def test_the_text_shows_commits_tables_and_the_driver(run) -> None:
         "59",
         "min",
         *format_bytes(manifests[-1].size_bytes).split(),
+        "full,",
+        *format_bytes(manifests[-1].size_bytes).split(),
         "2",
         "head",
     ]

@@ -1,4 +1,5 @@
-"""SIGKILL inside every storage operation of a save: the acknowledged commits stand, and the next driver goes on."""
+"""SIGKILL inside every storage operation of a save, of rows that rest and of rows that train: the acknowledged commits stand, and the next
+driver goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator import checkpoint
@@ -17,7 +20,8 @@ from orchestrator.keep import keep_latest
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import parse_commit_name
 from tests.orchestrator.checkpoint_samples import take, write_next
-from tests.orchestrator.saving_process import live
+from tests.orchestrator.saving_process import COUNTS, live, live_and_train
+from workers.checkpoint_files import read_bucket
 from workers.storage import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -25,10 +29,12 @@ CONTEXT.set_forkserver_preload(["tests.orchestrator.saving_process"])
 STEPS = (30, 40, 50)
 
 
-def run_life(url: Path, die_at: int, moment: str) -> tuple[list[str], int | None, int | None]:
+def run_life(
+    url: Path, die_at: int, moment: str, life: Callable[..., None] = live
+) -> tuple[list[str], int | None, int | None]:
     """Returns (acknowledged commits, operations if it finished, exit code)."""
     heard, said = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=live, args=(str(url), STEPS, die_at, moment, said))
+    process = CONTEXT.Process(target=life, args=(str(url), STEPS, die_at, moment, said))
     process.start()
     said.close()
     messages: list[str | int] = []
@@ -90,14 +96,40 @@ def test_a_kill_at_each_operation(beginning: Path, num_operations: int, scratch:
     kill_at(range(1, num_operations + 1), beginning, scratch, moment)
 
 
-def kill_at(points: range, beginning: Path, scratch: Path, moment: str) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_of_a_save_beside_training_leaves_every_acknowledged_commit(
+    beginning: Path, scratch: Path, moment: str
+) -> None:
+    """The first save, and the second to its end; every fourth operation, each moment at other ones."""
+    url = scratch / f"whole-{moment}"
+    shutil.copytree(beginning, url)
+    acknowledged, counted, code = run_life(url, 10**9, "never", live_and_train)
+    assert (len(acknowledged), code) == (len(STEPS), 0)
+    assert counted is not None
+    check_cuts(Store(url), at_least=len(STEPS))
+    kill_at(range(1 + MOMENTS.index(moment), counted * 2 // 3, 4), beginning, scratch, moment, live_and_train)
+
+
+def kill_at(points: range, beginning: Path, scratch: Path, moment: str, life: Callable[..., None] = live) -> None:
     for point in points:
         url = scratch / f"{moment}-{point}"
         shutil.copytree(beginning, url)
-        acknowledged, _, code = run_life(url, point, moment)
+        acknowledged, _, code = run_life(url, point, moment, life)
+        check_cuts(Store(url), at_least=len(acknowledged) if life is live_and_train else 0)
         assert code == -signal.SIGKILL or (moment == "inside" and code == 0)
         check_what_is_left(Store(url), acknowledged)
         shutil.rmtree(url)
+
+
+def check_cuts(store: Store, *, at_least: int) -> None:
+    """All rows of the table that trained meanwhile have done the same number of steps."""
+    tables: list[Any] = [
+        table for name in read_lineage(store) for table in checkpoint.load(store, name).tables if table.name == COUNTS
+    ]
+    assert len(tables) >= at_least
+    for table in tables:
+        values = np.stack([read_bucket(store, table, bucket)[0] for bucket in range(table.num_buckets)])
+        assert np.unique(values).size == 1
 
 
 def check_what_is_left(store: Store, acknowledged: list[str]) -> None:

@@ -41,6 +41,9 @@ class ScriptedHandle:
         self.backend.asked.append((self.worker, method, arguments))
         return ScriptedCall(self.worker, self.backend.answer_of(self.worker, method, arguments))
 
+    def background(self, method: str, *arguments: Any) -> Call:
+        return self.call(method, *arguments)
+
     def control(self, method: str, *arguments: Any) -> Call:
         return ScriptedCall(self.worker, self.backend.answer_of(self.worker, f"control {method}", arguments))
 
@@ -179,10 +182,12 @@ def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> 
 
 def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> None:
     group, backend = group_of({})
-    group.save("s1-g1")
-    assert [arguments for worker, _, arguments in backend.asked if worker.startswith("device")] == [
-        ("s1-g1", True),
-        ("s1-g1", False),
+    group.begin_save("s1-g1", is_delta=False)
+    assert [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("device")] == [
+        ("begin_save", ()),
+        ("begin_save", ()),
+        ("write_save", ("s1-g1", True)),
+        ("write_save", ("s1-g1", False)),
     ]
     backend.asked.clear()
     group.restore(SimpleNamespace(tables="tables", dense="dense"))  # type: ignore[arg-type]
@@ -320,7 +325,35 @@ def test_a_step_that_does_not_finish_is_named_with_its_phase() -> None:
     assert "gradient exchange of step 41" in messages["host 0"]
 
 
-@pytest.mark.parametrize("method", ["train", "save", "restore", "evaluate"])
+def written_by(num_hosts: int, **others: Any) -> dict[tuple[str, str], Any]:
+    script = {
+        (f"{side} {at}", "write_save"): f"{side} {at} wrote" for side in ("host", "device") for at in range(num_hosts)
+    }
+    return script | {(worker.replace("_", " "), "write_save"): answer for worker, answer in others.items()}
+
+
+def test_receipts_are_there_when_the_last_worker_has_written_and_nobody_waits_for_them() -> None:
+    left = iter([NEVER] * 3)
+    group, _ = group_of(written_by(2, device_1=lambda: next(left, "device 1 wrote")))
+    writing = group.begin_save("s1-g1", is_delta=False)
+    assert group.receipts(writing) is None
+    expected = (["host 0 wrote", "host 1 wrote"], ["device 0 wrote", "device 1 wrote"])
+    assert group.await_receipts(writing) == expected
+    assert group.receipts(writing) == expected
+
+
+def test_a_worker_that_cannot_write_is_an_error_and_one_that_is_gone_is_left_to_the_calls_that_work() -> None:
+    group, _ = group_of(written_by(2, host_0=failure("host 0"), host_1=NEVER))
+    with pytest.raises(WorkerFailure, match="host 0 failed|host 0 error"):
+        group.receipts(group.begin_save("s1-g1", is_delta=False))
+    group, _ = group_of(written_by(2, host_0=failure("host 0", FailureKind.DIED), host_1=NEVER))
+    writing = group.begin_save("s1-g1", is_delta=False)
+    assert group.receipts(writing) is None
+    with pytest.raises(WorkerFailure, match="host 0 died"):
+        group.await_receipts(writing)
+
+
+@pytest.mark.parametrize("method", ["train", "write_save", "restore", "evaluate"])
 def test_work_that_goes_on_may_take_any_time(method: str) -> None:
     """Each finished step or file starts the deadline again: a shard of a terabyte is saved in many small pieces."""
     done_at = time.monotonic() + 1.3
@@ -335,8 +368,8 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
     match method:
         case "train":
             assert group.train(0, 5)[0] == ["done"]
-        case "save":
-            assert group.save("s")[0] == ["done"]
+        case "write_save":
+            assert group.await_receipts(group.begin_save("s", is_delta=False))[0] == ["done"]
         case "restore":
             group.restore(None)
         case "evaluate":

@@ -150,7 +150,8 @@ class Pod:
         return self.all("train", [(first, last, is_followed)] * self.num_hosts)
 
     def save(self, attempt: str) -> tuple[TableFiles, ...]:
-        receipts = self.all("save", [(attempt,)] * self.num_hosts)
+        self.all("begin_save")
+        receipts = self.all("write_save", [(attempt, False)] * self.num_hosts)
         tables = []
         for at, spec in enumerate(table_specs(self.job, self.buckets)):
             parts = [receipt.tables[at] for receipt in receipts]
@@ -432,7 +433,7 @@ def test_marks_grow_with_every_step_and_file(job: JobConfig, tmp_path: Path) -> 
         for work in (
             lambda: worker.restore(None),
             lambda: worker.train(0, 3),
-            lambda: worker.save("s"),
+            lambda: hosts.save("s"),
             worker.evaluate,
         ):
             work()

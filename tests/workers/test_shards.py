@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from embedding.table import Table
 from embedding.table_spec import TableSpec
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.chunks import ChunkDamaged
-from workers.shards import CheckpointMismatch, read_dense, read_shard, table_plan, write_dense, write_shard
+from workers.shards import (
+    CheckpointMismatch,
+    ShardReceipt,
+    read_dense,
+    read_shard,
+    table_plan,
+    write_dense,
+    write_shard,
+)
 from workers.storage import Store
 from workers.storage_errors import StorageError
 
@@ -65,13 +74,22 @@ def contents(hosts: list[list[Table]]) -> dict[str, bytes]:
     return found
 
 
+def live(table: Table, bucket: int) -> list[np.ndarray]:
+    return list(table.bucket(bucket).values())
+
+
 def write(store: Store, hosts: list[list[Table]], attempt: str = ATTEMPT) -> tuple[TableFiles, ...]:
     receipts = [
-        write_shard(store, tables, attempt, is_first=host == 0, on_chunk=lambda: None)
+        write_shard(store, tables, attempt, is_first=host == 0, values_of=live, on_chunk=lambda: None)
         for host, tables in enumerate(hosts)
     ]
+    return assembled(hosts[0], receipts, attempt)
+
+
+def assembled(tables: Sequence[Table], receipts: Sequence[ShardReceipt], attempt: str) -> tuple[TableFiles, ...]:
+    """The files of all hosts' receipts, as a manifest has them."""
     files = []
-    for at, table in enumerate(hosts[0]):
+    for at, table in enumerate(tables):
         parts = [receipt.tables[at] for receipt in receipts]
         arrays = next(part.arrays for part in parts if part.arrays)
         files.append(
@@ -100,7 +118,7 @@ def test_any_number_of_hosts_reads_what_another_number_wrote(tmp_path: Path, wri
 def test_a_mark_for_every_bucket(tmp_path: Path) -> None:
     marks: list[int] = []
     (tables,) = shards(1)
-    write_shard(Store(str(tmp_path)), tables, ATTEMPT, is_first=True, on_chunk=lambda: marks.append(1))
+    write_shard(Store(str(tmp_path)), tables, ATTEMPT, is_first=True, values_of=live, on_chunk=lambda: marks.append(1))
     assert len(marks) == sum(s.layout.num_buckets for s in SPECS)
 
 

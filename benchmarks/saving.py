@@ -1,0 +1,143 @@
+"""What a save costs training: steps with and without one under way, and the memory it takes. Prints one JSON line.
+
+    python benchmarks/saving.py --hosts 2 --saves 3
+
+Hosts and devices are those of `benchmarks/dlrm.py`, on the workload `small`, one call a step, so that every step has a time. Then three kinds
+of steps are compared: those without a save, the first one after a save began (its time counts from the end of the step before, so it holds
+the whole stall), and the others while it was written. Files go to a temporary folder, with the durable writes of a real run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measuring  # noqa: E402
+from benchmarks.dlrm import NUM_BATCHES, start_group  # noqa: E402
+from benchmarks.workload import make_batches, workload  # noqa: E402
+from workers.job import JobReference  # noqa: E402
+
+WARM_UP_STEPS = 20
+
+
+class Steps:
+    """Trains step by step. Mutated: the next step, the time at which the last one ended, and the hosts' waits and memory."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.number = 0
+        self.ended_s = time.perf_counter()
+        self.wait_s = 0.0
+        self.rss_bytes = 0
+
+    def one(self) -> float:
+        """Trains a step; the seconds since the last one ended."""
+        hosts, _ = self.group.train(self.number, self.number + 1)
+        before, self.ended_s = self.ended_s, time.perf_counter()
+        self.number += 1
+        self.wait_s += max(host.phase_s.get("wait for save", 0.0) for host in hosts)
+        self.rss_bytes = sum(host.peak_rss_bytes for host in hosts)
+        return self.ended_s - before
+
+
+def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of undisturbed steps and of a save with the steps beside it."""
+    steps = Steps(group)
+    for _ in range(WARM_UP_STEPS):
+        steps.one()
+    rss_before = steps.rss_bytes
+    quiet: list[float] = []
+    first: list[float] = []
+    beside: list[float] = []
+    save_s: list[float] = []
+    size_bytes = 0
+    if arguments.incremental:
+        group.await_receipts(group.begin_save("s999999999-g00000001", is_delta=False))
+        steps.one()
+    steps.wait_s = 0.0
+    busy_before, started = measuring.machine_cpu_s(), time.perf_counter()
+    for number in range(arguments.saves):
+        quiet += [steps.one() for _ in range(arguments.steps)]
+        began_s = time.perf_counter()
+        writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=arguments.incremental)
+        first.append(steps.one())
+        while (receipts := group.receipts(writing)) is None:
+            beside.append(steps.one())
+        save_s.append(time.perf_counter() - began_s)
+        shards, _ = receipts
+        tables = [table for shard in shards for table in shard.tables]
+        size_bytes = sum(chunk.size_bytes for t in tables for bucket in t.buckets for chunk in bucket.chunks)
+        size_bytes += sum(file.size_bytes for t in tables for part in t.parts for file in part.files)
+    busy = (measuring.machine_cpu_s() - busy_before) / (time.perf_counter() - started)
+    shard_bytes = sum(ready.shard_bytes for ready in group.ready)
+    return {
+        "tables_mb": round(shard_bytes / 1e6, 1),
+        "saved_mb": round(size_bytes / 1e6, 1),
+        "save_s": round(statistics.median(save_s), 2),
+        "step_ms": _times(quiet),
+        "first_step_ms": _times(first),
+        "step_beside_save_ms": _times(beside),
+        "stall_steps": round(statistics.median(first) / statistics.median(quiet) - 1, 2),
+        "waited_for_save_ms": round(1e3 * steps.wait_s, 2),
+        "buffer_share_percent": round(100 * sum(ready.save_bytes for ready in group.ready) / shard_bytes, 2),
+        "memory_growth_percent": round(100 * (steps.rss_bytes - rss_before) / shard_bytes, 2),
+        "cpus_busy": round(busy, 2),
+    }
+
+
+def _times(seconds: list[float]) -> dict[str, float]:
+    milliseconds = 1e3 * np.asarray(seconds)
+    return {
+        "median": round(float(np.median(milliseconds)), 2),
+        "p90": round(float(np.quantile(milliseconds, 0.9)), 2),
+        "max": round(float(milliseconds.max()), 2),
+        "count": len(seconds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", default="small", choices=["A", "small", "tiny"])
+    parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="undisturbed steps before each save")
+    parser.add_argument("--incremental", action="store_true", help="save whole once, then only rows that changed")
+    parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
+    arguments = parser.parse_args()
+    # Workers import the job's module by name.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from orchestrator.cluster import connected
+
+    with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
+        make_batches(workload(arguments.bench), NUM_BATCHES).write(Path(folder))
+        job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
+        reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
+        with connected(arguments.hosts):
+            group = start_group(arguments, reference, storage=f"{folder}/run", tracks_changes=arguments.incremental)
+            try:
+                result = measure(group, arguments)
+                group.close()
+            finally:
+                group.stop()
+    config = {
+        name: getattr(arguments, name) for name in ("bench", "hosts", "emb_opt", "placement", "saves", "incremental")
+    }
+    print(json.dumps({"benchmark": "saving", **config, **result}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Commits beside training: on whole runs in this process, with storage that is slow or fails at a chosen file, and on a scripted group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator import checkpoint
+from orchestrator.background_commit import BackgroundCommits
+from orchestrator.config import CheckpointConfig, Result
+from orchestrator.errors import Failure, FailureKind, WorkerFailure, WorkerRefused
+from orchestrator.lease import read_lineage
+from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.worker_group import WorkerGroup
+from tests.orchestrator.test_in_process import STEPS, train
+from tests.orchestrator.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
+from tests.run_state import assert_same_bytes, committed_state, tables_of
+from workers.storage import Store
+from workers.storage_errors import StorageError
+
+PATIENCE_S = 60.0
+
+
+class Watcher(SilentReporter):
+    """Remembers what it was told, in order, and lets a test act on each window."""
+
+    def __init__(self, on_window: Callable[[WindowReport], None] = lambda report: None) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.windows: list[WindowReport] = []
+        self._on_window = on_window
+
+    def window(self, report: WindowReport) -> None:
+        self.windows.append(report)
+        self.events.append(("step", report.step))
+        self._on_window(report)
+
+    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
+        self.events.append(("commit", int(name[1:10])))
+
+
+def before_each_file(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
+    """Calls `act` with the name of each new file before it is written, in the thread that writes it."""
+    real = Store.write_new
+
+    def write_new(self: Store, name: str, buffers: Sequence[Any]) -> None:
+        act(name)
+        real(self, name, buffers)
+
+    monkeypatch.setattr(Store, "write_new", write_new)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(small_data, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def test_training_goes_on_while_a_commit_is_written(
+    undisturbed: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of step 10 are held back until the windows after it have run; the commit holds the state of step 10 all the same."""
+    passed = threading.Event()
+
+    def hold(name: str) -> None:
+        if "s000000010" in name:
+            assert passed.wait(PATIENCE_S)
+
+    before_each_file(monkeypatch, hold)
+    watcher = Watcher(lambda report: passed.set() if report.step > 11 else None)
+    result = train(
+        small_data,
+        tmp_path / "run",
+        reporter=watcher,
+        checkpoint_config=CheckpointConfig(every_steps=10, num_to_keep=None),
+    )
+    commits = [event for event in watcher.events if event[0] == "commit"]
+    assert commits == [("commit", 10), ("commit", 20), ("commit", STEPS)]
+    late = watcher.events[: watcher.events.index(("commit", 10))]
+    assert max(step for kind, step in late if kind == "step") > 11
+    assert all(w.committed_step == 0 for w in watcher.windows if w.step <= 12)
+    assert all(w.committed_unix_s is None for w in watcher.windows if w.committed_step == 0)
+    assert dict(result.losses) == dict(undisturbed.losses)
+    assert_same_bytes(committed_state(result.path), committed_state(undisturbed.path))
+    stopped = train(small_data, tmp_path / "stopped", max_steps=10)
+    store = Store(result.path)
+    manifest = checkpoint.load(store, "s000000010-g00000001")
+    head = checkpoint.load_head(Store(stopped.path))
+    assert head is not None
+    assert [table.digests for table in manifest.tables] == [table.digests for table in head.tables]
+    assert_same_bytes(tables_of(store, manifest), tables_of(Store(stopped.path), head))
+    assert [leaf.crc32c for leaf in manifest.dense] == [leaf.crc32c for leaf in head.dense]
+
+
+def test_the_next_commit_waits_for_the_one_before(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of one step and a commit at each; a slow disk. None is left out, and at most one attempt is ever under way."""
+    seen: list[str] = []
+
+    def slow(name: str) -> None:
+        attempt = name.split("/")[1]
+        if not seen or seen[-1] != attempt:
+            assert attempt not in seen, "files of two attempts are written in turn"
+            seen.append(attempt)
+        time.sleep(0.01)
+
+    before_each_file(monkeypatch, slow)
+    watcher = Watcher()
+    train(
+        small_data, tmp_path / "run", reporter=watcher, max_steps=5, checkpoint_config=CheckpointConfig(every_steps=1)
+    )
+    assert [step for kind, step in watcher.events if kind == "commit"] == [1, 2, 3, 4, 5]
+    assert len(seen) == 5
+
+
+def test_a_write_that_fails_beside_training_ends_the_run_and_the_commit_before_stands(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str) -> None:
+        if name.startswith("data/s000000020") and name.endswith("tables/b/velocity/c/3/0/0"):
+            raise StorageError("found the disk full. Expected room. Make some")
+
+    before_each_file(monkeypatch, full)
+    with pytest.raises(WorkerRefused, match="host 0 failed: StorageError: found the disk full"):
+        train(small_data, tmp_path / "run")
+    store = Store(str(tmp_path / "run"))
+    assert read_lineage(store) == ("s000000010-g00000001",)
+    assert checkpoint.verify(store, checkpoint.load(store, "s000000010-g00000001")).is_intact
+    monkeypatch.undo()
+    again = train(small_data, tmp_path / "run")
+    assert sorted(again.losses) == list(range(10, STEPS))
+
+
+def test_a_dense_write_that_fails_ends_the_run_too(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str) -> None:
+        if "/dense/" in name:
+            raise StorageError("found the disk full")
+
+    before_each_file(monkeypatch, full)
+    with pytest.raises(WorkerRefused, match="device 0 failed: StorageError: found the disk full"):
+        train(small_data, tmp_path / "run")
+    assert read_lineage(Store(str(tmp_path / "run"))) == ()
+
+
+def commits_of(script: dict[tuple[str, str], Any]) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
+    """A group of one host on a script, and the steps that were acknowledged."""
+
+    def answer(worker: str, method: str) -> Any:
+        return script.get((worker, method), progress(1) if method == "control status" else None)
+
+    backend = ScriptedBackend(answer)
+    group = WorkerGroup(backend, backend.launch(1), QUICK, lambda: None)
+    acknowledged: list[int] = []
+    commits = BackgroundCommits(
+        group,
+        generation=3,
+        head=None,
+        full_every=2,
+        acknowledge=lambda manifest, seconds: acknowledged.append(manifest.step),
+    )
+    return commits, backend, acknowledged
+
+
+def published(step: int) -> Callable[[Any, Any], Any]:
+    """A publication that always succeeds; every second commit is a delta."""
+
+    def publish(parent: Any, receipts: Any) -> Any:
+        num_deltas = 0 if parent is None or parent.num_deltas else 1
+        return SimpleNamespace(step=step, parent=parent, receipts=receipts, num_deltas=num_deltas)
+
+    return publish
+
+
+def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> None:
+    commits, backend, acknowledged = commits_of({("host 0", "write_save"): "rows", ("device 0", "write_save"): "dense"})
+    assert (commits.committed_step, commits.begun_step) == (0, 0)
+    commits.begin(10, published(10))
+    assert (commits.committed_step, commits.begun_step) == (0, 10)
+    assert ("host 0", "write_save", ("s000000010-g00000003", False)) in backend.asked
+    commits.begin(20, published(20))
+    assert (commits.committed_step, commits.begun_step) == (10, 20)
+    assert ("host 0", "write_save", ("s000000020-g00000003", True)) in backend.asked
+    first: Any = commits.head
+    assert first.receipts == (["rows"], ["dense"])
+    commits.finish()
+    commits.finish()
+    commits.poll()
+    second: Any = commits.head
+    assert second.parent is first
+    assert acknowledged == [10, 20]
+    commits.close()
+
+
+def test_after_a_fault_only_what_all_had_written_is_published() -> None:
+    lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
+    commits, _, acknowledged = commits_of({("host 0", "write_save"): lost})
+    commits.begin(10, published(10))
+    commits.leave(can_finish=False)
+    assert acknowledged == []
+    commits.close()
+    commits, _, acknowledged = commits_of({})
+    commits.begin(10, published(10))
+    commits.leave(can_finish=False)
+    assert acknowledged == [10]
+    commits.close()
+
+
+def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
+    left = iter([NEVER] * 5)
+    commits, _, acknowledged = commits_of({("host 0", "write_save"): lambda: next(left, "rows")})
+    commits.begin(10, published(10))
+    commits.leave(can_finish=True)
+    assert acknowledged == [10]
+    commits.close()
+
+
+def test_an_error_of_the_publication_reaches_the_driver_and_acknowledges_nothing() -> None:
+    def refuse(*_: Any) -> Any:
+        raise StorageError("not published")
+
+    commits, _, acknowledged = commits_of({})
+    commits.begin(10, refuse)
+    with pytest.raises(StorageError, match="not published"):
+        commits.begin(20, published(20))
+    assert (commits.committed_step, acknowledged) == (0, [])
+    commits.close()
+
+
+def test_a_worker_that_is_gone_is_found_by_who_waits_for_it() -> None:
+    lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
+    commits, _, _ = commits_of({("host 0", "write_save"): lost})
+    commits.begin(10, published(10))
+    commits.poll()
+    with pytest.raises(WorkerFailure, match="host 0 died"):
+        commits.finish()
+    commits.close()
