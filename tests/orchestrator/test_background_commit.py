@@ -156,7 +156,7 @@ def commits_of(script: dict[tuple[str, str], Any]) -> tuple[BackgroundCommits, S
         return script.get((worker, method), progress(1) if method == "control status" else None)
 
     backend = ScriptedBackend(answer)
-    group = WorkerGroup(backend, backend.launch(1), QUICK, lambda: None)
+    group = WorkerGroup(backend, backend.launch(1, lambda: None), QUICK, lambda: None)
     acknowledged: list[int] = []
     commits = BackgroundCommits(
         group,

@@ -9,9 +9,9 @@ import pytest
 
 from orchestrator.config import ConfigurationError
 from orchestrator.errors import CrashLoop, JobFailed
+from orchestrator.input_record import InputChanged
 from orchestrator.lease import Fenced, Holder, RunIsHeld
 from orchestrator.outcomes import exit_code
-from orchestrator.run_folder import InputChanged
 from orchestrator.run_record import RunMismatch
 from workers.data_config import DataConfigError
 from workers.input_errors import InputError
