@@ -17,6 +17,7 @@ from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from embedding.placement import place_tables
 from embedding.table import Table
 from embedding.table_spec import TableSpec
+from tests.workers.test_shards import live
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.chunks import ChunkDamaged
 from workers.shards import read_shard, table_plan, write_shard
@@ -53,7 +54,7 @@ def hosts_of(specs: Sequence[TableSpec], placement: Sequence[np.ndarray], num_ho
 def save(store: Store, hosts: Hosts, step: int) -> tuple[TableFiles, ...]:
     attempt = f"s{step:09d}-g00000001"
     receipts = [
-        write_shard(store, tables, attempt, is_first=host == 0, on_chunk=lambda: None)
+        write_shard(store, tables, attempt, is_first=host == 0, values_of=live, on_chunk=lambda: None)
         for host, tables in enumerate(hosts)
     ]
     files = []
