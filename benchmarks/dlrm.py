@@ -94,10 +94,10 @@ def benchmark_job(
     bench: str,
     emb_opt: str,
     folder: str,
-    staleness: int,
-    overlap: bool,
-    wire_dtype: str,
-    device_ms: float | None,
+    staleness: int = 0,
+    overlap: bool = True,
+    wire_dtype: str = "float32",
+    device_ms: float | None = None,
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""
     import jax
@@ -162,6 +162,7 @@ def start_group(
     *,
     storage: str = tempfile.gettempdir(),
     tracks_changes: bool = False,
+    shares_memory: bool = True,
 ) -> Any:
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
     from orchestrator.cluster import RayBackend
@@ -194,7 +195,7 @@ def start_group(
             eval_index=None,
             bind_address="",
             step_timeout_s=120.0,
-            shares_memory=arguments.network is None,
+            shares_memory=shares_memory,
             tracks_changes=tracks_changes,
         )
         for host in range(num_hosts)
@@ -343,7 +344,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         make_batches(shape, NUM_BATCHES).write(Path(folder))
         with connected(arguments.hosts):
-            group = start_group(arguments, reference_of(folder, arguments))
+            group = start_group(arguments, reference_of(folder, arguments), shares_memory=arguments.network is None)
             try:
                 result = measure(group, arguments, shape.batch_size)
                 group.close()

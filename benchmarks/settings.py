@@ -55,7 +55,9 @@ class Contender:
             if name not in ("overlap", "staleness", "wire_dtype"):
                 raise SystemExit(f"Found setting {part!r}. Expected overlap=, staleness= or wire_dtype=.")
             setattr(self.arguments, name, int(value) if name == "staleness" else value)
-        self.group: Any = start_group(self.arguments, reference_of(folder, self.arguments))
+        self.group: Any = start_group(
+            self.arguments, reference_of(folder, self.arguments), shares_memory=self.arguments.network is None
+        )
         self.step = 0
         self.rates: list[float] = []
         self.cpu_rates: list[float] = []
