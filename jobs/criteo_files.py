@@ -19,7 +19,7 @@ PARQUET_MAGIC = b"PAR1"
 def prepare_files(
     patterns: Sequence[str], *, cache_folder: Path, max_bad_lines: int, notice: Callable[[str], None]
 ) -> tuple[list[str], str]:
-    """Finds out by the first bytes of each pattern's first file whether the files are Parquet; converts text once into `cache_folder`.
+    """Finds out by the first bytes of the first file in each folder whether the files are Parquet; converts text once into `cache_folder`.
 
     Returns:
       Parquet paths or globs, absolute where they are local, and the job's argument `columns`: the `prepared.json` beside the files, or the
@@ -31,7 +31,7 @@ def prepare_files(
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """
     absolute = [_absolute(pattern) for pattern in patterns]
-    columns = {first: _parquet_columns(first) for first in map(_first_file, absolute)}
+    columns = {first: _parquet_columns(first) for pattern in absolute for first in _first_files(pattern)}
     parquet = [first for first, names in columns.items() if names is not None]
     text = [first for first, names in columns.items() if names is None]
     if parquet and text:
@@ -57,18 +57,24 @@ def _absolute(pattern: str) -> str:
     return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())
 
 
-def _first_file(pattern: str) -> str:
+def _first_files(pattern: str) -> list[str]:
+    """The first file of each folder in which the pattern matches one, since folders can be prepared sets of their own."""
     filesystem, path = fsspec.url_to_fs(pattern)
-    found = [path] if filesystem.exists(path) else sorted(str(name) for name in filesystem.glob(path))
+    entries = {path: filesystem.info(path)} if filesystem.exists(path) else filesystem.glob(path, detail=True)
+    found = sorted(str(name) for name in entries)
     if not found:
         raise ConfigurationError(
             f"Found no file for --data {pattern}. Expected at least one. Check the path; quote globs."
         )
-    if filesystem.isdir(found[0]):
+    files = [name for name in found if entries[name]["type"] != "directory"]
+    if not files:
         raise ConfigurationError(
             f"Found a folder, {found[0]}, for --data. Expected files. Pass a quoted glob such as '{pattern.rstrip('/')}/*'."
         )
-    return filesystem.unstrip_protocol(found[0])
+    firsts: dict[str, str] = {}
+    for name in files:
+        firsts.setdefault(name.rpartition("/")[0], filesystem.unstrip_protocol(name))
+    return list(firsts.values())
 
 
 def _parquet_columns(path: str) -> list[str] | None:

@@ -241,7 +241,8 @@ def _samples(ratings: _Ratings, spec: MovieLensSpec, rng: np.random.Generator) -
         likes = np.flatnonzero(is_liked[:cut])
         for at in likes:
             before = likes[likes < first_of_second[at]][-spec.history_length :]
-            drawn = rng.choice(candidates, spec.train_negatives)
+            # Who rated every movie leaves none to draw.
+            drawn = rng.choice(candidates, spec.train_negatives if len(candidates) else 0)
             train.add(user, rated[before], liked=rated[at : at + 1], others=drawn)
         liked_later = rated[cut:][is_liked[cut:]]
         if len(liked_later):

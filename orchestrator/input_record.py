@@ -71,7 +71,8 @@ def input_changed(store: Store, changed: list[str]) -> InputChanged:
     more = f"; and {len(changed) - _NAMED_FILES} more" if len(changed) > _NAMED_FILES else ""
     return InputChanged(
         f"The data files of the run in {store.location} changed since it began: {named}{more}. Expected the same, since the position in the "
-        "data counts their rows. Restore them, or pass --accept-input-change (RunConfig(accept_input_change=True)) if the rows are the same."
+        "data counts their rows. Restore them, or pass --accept-input-change to podembed resume (RunConfig(accept_input_change=True)) if the "
+        "rows are the same."
     )
 
 

@@ -20,6 +20,7 @@ from workers.data_config import DataConfigError
 from workers.finished_folder import FolderError
 from workers.input_errors import InputError
 from workers.job import JobError
+from workers.quality import QualityError
 from workers.storage_errors import StorageError
 
 EXIT_INTERRUPTED = 130
@@ -31,6 +32,7 @@ _EXPECTED = (
     FolderError,
     InputError,
     JobError,
+    QualityError,
     RunMismatch,
     StorageError,
     WorkerRefused,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding.ragged import Ragged
+from workers.input_errors import InputError
 
 PADDING_SAMPLE_ID = -1
 
@@ -71,14 +72,14 @@ class Batch:
         """int64 `[len(samples)]`: the one id that each of these samples has in a feature.
 
         Raises:
-          BatchError: a sample has none or several.
+          InputError: a sample has none or several.
         """
         ragged = self.features[feature]
         starts, stops = ragged.row_splits[samples], ragged.row_splits[samples + 1]
         other = np.flatnonzero(stops - starts != 1)
         if len(other):
             at = int(other[0])
-            raise BatchError(
+            raise InputError(
                 f"Found {stops[at] - starts[at]} ids of feature {feature!r} in sample {self.sample_ids[samples[at]]}. Expected one in each, "
                 "since a metric groups samples by it. Group by another feature, or give the sample one id."
             )

@@ -10,10 +10,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from workers.mixing import mix_word
+
 _LARGEST_FLOAT32 = np.float32(np.finfo(np.float32).max)
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 
 
 def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
@@ -43,11 +42,7 @@ def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
     """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See `workers.mixing`."""
     divisor = np.uint64(modulus)
     for i in range(len(ids)):
-        mixed = (np.uint64(ids[i]) + _GOLDEN_GAMMA) ^ offset
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
-        mixed ^= mixed >> np.uint64(31)
-        ids[i] = np.int64(mixed % divisor) + 1
+        ids[i] = np.int64(mix_word(np.uint64(ids[i]), offset) % divisor) + 1
 
 
 @numba.njit(nogil=True, cache=True)

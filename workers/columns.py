@@ -150,7 +150,8 @@ class Decoder:
             return np.ones(len(order), np.float32)
         column = columns.get(name)
         weights = _required_numbers(column, name, order, faults)
-        if len(weights) and weights.min() < 0:
+        # Not by the least: with a NaN among the weights, which another row may have, there is none.
+        if (weights < 0).any():
             reason = "Weights are 0 or more. Clean the data."
             numbers = _numbers(_filled(column))
             faults.add(numbers < 0, name, found=lambda row: str(numbers[row]), reason=reason)

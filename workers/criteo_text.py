@@ -109,10 +109,17 @@ def convert_criteo(
       FolderError: the converted folder is damaged.
     """
     files = locate(sources, storage_options=storage_options)
-    folder = Path(cache_dir) / f"criteo-v{FORMAT_VERSION}-{_fingerprint(files, rows_per_group, storage_options)}"
+    fingerprint = _fingerprint(files, rows_per_group, storage_options)
+    folder = Path(cache_dir) / f"criteo-v{FORMAT_VERSION}-{fingerprint}"
 
     def write(unfinished: Path) -> dict[str, Any]:
-        return _convert(files, unfinished, max_bad_lines, rows_per_group, storage_options)
+        report = _convert(files, unfinished, max_bad_lines, rows_per_group, storage_options)
+        if _fingerprint(files, rows_per_group, storage_options) != fingerprint:
+            raise CriteoTextError(
+                f"Found that {', '.join(files[:3])} or another source changed while it was converted. Expected sources at rest. "
+                "Wait until they are complete, and repeat."
+            )
+        return report
 
     report = create_once(folder, write)
     bad_lines = tuple(BadLine(**bad) for bad in report["bad_lines"])

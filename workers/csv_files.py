@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from workers.bad_rows import Origin, RowFaults
 from workers.columns import Decoder, RawRows, check_schema
-from workers.csv_records import RecordScanner, blocks_of, record_ends
+from workers.csv_records import RecordScanner, blocks_of, has_stray_text, record_ends
 from workers.data_config import CsvData
 from workers.files import open_ranges
 from workers.input_errors import InputError
@@ -44,13 +44,11 @@ def csv_layout(path: str, data: CsvData, *, storage_options: dict[str, Any] | No
         blocks = list(
             blocks_of(unpacked(raw, path), scanner, rows_per_block=data.rows_per_block, block_bytes=BLOCK_BYTES)
         )
-    if not blocks:
-        raise InputError(
-            f"Found no line in {path}. Expected a header with the names of the columns. Leave the file out."
-        )
-    file = InputFile(path=path, size_bytes=0, version="", row_group_rows=(), group_offsets=(blocks[0][0],))
-    opened = OpenedCsv(file, data, storage_options=storage_options)
-    opened.close()
+        if not blocks:
+            raise InputError(
+                f"Found no line in {path}. Expected a header with the names of the columns. Leave the file out."
+            )
+        _names_in(next(unpacked(raw, path, piece_bytes=blocks[0][0])), path, data)
     return FileLayout(
         row_group_rows=tuple(count for _, count in blocks[1:]), group_offsets=tuple(end for end, _ in blocks)
     )
@@ -69,12 +67,9 @@ class OpenedCsv:
         self._data = data
         self._offsets = file.group_offsets
         self._text = _open_text(file.path, storage_options)
+        self._kinds = _kinds(data)
         try:
-            self._names = self._read_header()
-            self._kinds = _kinds(data)
-            # A name that the header has twice is in the schema twice, which the check finds.
-            schema = pa.schema([(name, self._kinds.get(name, pa.large_string())) for name in self._names])
-            check_schema(schema, data, path=file.path)
+            self._names = _names_in(self._range(0, self._offsets[0]), file.path, data)
         except BaseException:
             self._text.close()
             raise
@@ -104,22 +99,6 @@ class OpenedCsv:
     def close(self) -> None:
         self._text.close()
 
-    def _read_header(self) -> list[str]:
-        line = self._range(0, self._offsets[0]).removeprefix(_BYTE_ORDER_MARK)
-        try:
-            table = pyarrow.csv.read_csv(
-                pa.BufferReader(line + b"\n"),
-                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(line) + 2),
-                parse_options=self._parse_options(),
-            )
-            names = table.column_names
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise InputError(
-                f"Found {self._path}, whose header does not parse ({error}). Expected the names of the columns in UTF-8, between "
-                f"{self._data.delimiter!r}. Repair its first line."
-            ) from error
-        return names
-
     def _range(self, start: int, stop: int) -> bytes:
         self._text.seek(start)
         text = self._text.read(stop - start)
@@ -130,14 +109,14 @@ class OpenedCsv:
             )
         return text
 
-    def _parse_options(self) -> pyarrow.csv.ParseOptions:
-        return pyarrow.csv.ParseOptions(delimiter=self._data.delimiter, newlines_in_values=True)
-
     def _parse(
         self, text: bytes, columns: Sequence[str] | None = None, kinds: Mapping[str, pa.DataType] | None = None
     ) -> pa.Table | None:
         """All rows of the text, or None if one of them is malformed."""
         kinds = self._kinds if kinds is None else kinds
+        # Arrow takes such text for a part of the value.
+        if has_stray_text(text, delimiter=self._data.delimiter):
+            return None
         # Lists are cut up below; Arrow reads them as strings.
         read_as = {name: pa.large_string() if pa.types.is_large_list(kind) else kind for name, kind in kinds.items()}
         try:
@@ -146,7 +125,7 @@ class OpenedCsv:
                 read_options=pyarrow.csv.ReadOptions(
                     use_threads=False, block_size=len(text) + 1, column_names=self._names
                 ),
-                parse_options=self._parse_options(),
+                parse_options=_parse_options(self._data),
                 convert_options=pyarrow.csv.ConvertOptions(
                     column_types=read_as,
                     include_columns=list(columns or self._data.columns),
@@ -188,7 +167,7 @@ class OpenedCsv:
             return (
                 "row",
                 repr(shown),
-                f"A row has {len(self._names)} fields between {self._data.delimiter!r}. Repair it.",
+                f"A row has {len(self._names)} fields between {self._data.delimiter!r}, and nothing behind a closing quote. Repair it.",
             )
         for name in self._data.columns:
             if self._parse(record, columns=[name]) is None:
@@ -197,6 +176,35 @@ class OpenedCsv:
         raise InputError(
             f"Found a row of {self._path} refused as a whole and read column by column: {shown!r}. Please report this row."
         )
+
+
+def _names_in(header: bytes, path: str, data: CsvData) -> list[str]:
+    """Names of all columns, of which the declared ones are checked.
+
+    Raises:
+      InputError: the header does not parse, or lacks a declared column.
+    """
+    line = header.removeprefix(_BYTE_ORDER_MARK)
+    try:
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(line + b"\n"),
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(line) + 2),
+            parse_options=_parse_options(data),
+        )
+        names = table.column_names
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Found {path}, whose header does not parse ({error}). Expected the names of the columns in UTF-8, between "
+            f"{data.delimiter!r}. Repair its first line."
+        ) from error
+    kinds = _kinds(data)
+    # A name that the header has twice is in the schema twice, which the check finds.
+    check_schema(pa.schema([(name, kinds.get(name, pa.large_string())) for name in names]), data, path=path)
+    return names
+
+
+def _parse_options(data: CsvData) -> pyarrow.csv.ParseOptions:
+    return pyarrow.csv.ParseOptions(delimiter=data.delimiter, newlines_in_values=True)
 
 
 def _open_text(path: str, storage_options: dict[str, Any] | None) -> IO[bytes]:

@@ -24,8 +24,8 @@ class RecordScanner:
     def __init__(self, path: str, *, delimiter: str) -> None:
         self._path = path
         self._delimiter = ord(delimiter)
-        # Mode, and whether the current record holds anything.
-        self._state = np.array([_FIELD_START, 0], np.int64)
+        # Mode, whether the current record holds anything, and whether a field went on behind its closing quote.
+        self._state = np.array([_FIELD_START, 0, 0], np.int64)
         self.num_bytes = 0
         self.num_records = 0
         self._last_end = 0
@@ -58,7 +58,7 @@ class RecordScanner:
         Raises:
           InputError: the text ends within quotes.
         """
-        mode, has_content = self._state.tolist()
+        mode, has_content, _ = self._state.tolist()
         if mode == _QUOTED:
             raise InputError(
                 f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). Expected every quote "
@@ -76,6 +76,18 @@ def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
     """
     scanner = RecordScanner(path, delimiter=delimiter)
     return np.concatenate([scanner.feed(text), scanner.finish()])
+
+
+def has_stray_text(text: bytes, *, delimiter: str) -> bool:
+    """Whether a field of a whole text goes on behind its closing quote.
+
+    A quote too many or too few makes values of delimiters and line ends, so such text must not be taken for what stands in it.
+    """
+    if b'"' not in text:
+        return False
+    state = np.array([_FIELD_START, 0, 0], np.int64)
+    _scan(np.frombuffer(text, np.uint8), ord(delimiter), state, np.empty(len(text), np.int64))
+    return bool(state[2])
 
 
 def blocks_of(
@@ -138,6 +150,8 @@ def _scan(text: np.ndarray, delimiter: int, state: np.ndarray, ends: np.ndarray)
         elif character == 34 and mode == _FIELD_START:
             mode, has_content = _QUOTED, 1
         elif character != 13:
+            if mode == _QUOTE_IN_QUOTED:
+                state[2] = 1
             mode, has_content = _PLAIN, 1
     state[0], state[1] = mode, has_content
     return count

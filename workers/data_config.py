@@ -237,6 +237,14 @@ class CsvData(InputData):
     def __post_init__(self) -> None:
         InputData.__post_init__(self)
         _check_rows_per_block(self.rows_per_block)
+        if isinstance(self.strings, str):
+            raise DataConfigError(
+                f"Found strings={self.strings!r}. Expected a tuple of columns. Write strings=({self.strings!r},)."
+            )
+        if "" in self.list_separators.values():
+            raise DataConfigError(
+                f"Found list_separators {dict(self.list_separators)}. Expected at least one character in each. Pass what stands between ids."
+            )
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
             raise DataConfigError(
                 f"Found delimiter {self.delimiter!r}. Expected one ASCII character other than quotes and line ends. Pass ',' or '\\t'."

@@ -161,22 +161,15 @@ class IdStage:
         self, present: pa.Array, sample_of: Callable[[np.ndarray], np.ndarray], faults: RowFaults
     ) -> np.ndarray:
         """int64 rows of values without nulls."""
-        if not pa.types.is_integer(present.type):
-            if self._vocabulary is not None:
-                return self._vocabulary.rows_of_strings(present, num_reserved=self.source.num_reserved)
-            rows = _keys(present)
-        else:
-            raw = present.to_numpy(zero_copy_only=False)
-            if self.source.mode == "as_is":
-                outside = np.flatnonzero((raw < 0) | (raw >= self._size))
-                if len(outside):
-                    self._add_outside(sample_of(outside), raw[outside], faults)
-            rows = np.array(raw, np.int64)
-            if self._vocabulary is not None:
-                return self._vocabulary.rows_of_integers(rows, num_reserved=self.source.num_reserved)
+        if self._vocabulary is not None:
+            return vocabulary_rows(present, self._vocabulary, num_reserved=self.source.num_reserved)
         if self.source.mode == "hash":
-            hash_in_place(rows, self._offset, self._size - 1)
-        return rows
+            return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
+        raw = present.to_numpy(zero_copy_only=False)
+        outside = np.flatnonzero((raw < 0) | (raw >= self._size))
+        if len(outside):
+            self._add_outside(sample_of(outside), raw[outside], faults)
+        return np.array(raw, np.int64)
 
 
 def hashed_rows(present: pa.Array, *, vocabulary_size: int, salt: int) -> np.ndarray:
@@ -186,8 +179,20 @@ def hashed_rows(present: pa.Array, *, vocabulary_size: int, salt: int) -> np.nda
     return rows
 
 
+def vocabulary_rows(present: pa.Array, vocabulary: Vocabulary, *, num_reserved: int) -> np.ndarray:
+    """int64 rows of integers or strings without nulls, as the mode `vocabulary` makes them.
+
+    Raises:
+      InputError: the values are integers and a line of the vocabulary is none.
+    """
+    present = _plain(present)
+    if not pa.types.is_integer(present.type):
+        return vocabulary.rows_of_strings(present, num_reserved=num_reserved)
+    return vocabulary.rows_of_integers(_keys(present), num_reserved=num_reserved)
+
+
 def _keys(present: pa.Array) -> np.ndarray:
-    """What is hashed: the integers themselves, or 64 bits of each string."""
+    """The integers themselves, int64, or 64 bits of each string."""
     if pa.types.is_integer(present.type):
         return np.array(present.to_numpy(zero_copy_only=False), np.int64)
     keys = np.empty(len(present), np.int64)

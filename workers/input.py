@@ -109,7 +109,7 @@ class InputReader:
         self.plan = plan
         self.lanes = tuple(lanes)
         self._data = data
-        self._decoder = Decoder(data, read_vocabularies(index, storage_options=storage_options))
+        self._decoder = Decoder(data, read_vocabularies(data, index, storage_options=storage_options))
         self._bad_rows = bad_rows or BadRowLog(data.max_bad_rows)
         self._row_groups = index.row_groups()
         self._storage_options = storage_options

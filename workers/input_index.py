@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from workers.data_config import InputData
-from workers.files import file_version, locate
+from workers.files import file_version, local_path, locate
 from workers.formats import read_layout, version_of
 from workers.input_errors import InputError
 from workers.input_files import InputFile, RowGroup
@@ -145,15 +145,20 @@ def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[s
     _compare(file, found)
 
 
-def read_vocabularies(index: InputIndex, *, storage_options: dict[str, Any] | None = None) -> dict[str, Vocabulary]:
-    """The vocabularies of an index, by path.
+def read_vocabularies(
+    data: InputData, index: InputIndex, *, storage_options: dict[str, Any] | None = None
+) -> dict[str, Vocabulary]:
+    """The vocabularies of data, by the path that it declares.
+
+    Args:
+      index: built from that data.
 
     Raises:
       InputError: one is gone or has changed.
     """
     vocabularies = {}
-    for file in index.vocabularies:
-        vocabularies[file.path] = load_vocabulary(file.path, storage_options=storage_options)
+    for declared, file in zip(data.vocabularies, index.vocabularies, strict=True):
+        vocabularies[declared] = load_vocabulary(file.path, storage_options=storage_options)
         _compare(file, file_version(file.path, storage_options=storage_options))
     return vocabularies
 
@@ -200,6 +205,8 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
 
 
 def _look_at_vocabulary(path: str, storage_options: dict[str, Any] | None) -> InputFile:
+    # Absolute, as those of data files: hosts work in other folders.
+    path = local_path(path, storage_options=storage_options) or path
     vocabulary = load_vocabulary(path, storage_options=storage_options)
     size_bytes, version = file_version(path, storage_options=storage_options)
     return InputFile(path=path, size_bytes=size_bytes, version=version, row_group_rows=(vocabulary.num_values,))

@@ -7,6 +7,7 @@ Flood, "Fast splittable pseudorandom number generators", 2014). Nothing here is 
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -35,6 +36,15 @@ def mix64(values: np.ndarray, *, salt: int = 0) -> np.ndarray:
         mixed *= _SECOND_FACTOR
         mixed ^= mixed >> np.uint64(31)
     return mixed
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def mix_word(value: np.uint64, offset: np.uint64) -> np.uint64:
+    """`mix64` of one value in a compiled loop; `offset` is `combine(salt)`, or 0 without a salt."""
+    mixed = (value + _GOLDEN_GAMMA) ^ offset
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def combine(*parts: int) -> int:

@@ -10,17 +10,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+from workers.mixing import mix_word
 
-
-@numba.njit(nogil=True, cache=True, inline="always")
-def _mix(value: np.uint64) -> np.uint64:
-    mixed = value + _GOLDEN_GAMMA
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST_FACTOR
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND_FACTOR
-    return mixed ^ (mixed >> np.uint64(31))
+_NO_OFFSET = np.uint64(0)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -28,12 +20,12 @@ def string_keys(text: np.ndarray, offsets: np.ndarray, keys: np.ndarray) -> None
     """keys[i] = key of the bytes `text[offsets[i]:offsets[i + 1]]`, as int64."""
     for i in range(len(keys)):
         start, stop = np.int64(offsets[i]), np.int64(offsets[i + 1])
-        key = _mix(np.uint64(stop - start))
+        key = mix_word(np.uint64(stop - start), _NO_OFFSET)
         for word_start in range(start, stop, 8):
             word = np.uint64(0)
             for k in range(min(8, stop - word_start)):
                 word |= np.uint64(text[word_start + k]) << np.uint64(8 * k)
-            key = _mix(key ^ word)
+            key = mix_word(key ^ word, _NO_OFFSET)
         keys[i] = np.int64(key)
 
 
@@ -47,7 +39,7 @@ def seat_keys(keys: np.ndarray, seats: np.ndarray) -> None:
     """Puts every entry into a hash table of `num_seats` int64, all -1 at first; equal keys get a seat each, in their order."""
     last = np.uint64(len(seats) - 1)
     for entry in range(len(keys)):
-        seat = _mix(np.uint64(keys[entry])) & last
+        seat = mix_word(np.uint64(keys[entry]), _NO_OFFSET) & last
         while seats[seat] >= 0:
             seat = (seat + np.uint64(1)) & last
         seats[seat] = entry
@@ -58,7 +50,7 @@ def find_integers(wanted: np.ndarray, keys: np.ndarray, seats: np.ndarray, found
     """found[i] = the first entry whose key is wanted[i], or -1."""
     last = np.uint64(len(seats) - 1)
     for i in range(len(wanted)):
-        seat = _mix(np.uint64(wanted[i])) & last
+        seat = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
         while seats[seat] >= 0 and keys[seats[seat]] != wanted[i]:
             seat = (seat + np.uint64(1)) & last
         found[i] = seats[seat]
@@ -78,7 +70,7 @@ def find_strings(
     """found[i] = the first entry with the bytes of string i, whose key is wanted[i], or -1."""
     last = np.uint64(len(seats) - 1)
     for i in range(len(wanted)):
-        seat = _mix(np.uint64(wanted[i])) & last
+        seat = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
         found[i] = -1
         while seats[seat] >= 0:
             entry = seats[seat]

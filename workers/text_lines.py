@@ -6,11 +6,10 @@ What a line means is the business of whoever reads the blocks (`workers.criteo_l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Any, cast
-
-import fsspec
+from typing import IO, Any
 
 from workers import unpacking
+from workers.files import open_ranges
 from workers.input_errors import InputError
 
 BLOCK_BYTES = 8 << 20
@@ -23,8 +22,8 @@ class TextError(InputError):
 
 def is_gzip(path: str, *, storage_options: dict[str, Any] | None = None) -> bool:
     """Whether a file begins like gzip, whatever its name says."""
-    with fsspec.open(path, "rb", **(storage_options or {})) as raw:
-        return unpacking.is_gzip(cast(IO[bytes], raw))
+    with open_ranges(path, storage_options=storage_options) as raw:
+        return unpacking.is_gzip(raw)
 
 
 def blocks_of_lines(
@@ -40,8 +39,8 @@ def blocks_of_lines(
     """
     rest = held = b""
     num_bytes = start
-    with fsspec.open(path, "rb", **(storage_options or {})) as raw:
-        for chunk in _chunks(cast(IO[bytes], raw), path, start, stop):
+    with open_ranges(path, storage_options=storage_options) as raw:
+        for chunk in _chunks(raw, path, start, stop):
             num_bytes += len(chunk)
             cut = chunk.rfind(b"\n") + 1
             if cut == 0:

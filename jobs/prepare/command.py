@@ -23,8 +23,8 @@ class Prepare:
     """Folder to write; it appears when it is complete."""
     form: Literal["criteo", "csv"] = "criteo"
     """criteo: click logs in Kaggle or 1TB form. csv: comma-separated values with a header, a row a line."""
-    ids: Literal["hash", "vocabulary"] = "hash"
-    """What becomes of the values of categorical fields: rows by a hash, or a row of its own for each frequent value."""
+    ids: Literal["hash", "vocabulary"] | None = None
+    """What becomes of the values of categorical fields: rows by a hash, or a row of its own for each frequent value. Default: hash"""
     hash_fields: tuple[str, ...] = ()
     """Fields that are hashed although --ids is vocabulary."""
     min_count: int | None = None
@@ -118,7 +118,12 @@ def settings_of(command: Prepare) -> PrepareSettings:
     rows_per_group = ROWS_PER_GROUP if command.rows_per_group is None else command.rows_per_group
     columns = {"--label": command.label, "--dense": command.dense, "--dense-log1p": command.dense_log1p}
     columns["--fields"] = command.fields
-    choices = {"--hash-fields": command.hash_fields, "--min-count": command.min_count, "--max-rows": command.max_rows}
+    choices = {
+        "--ids": command.ids,
+        "--hash-fields": command.hash_fields,
+        "--min-count": command.min_count,
+        "--max-rows": command.max_rows,
+    }
     if command.like is not None:
         _refuse({**columns, **choices}, "with --like, which takes them from the other folder")
         other = read_prepared(f"{command.like.rstrip('/')}/{FILE_NAME}")
@@ -134,7 +139,8 @@ def settings_of(command: Prepare) -> PrepareSettings:
             rows_per_group=rows_per_group,
             like_sha256=other.sha256,
         )
-    if command.ids == "hash":
+    ids = command.ids or "hash"
+    if ids == "hash":
         _refuse({name: choices[name] for name in ("--hash-fields", "--min-count")}, "with --ids hash")
     if command.form == "criteo":
         _refuse(columns, "with --form criteo, whose columns are known")
@@ -150,7 +156,7 @@ def settings_of(command: Prepare) -> PrepareSettings:
         dense=criteo_dense() if command.form == "criteo" else tuple(numbers),
         fields=field_plans(
             CRITEO_FIELDS if command.form == "criteo" else command.fields,
-            ids=command.ids,
+            ids=ids,
             hashed=command.hash_fields,
             max_rows=command.max_rows,
             min_count=DEFAULT_MIN_COUNT if command.min_count is None else command.min_count,

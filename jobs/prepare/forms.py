@@ -8,7 +8,6 @@ hexadecimal categories and text for CSV, and so they stand in vocabulary files; 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from workers.text_lines import blocks_of_lines
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _QUOTED_CHARACTERS = 60
+# Training reads numbers as float32 and refuses those that become infinite.
+_LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -121,7 +122,7 @@ class CsvForm:
         if missing:
             raise PrepareError(
                 f"Found columns {', '.join(self.header)}. Expected each of {', '.join(missing)} once among them. "
-                "Correct the names given for --label, --dense and --ids, or the header."
+                "Correct the names given for --label, --dense and --fields, or the header."
             )
 
     def parse(self, block: bytes) -> ParsedBlock:
@@ -175,8 +176,9 @@ class CsvForm:
             if not text and name != self.label:
                 read.append(None)
                 continue
-            if not _NUMBER.fullmatch(text) or not math.isfinite(value := float(text)):
+            if not _NUMBER.fullmatch(text) or abs(value := float(text)) > _LARGEST_NUMBER:
                 reason = "a label is a number" if name == self.label else "a dense value is a finite number or empty"
+                reason += f", at most {_LARGEST_NUMBER:.2g}"
                 return Fault(field=name, found=_quoted(text), reason=reason)
             read.append(value)
         return read

@@ -7,7 +7,7 @@ Row 0 stands for a missing value with both, and with a vocabulary for one that i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.id_stage import hashed_rows
+from workers.id_stage import hashed_rows, vocabulary_rows
+from workers.vocabulary import Vocabulary
 
 # For missing values and for those without a row of their own.
 OTHER_ROW = 0
@@ -46,48 +47,20 @@ class HashedIds:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyIds:
-    """The row of a value is its position in the vocabulary, plus `RESERVED_ROWS`.
+    """What `IdColumn(vocabulary=..., missing="zero")` makes of the same values (`workers.id_stage`).
 
     Attributes:
-      values: the vocabulary, int64 or string, without nulls.
+      vocabulary: None if it has no value.
     """
 
-    values: pa.Array
-    _order: np.ndarray = field(init=False, repr=False)
-    _sorted: np.ndarray = field(init=False, repr=False)
-    _row_of: dict[str, int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        is_number = pa.types.is_integer(self.values.type)
-        numbers = self.values.to_numpy() if is_number else np.empty(0, np.int64)
-        order = np.argsort(numbers, kind="stable")
-        words = {} if is_number else {word: at + RESERVED_ROWS for at, word in enumerate(self.values.to_pylist())}
-        object.__setattr__(self, "_order", order)
-        object.__setattr__(self, "_sorted", numbers[order])
-        object.__setattr__(self, "_row_of", words)
+    vocabulary: Vocabulary | None
 
     def rows(self, values: pa.Array) -> np.ndarray:
         rows = np.full(len(values), OTHER_ROW, np.int64)
-        present = values.drop_null()
-        rows[_is_present(values)] = (
-            self._rows_of_numbers(present.to_numpy())
-            if pa.types.is_integer(values.type)
-            else self._rows_of_words(present)
-        )
+        if self.vocabulary is not None:
+            found = vocabulary_rows(values.drop_null(), self.vocabulary, num_reserved=RESERVED_ROWS)
+            rows[_is_present(values)] = found
         return rows
-
-    def _rows_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        rows = np.full(len(numbers), OTHER_ROW, np.int64)
-        if len(self._sorted):
-            at = np.minimum(np.searchsorted(self._sorted, numbers), len(self._sorted) - 1)
-            found = self._sorted[at] == numbers
-            rows[found] = self._order[at[found]] + RESERVED_ROWS
-        return rows
-
-    def _rows_of_words(self, words: pa.Array) -> np.ndarray:
-        encoded = words.dictionary_encode()
-        known = [self._row_of.get(word, OTHER_ROW) for word in encoded.dictionary.to_pylist()]
-        return np.array(known, np.int64)[encoded.indices.to_numpy()]
 
 
 def _is_present(values: pa.Array) -> np.ndarray:
@@ -95,7 +68,7 @@ def _is_present(values: pa.Array) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class ChosenValues:
     """What became of a field's values.
 
     Attributes:
@@ -121,7 +94,7 @@ def summed(counts: pa.Table) -> pa.Table:
     return grouped.sort_by("value")
 
 
-def choose_vocabulary(counts: pa.Table, *, min_count: int, max_rows: int | None) -> Vocabulary:
+def choose_vocabulary(counts: pa.Table, *, min_count: int, max_rows: int | None) -> ChosenValues:
     """Keeps the values that occur at least `min_count` times, and of those the most frequent if the table has a largest size.
 
     Args:
@@ -131,11 +104,16 @@ def choose_vocabulary(counts: pa.Table, *, min_count: int, max_rows: int | None)
     frequent = counts.filter(pc.greater_equal(counts["count"], min_count))  # pyright: ignore[reportAttributeAccessIssue]
     ordered = frequent.sort_by([("count", "descending"), ("value", "ascending")])
     kept = ordered if max_rows is None else ordered.slice(0, max_rows - RESERVED_ROWS)
-    return Vocabulary(values=kept["value"].combine_chunks(), counts=kept["count"].to_numpy(), num_seen=counts.num_rows)
+    return ChosenValues(
+        values=kept["value"].combine_chunks(), counts=kept["count"].to_numpy(), num_seen=counts.num_rows
+    )
 
 
-def read_vocabulary(path: Path, kind: pa.DataType) -> pa.Array:
-    """The values of a vocabulary file: its lines as text, or as the decimal numbers that they are. Only a newline ends a line."""
-    text = path.read_bytes().decode("utf-8")
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return pa.array(lines, pa.string()).cast(kind)
+def read_vocabulary(path: Path) -> Vocabulary | None:
+    """The values of a vocabulary file; None if no value was frequent enough to be in it.
+
+    Raises:
+      InputError: the file is damaged.
+    """
+    content = path.read_bytes()
+    return Vocabulary(str(path), content) if content else None

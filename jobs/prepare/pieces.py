@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import IO, cast
+from typing import IO
 
-import fsspec
-
-from workers.files import file_version
+from workers.files import file_version, open_ranges
 from workers.text_lines import TextError, blocks_of_lines, is_gzip
 
 # How much longer click logs are than their gzip; only balances pieces.
@@ -89,8 +87,7 @@ def plan_pieces(files: Sequence[str], *, piece_bytes: int) -> tuple[Piece, ...]:
 def _spans(path: str, size: int, count: int) -> list[Span]:
     starts = {0}
     if count > 1:
-        with fsspec.open(path, "rb") as opened:
-            file = cast(IO[bytes], opened)
+        with open_ranges(path) as file:
             starts |= {_next_line(file, path, size * at // count) for at in range(1, count)}
     bounds = [*sorted(start for start in starts if start < size or start == 0), size]
     return [

@@ -125,6 +125,7 @@ def prepare(
             fields = stages.fields(like)
             resumed = sum(work.read_record(place.record(work.part_record_name(piece))) is not None for piece in pieces)
             records = stages.parts(fields)
+        _check_unchanged(files, settings, identity, unfinished)
         declaration = PreparedSet(form=settings.form, label=settings.label, dense=settings.dense, fields=fields)
         report = _finish(place, folder, identity, declaration, pieces, records)
         shutil.rmtree(unfinished)
@@ -162,6 +163,18 @@ def _check_plan(path: Path, identity: dict[str, Any], folder: Path) -> None:
         raise PrepareError(
             f"Found {path.parent}, an unfinished preparation from other sources or with other settings: {_difference(found, identity)}. "
             f"Expected the same to go on with it. Repeat the command that began it, or remove that folder to begin {folder} anew."
+        )
+
+
+def _check_unchanged(
+    files: Sequence[str], settings: PrepareSettings, identity: dict[str, Any], unfinished: Path
+) -> None:
+    """Compares the sources, now that they are read, with what they were when the preparation began."""
+    now = _identity(files, settings)
+    if now != identity:
+        raise PrepareError(
+            f"Found that while it was read, {_difference(identity, now)}. Expected sources at rest. Wait until they are complete, remove "
+            f"{unfinished}, and repeat the command."
         )
 
 

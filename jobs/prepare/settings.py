@@ -72,7 +72,7 @@ class PrepareSettings:
             )
         if not self.fields:
             raise PrepareError(
-                "Found no field of ids. Expected at least one. Name the categorical columns: --ids COLUMN..."
+                "Found no field of ids. Expected at least one. Name the categorical columns: --fields COLUMN..."
             )
         unfit = [field.name for field in self.fields if not field.name or "/" in field.name or field.name[0] == "."]
         if unfit:

@@ -153,7 +153,7 @@ def write_piece(place: Workplace, piece: Piece, fields: tuple[PreparedField, ...
     label = NumberTally()
     dense = {column.name: NumberTally() for column in place.settings.dense}
     tallies = {f.name: FieldTally(num_rows=f.rows) for f in fields}
-    ids = _row_ids(place.prepared, place.form, fields)
+    ids = _row_ids(place.prepared, fields)
 
     def tables() -> Iterator[pa.Table]:
         for parsed in _parsed_blocks(place, piece, record):
@@ -187,14 +187,14 @@ def hits_file(place: Workplace, piece: Piece) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _row_ids(prepared: Path, form: TextForm, fields: tuple[PreparedField, ...]) -> dict[str, RowIds]:
+def _row_ids(prepared: Path, fields: tuple[PreparedField, ...]) -> dict[str, RowIds]:
     """One for each field; kept by the process, since vocabularies can be large."""
     ids: dict[str, RowIds] = {}
     for field_ in fields:
         if field_.vocabulary is None:
             ids[field_.name] = HashedIds(field_.rows, field_.salt)
         else:
-            ids[field_.name] = VocabularyIds(read_vocabulary(prepared / field_.vocabulary, form.value_type))
+            ids[field_.name] = VocabularyIds(read_vocabulary(prepared / field_.vocabulary))
     return ids
 
 

@@ -153,6 +153,17 @@ def test_ratings_in_parquet(samples: MovieLensSet, tmp_path: Path) -> None:
     assert rows_of(found, "train") == rows_of(samples, "train")
 
 
+def test_who_rated_every_movie_gives_likes_alone(tmp_path: Path) -> None:
+    write_csv(tmp_path)
+    # In one second, so that none of them is held out.
+    everything = "".join(f"{USERS + 1},{movie * 7 + 3},5.0,9\n" for movie in range(MOVIES))
+    with open(tmp_path / "ratings.csv", "a") as file:
+        file.write(everything)
+    found = write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    own = [row for row in rows_of(found, "train") if row["user"] == USERS + 1]
+    assert [row["label"] for row in own] == [1] * MOVIES
+
+
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(InputError, match=r"Found \['a.txt'\] in .* Expected ratings.csv and movies.csv"):

@@ -16,6 +16,7 @@ from orchestrator.run_record import RunMismatch
 from workers.data_config import DataConfigError
 from workers.input_errors import InputError
 from workers.job import JobError
+from workers.quality import QualityError
 from workers.storage_errors import StorageError
 from workers.strict_json import DocumentRefused
 
@@ -47,6 +48,7 @@ def test_a_command_that_ends_by_itself_keeps_its_code(code: int, capsys: pytest.
         (DataConfigError("Found no paths."), 87, "no paths"),
         (JobError("Found job 'x'."), 87, "job 'x'"),
         (InputError("part-0.parquet is damaged."), 87, "damaged"),
+        (QualityError("Found no weight in any row."), 87, "no weight"),
         (StorageError("no space"), 87, "no space"),
         (DocumentRefused("RUN.json", "damage", "none"), 87, "RUN.json"),
         (RunMismatch({"batch_size": (96, 48)}, "/runs/x"), 87, "batch_size is 96, given 48"),

@@ -5,6 +5,7 @@ import pytest
 
 from embedding.ragged import Ragged
 from workers.batch import Batch, BatchError
+from workers.input_errors import InputError
 
 
 def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:
@@ -79,7 +80,7 @@ def test_the_only_id_of_samples() -> None:
     batch = batch_of([[3], [], [5, 6], [7]])
     assert batch.only_ids("one", np.array([0, 3])).tolist() == [0, 3]
     assert batch.only_ids("bag", np.array([3, 0])).tolist() == [7, 3]
-    with pytest.raises(BatchError, match="0 ids of feature 'bag' in sample 1"):
+    with pytest.raises(InputError, match="0 ids of feature 'bag' in sample 1"):
         batch.only_ids("bag", np.array([0, 1]))
-    with pytest.raises(BatchError, match="2 ids of feature 'bag' in sample 2"):
+    with pytest.raises(InputError, match="2 ids of feature 'bag' in sample 2"):
         batch.only_ids("bag", np.array([0, 2]))

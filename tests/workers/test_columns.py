@@ -248,6 +248,14 @@ def test_rows_without_a_usable_label_weight_or_id_are_named(label, weight, numbe
         decode_columns(label, weight, number)
 
 
+def test_a_nan_hides_no_negative_weight() -> None:
+    data = ParquetData("a", label="y", sample_weight="w", max_bad_rows=9)
+    table = pa.table({"y": [0.0, 1.0, 1.0], "w": [np.nan, -1.0, 2.0]})
+    batch = decode(table, data)
+    assert batch.is_padding.tolist() == [True, True, False]
+    assert batch.weights.tolist() == [0, 0, 2]
+
+
 def test_without_an_id_column_rows_are_numbered_by_position() -> None:
     assert decode_dense(pa.array([1.0, 2.0]), "x").sample_ids.tolist() == [7, 8]
 

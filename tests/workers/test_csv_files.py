@@ -113,6 +113,8 @@ BAD = [
     ("1,1,n,1,,2 two", "places", "'2 two'", "a list of integers of 64 bits"),
     ("1,1,n,1,", "row", "'1,1,n,1,'", "6 fields"),
     ("1,1,n,1,,,", "row", "'1,1,n,1,,,'", "6 fields"),
+    ('1,1,"n"x,1,,', "row", "'1,1,\"n\"x,1,,'", "nothing behind a closing quote"),
+    ('1,1,"n" ,1,,', "row", "'1,1,\"n\" ,1,,'", "nothing behind a closing quote"),
     ("100,1,n,1,,", "user", "id 100", "Ids are 0 to 99"),
     ("1,,n,1,,", "click", "null", "never null"),
     ("1,1,n,nan,,", "price", "nan", "finite"),
@@ -138,6 +140,16 @@ def test_a_malformed_row_is_named_or_left_out(tmp_path: Path, line: str, column:
     assert log.take() == ()
 
 
+def test_a_quote_too_many_swallows_no_row_in_silence(tmp_path: Path) -> None:
+    # Up to the next quote all is one value, in which the rows of users 7 and 8 are; the number of fields comes out right.
+    path = write(tmp_path / "rows.csv", [ROWS[0], '6,1,"n,1,,', "7,1,n,1,,", '8,1,"n",1,,', ROWS[4]])
+    log = BadRowLog(1)
+    assert read_all(declared(path, max_bad_rows=1), log=log).features["user"].to_lists()[:2] == [[1], [5]]
+    (bad,) = log.take()
+    assert (bad.row, bad.column) == (1, "row")
+    assert "7,1,n,1" in bad.found
+
+
 def test_text_that_is_not_utf_8_is_malformed_only_where_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.csv", ROWS)
     path.write_bytes(path.read_bytes().replace("é".encode(), b"\xe9") + b"7,1,n,1,\xff\xfe,\n")
@@ -159,7 +171,7 @@ def test_the_same_rows_are_left_out_for_any_lanes_and_each_is_told_once(tmp_path
 def test_one_row_more_than_tolerated_ends_it(tmp_path: Path) -> None:
     lines = [line for bad, *_ in BAD for line in (ROWS[0], bad)]
     data = declared(write(tmp_path / "rows.csv", lines), max_bad_rows=len(BAD) - 1)
-    with pytest.raises(InputError, match=r"more than 9 malformed rows: .*raise max_bad_rows"):
+    with pytest.raises(InputError, match=r"more than 11 malformed rows: .*raise max_bad_rows"):
         read_all(data)
     # In one block, before all of it has been looked at.
     with pytest.raises(InputError, match=r"more than 2 malformed rows"):
@@ -219,6 +231,13 @@ def test_other_delimiters(tmp_path: Path) -> None:
     for delimiter in ("", ",,", '"', "\n", "é"):
         with pytest.raises(DataConfigError, match="Expected one ASCII character"):
             declared(path, delimiter=delimiter)
+
+
+def test_names_of_columns_are_not_taken_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataConfigError, match=r"Found strings='tags'\. .*strings=\('tags',\)"):
+        CsvData("a.csv", label="y", strings="tags")  # type: ignore[arg-type]
+    with pytest.raises(DataConfigError, match=r"list_separators \{'tags': ''\}"):
+        CsvData("a.csv", label="y", list_separators={"tags": ""})
 
 
 def test_bad_rows_read_well() -> None:

@@ -20,6 +20,7 @@ from workers.input import InputReader, build_index, training_plan
 from workers.input_errors import InputError
 from workers.retry import RetryPolicy
 from workers.storage_errors import StoreUnavailable
+from workers.text_lines import blocks_of_lines
 
 
 class FlakyFileSystem(MemoryFileSystem):
@@ -83,6 +84,15 @@ def test_a_store_that_fails_now_and_then_is_asked_again(flaky: type[FlakyFileSys
         check_rows(batch)
         seen += batch.sample_ids[batch.sample_ids >= 0].tolist()
     assert sorted(seen) == list(range(30))
+
+
+def test_text_is_asked_for_again_too(flaky: type[FlakyFileSystem]) -> None:
+    flaky.failures = 2
+    MemoryFileSystem().pipe("/flaky/lines.txt", b"one\ntwo\n")
+    assert list(blocks_of_lines("flaky://flaky/lines.txt", start=4)) == [b"two\n"]
+    flaky.failures = 10**9
+    with pytest.raises(StoreUnavailable, match=r"flaky/lines.txt"):
+        list(blocks_of_lines("flaky://flaky/lines.txt"))
 
 
 def test_a_store_that_keeps_failing_is_named(flaky: type[FlakyFileSystem]) -> None:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.data_config import CsvData, IdColumn
+from workers.input import InputReader, build_index, evaluation_plan
 from workers.input_errors import InputError
 from workers.mixing import mix64
 from workers.string_keys import string_keys
@@ -84,3 +86,16 @@ def test_a_vocabulary_of_integers_holds_integers(line: str) -> None:
     vocabulary = Vocabulary("v", f"12\n{line}\n".encode())
     with pytest.raises(InputError, match="in line 2 of the vocabulary v"):
         vocabulary.rows_of_integers(np.array([12]), num_reserved=1)
+
+
+def test_a_relative_path_holds_for_hosts_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brands.txt").write_text("a\nb\n")
+    (tmp_path / "clicks.csv").write_text("brand,y\nb,1\nc,0\n")
+    monkeypatch.chdir(tmp_path)
+    brand = IdColumn("brand", vocabulary="brands.txt")
+    data = CsvData("clicks.csv", label="y", features={"brand": brand}, strings=("brand",)).resolved({"brand": 3})
+    index = build_index(data)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    reader = InputReader(data, index, evaluation_plan(index, num_lanes=1, batch_size=2), [0])
+    assert reader.read(0).features["brand"].to_lists() == [[2], [0]]

@@ -85,6 +85,8 @@ def test_sets_with_other_ids_do_not_go_together(folder: Path) -> None:
     both = [f"{folder}/vocabulary/*.parquet", f"{folder}/hash/*.parquet"]
     with pytest.raises(ConfigurationError, match="prepared with different ids"):
         data_arguments("criteo", both, [], max_bad_lines=0, notice=print)
+    with pytest.raises(ConfigurationError, match="prepared with different ids"):
+        data_arguments("criteo", [f"{folder}/*/*.parquet"], [], max_bad_lines=0, notice=print)
     found = arguments(f"{folder}/vocabulary/*.parquet", f"{folder}/test/*.parquet")
     assert JobReference(**found).resolve().data.eval_paths == (f"{folder}/test/*.parquet",)  # type: ignore[arg-type]
 
@@ -141,6 +143,7 @@ def test_csv_flags() -> None:
         ({"form": "csv", "label": "y", "fields": ("y",)}, r"columns \['y'\] named more than once"),
         ({"form": "csv", "label": "y", "fields": ("a/b",)}, "can name a file"),
         ({"like": "/no/such/folder"}, "no /no/such/folder/prepared.json"),
+        ({"like": "x", "ids": "vocabulary"}, "--ids with --like"),
         ({"like": "x", "max_rows": 7, "label": "y"}, "--label, --max-rows with --like"),
     ],
 )

@@ -51,6 +51,8 @@ def test_csv_is_read_with_quotes_and_missing_values() -> None:
         (b"nan,2,a,b", "click", "a label is a number"),
         (b"1,inf,a,b", "price", "finite number"),
         (b"1,1e999,a,b", "price", "finite number"),
+        (b"1,-1e39,a,b", "price", "finite number or empty, at most 3.4e+38"),
+        (b"1e39,1,a,b", "click", "a label is a number, at most 3.4e+38"),
         (b"1,1_000,a,b", "price", "finite number"),
         (b"1, 5,a,b", "price", "finite number"),
         (b'1,2,"a', "line", "quotes are closed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, summed
+from jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
 from workers.bad_rows import Origin
 from workers.columns import Decoder, RawRows
 from workers.data_config import IdColumn, ParquetData
+from workers.vocabulary import Vocabulary
 
 VALUES = st.one_of(
     st.lists(st.one_of(st.none(), st.integers(0, 2**32 - 1))).map(lambda found: pa.array(found, pa.int64())),
@@ -21,10 +23,10 @@ VALUES = st.one_of(
 )
 
 
-def trained(values: pa.Array, *, num_rows: int, salt: int) -> list[int]:
-    """The rows that a run finds for a column that is hashed while it is read."""
-    data = ParquetData("x", label="y", features={"f": IdColumn("f", mode="hash", salt=salt)}).resolved({"f": num_rows})
-    decoder = Decoder(data)
+def trained(values: pa.Array, source: IdColumn, *, num_rows: int, vocabulary: Vocabulary | None = None) -> list[int]:
+    """The rows that a run finds for a column whose values become rows while it is read."""
+    data = ParquetData("x", label="y", features={"f": source}).resolved({"f": num_rows})
+    decoder = Decoder(data, {} if vocabulary is None else {vocabulary.path: vocabulary})
     table = pa.table({"f": values, "y": pa.array(np.zeros(len(values), np.int8))})
     raw = RawRows(columns=table, faults=decoder.faults_of(Origin(path="x", group=0, first_row=0), len(values)))
     block, _ = decoder.decode(raw, first_position=0, order=None)
@@ -35,11 +37,12 @@ def trained(values: pa.Array, *, num_rows: int, salt: int) -> list[int]:
 @given(VALUES)
 def test_hashed_values_have_the_rows_that_training_would_find(values: pa.Array) -> None:
     rows = HashedIds(97, 3).rows(values)
-    assert rows.tolist() == trained(values, num_rows=97, salt=3)
+    assert rows.tolist() == trained(values, IdColumn("f", mode="hash", salt=3), num_rows=97)
     for value, row in zip(values.to_pylist(), rows, strict=True):
         assert row == 0 if value is None else 1 <= row < 97
 
 
+@settings(deadline=None)
 @given(parts=st.lists(VALUES, min_size=1), min_count=st.integers(1, 4), max_rows=st.sampled_from([None, 3, 5]))
 def test_vocabulary_against_a_counter(parts: list[pa.Array], min_count: int, max_rows: int | None) -> None:
     parts = [part for part in parts if part.type == parts[0].type]
@@ -54,12 +57,18 @@ def test_vocabulary_against_a_counter(parts: list[pa.Array], min_count: int, max
     assert chosen.counts.tolist() == [counts[value] for value in expected]
     assert chosen.num_seen == len(counts)
     rows = {value: at + 1 for at, value in enumerate(expected)}
-    ids = VocabularyIds(chosen.values)
+    if not expected:
+        return
+    vocabulary = Vocabulary("v", "".join(f"{value}\n" for value in expected).encode())
+    source = IdColumn("f", vocabulary="v", missing="zero")
     for part in parts:
-        assert ids.rows(part).tolist() == [rows.get(value, 0) for value in part.to_pylist()]
+        found = VocabularyIds(vocabulary).rows(part).tolist()
+        assert found == [rows.get(value, 0) for value in part.to_pylist()]
+        assert found == trained(part, source, num_rows=len(expected) + 1, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
-def test_an_empty_vocabulary_knows_nothing(kind: pa.DataType) -> None:
+def test_an_empty_vocabulary_knows_nothing(tmp_path: Path, kind: pa.DataType) -> None:
+    (tmp_path / "none.txt").touch()
     values = pa.array(["7", None] if kind == pa.string() else [7, None], kind)
-    assert VocabularyIds(pa.array([], kind)).rows(values).tolist() == [0, 0]
+    assert VocabularyIds(read_vocabulary(tmp_path / "none.txt")).rows(values).tolist() == [0, 0]

@@ -186,6 +186,19 @@ def kill_when_there(source: str, folder: Path, awaited: Path) -> None:
     assert gone
 
 
+def test_sources_that_change_while_they_are_read_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "train", click_lines(300))
+
+    def grow(progress: Progress) -> None:
+        if progress.stage == "write" and progress.lines == 300:
+            with open(source, "ab") as file:
+                file.write(click_lines(1)[0] + b"\n")
+
+    with pytest.raises(PrepareError, match=rf"while it was read, source {source} was added, removed or changed"):
+        prepare([source], tmp_path / "out", criteo_settings(), workers=1, max_bad_lines=0, on_progress=grow)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_finished_set_is_found_and_not_read_again(tmp_path: Path) -> None:
     source = write(tmp_path / "day", click_lines(200))
     first = prepared(source, tmp_path / "out", criteo_settings())
