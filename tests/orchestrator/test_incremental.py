@@ -12,7 +12,7 @@ import pytest
 from jobs.cli import main
 from orchestrator import checkpoint
 from orchestrator.compact import compact
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.diff_runs import diff
 from orchestrator.export import export
 from orchestrator.extract import extract
@@ -20,13 +20,16 @@ from orchestrator.fsck import check_run, render
 from orchestrator.inspect_run import describe
 from orchestrator.inspect_run import render as render_run
 from orchestrator.lease import read_lineage
-from orchestrator.manifest import Manifest, problems
+from orchestrator.manifest import Manifest, parse_commit_name, problems
+from orchestrator.progress import SilentReporter
 from orchestrator.prune import prune
 from orchestrator.run_reference import open_commit
+from orchestrator.trainer import Trainer
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state, tables_of
 from workers.chunks import ChunkDamaged
+from workers.job import JobReference
 from workers.storage import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=3)
@@ -94,8 +97,63 @@ def test_prune_leaves_what_a_kept_chain_needs(run: Path) -> None:
     before = committed_state(str(run))
     removal = prune(str(run), num_to_keep=2)
     assert len(removal.commits) == 4
+    again = prune(str(run), num_to_keep=2)
+    assert (again.commits, again.attempts, again.num_files) == ((), (), 0), "what a chain needs was not deleted"
     assert check_run(str(run)).is_intact
     assert_same_bytes(committed_state(str(run)), before)
+
+
+def test_all_policies_together_keep_every_commit_readable(full: Result, small_data: str, tmp_path: Path) -> None:
+    """Gaps in the lineage, chains across them, and metrics that are those of the step although training went on meanwhile."""
+    config = CheckpointConfig(
+        every_steps=4, on_best=True, num_to_keep=2, keep_every_steps=10, keep_best=1, full_every=3
+    )
+    result = train(
+        small_data, tmp_path / "run", evaluate=True, eval_every_steps=3, max_steps=STEPS, checkpoint_config=config
+    )
+    found = manifests(Path(result.path))
+    aucs = {evaluation.step: evaluation.auc for evaluation in result.evaluations if evaluation.step < STEPS}
+    best = max(aucs, key=lambda step: aucs[step])
+    steps = [manifest.step for manifest in found]
+    assert {best, steps[-2], STEPS} <= {*steps}
+    assert len(steps) < STEPS // 4, "nothing was deleted"
+    assert {m.step: m.metrics["auc"] for m in found if m.metrics} == {s: aucs[s] for s in steps if s in aucs}
+    check = check_run(result.path)
+    assert check.is_intact, render(check)
+    assert not check.leftovers
+    assert_same_bytes(committed_state(result.path), committed_state(full.path))
+    compact(result.path)
+    removal = prune(result.path, num_to_keep=2, also=config.keep_policies)
+    left = [manifest.step for manifest in manifests(Path(result.path))]
+    assert best in left
+    assert [parse_commit_name(name) for name in removal.commits] == [(step, 1) for step in steps if step not in left]
+    assert check_run(result.path).is_intact
+    assert_same_bytes(committed_state(result.path), committed_state(full.path))
+
+
+def test_a_new_run_begins_from_a_chain_as_from_a_full_commit(
+    full: Result, trained: Path, small_data: str, tmp_path: Path
+) -> None:
+    def begun_from(source: str, rules: tuple[str, ...]) -> dict[str, np.ndarray]:
+        name = f"from-{Path(source).parent.name}-{len(rules)}"
+        reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "audit": False})
+        result = Trainer(
+            reference,
+            scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
+            run_config=RunConfig(
+                name=name,
+                storage_path=str(tmp_path),
+                max_steps=3,
+                checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
+                warm_start=WarmStart(source=source, rules=rules),
+            ),
+            reporter=SilentReporter(),
+        ).fit()
+        assert [manifest.num_deltas for manifest in manifests(Path(result.path))] == [0, 1]
+        return committed_state(result.path)
+
+    for rules in ((), ("b=rows", "@dense=params")):
+        assert_same_bytes(begun_from(str(trained), rules), begun_from(full.path, rules))
 
 
 def test_fsck_reads_every_link_and_names_what_a_damaged_one_holds(run: Path) -> None:
