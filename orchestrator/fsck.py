@@ -20,7 +20,7 @@ from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
 from orchestrator.verification import Damage, verify
-from workers.checkpoint_files import describe_bucket
+from workers.checkpoint_files import describe_bucket, describe_changes
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
@@ -208,10 +208,9 @@ def _places(manifest: Manifest) -> dict[str, str]:
             places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
         for delta in table.deltas:
             for part in delta.parts:
-                what = f"{plural(part.num_rows, 'row')} of {plural(len(part.buckets), 'bucket')} from {part.buckets[0]} on, changed by {delta.commit}"
                 for file in part.files:
-                    places[file.chunk_file] = f"table '{table.name}', {file.key}, {what}"
-                    places[f"{file.path}/zarr.json"] = f"table '{table.name}', {file.key}, shape of {what}"
+                    for name in file.file_sizes():
+                        places[name] = describe_changes(table, delta, part, name)
     for leaf in manifest.dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from orchestrator import checkpoint
 from orchestrator.compact import compact
 from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.diff_runs import diff
+from orchestrator.errors import WorkerRefused
 from orchestrator.export import export
 from orchestrator.extract import extract
 from orchestrator.fsck import check_run, render
@@ -28,6 +30,7 @@ from orchestrator.trainer import Trainer
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state, tables_of
+from workers.checkpoint_files import read_dense
 from workers.chunks import ChunkDamaged
 from workers.job import JobReference
 from workers.storage import Store
@@ -131,29 +134,31 @@ def test_all_policies_together_keep_every_commit_readable(full: Result, small_da
     assert_same_bytes(committed_state(result.path), committed_state(full.path))
 
 
-def test_a_new_run_begins_from_a_chain_as_from_a_full_commit(
-    full: Result, trained: Path, small_data: str, tmp_path: Path
-) -> None:
-    def begun_from(source: str, rules: tuple[str, ...]) -> dict[str, np.ndarray]:
-        name = f"from-{Path(source).parent.name}-{len(rules)}"
-        reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "audit": False})
-        result = Trainer(
-            reference,
-            scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
-            run_config=RunConfig(
-                name=name,
-                storage_path=str(tmp_path),
-                max_steps=3,
-                checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
-                warm_start=WarmStart(source=source, rules=rules),
-            ),
-            reporter=SilentReporter(),
-        ).fit()
-        assert [manifest.num_deltas for manifest in manifests(Path(result.path))] == [0, 1]
-        return committed_state(result.path)
+def begun_from(source: str, small_data: str, path: Path, rules: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """The state of a new run after three steps from another run's newest commit."""
+    arguments = {"folder": small_data, "audit": False}
+    result = Trainer(
+        JobReference(function="tests.small_job:small_job", arguments=arguments),
+        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
+        run_config=RunConfig(
+            name=path.name,
+            storage_path=str(path.parent),
+            max_steps=3,
+            checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
+            warm_start=WarmStart(source=source, rules=rules),
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+    assert [manifest.num_deltas for manifest in manifests(Path(result.path))] == [0, 1]
+    return committed_state(result.path)
 
-    for rules in ((), ("b=rows", "@dense=params")):
-        assert_same_bytes(begun_from(str(trained), rules), begun_from(full.path, rules))
+
+@pytest.mark.parametrize("rules", [(), ("b=rows", "@dense=params")])
+def test_a_new_run_begins_from_a_chain_as_from_a_full_commit(
+    full: Result, trained: Path, small_data: str, tmp_path: Path, rules: tuple[str, ...]
+) -> None:
+    from_chain = begun_from(str(trained), small_data, tmp_path / "chain", rules)
+    assert_same_bytes(from_chain, begun_from(full.path, small_data, tmp_path / "full", rules))
 
 
 def test_fsck_reads_every_link_and_names_what_a_damaged_one_holds(run: Path) -> None:
@@ -230,10 +235,34 @@ def test_compacting_changes_no_byte_and_training_goes_on_from_it(
     assert_same_bytes(committed_state(on.path), committed_state(whole.path))
 
 
+@pytest.mark.parametrize("read", ["compact", "extract", "export", "train", "warm start"])
+def test_whoever_reads_a_damaged_link_names_its_file_and_what_it_holds(
+    run: Path, small_data: str, tmp_path: Path, read: str
+) -> None:
+    state = open_commit(str(run))
+    link, last = state.table("b").deltas
+    part = link.parts[0]
+    ids = read_dense(state.store, part.files[0])
+    later = np.concatenate([read_dense(state.store, other.files[0]) for other in last.parts])
+    at = int(np.flatnonzero(~np.isin(ids, later))[0])
+    file = part.files[1].chunk_file
+    flip_byte(run / file, at=at * 4 * part.files[1].shape[1])
+    readers: dict[str, Callable[[], object]] = {
+        "compact": lambda: compact(str(run)),
+        "extract": lambda: extract(state, "b", [int(ids[at])]),
+        "export": lambda: export(state, "b", format="npy", out=str(tmp_path / "b.npy")),
+        "train": lambda: train(small_data, run, max_steps=STEPS + 1, checkpoint_config=CHAIN),
+        "warm start": lambda: begun_from(str(run), small_data, tmp_path / "new"),
+    }
+    held = rf"table 'b', rows, {part.num_rows} rows of buckets? .*changed by {link.commit}"
+    with pytest.raises((ChunkDamaged, WorkerRefused), match=f"{file}', {held}"):
+        readers[read]()
+
+
 def test_what_cannot_be_compacted(run: Path, tmp_path: Path) -> None:
     flip_byte(next((run / "data" / "s000000020-g00000001").rglob("tables/b/delta-*/ids/c/0")), at=1)
     head = read_lineage(Store(str(run)))[0]
-    with pytest.raises(ChunkDamaged, match="after the changed rows of s000000020-g00000001"):
+    with pytest.raises(ChunkDamaged, match=r"delta-\d+/ids/c/0', table 'b', ids, .* changed by s000000020-g00000001"):
         compact(str(run))
     assert read_lineage(Store(str(run)))[0] == head
     store, lease = create_run(tmp_path / "empty", {})
