@@ -159,7 +159,7 @@ def newest_loadable(
         on_skip(name, reason)
     raise NoLoadableCommit(
         f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a copy, or allow an "
-        "older commit, which gives up the steps since."
+        "older commit (--allow-ancestor), which gives up the steps since."
     )
 
 
