@@ -259,6 +259,26 @@ def test_whoever_reads_a_damaged_link_names_its_file_and_what_it_holds(
         readers[read]()
 
 
+def test_a_chain_on_an_object_store(s3_url: str, full: Result, small_data: str, tmp_path: Path) -> None:
+    """Training, compacting, pruning and single rows, whose reading asks for parts of files."""
+    path = f"{s3_url}/run"
+    train(small_data, path, checkpoint_config=CheckpointConfig(every_steps=8, num_to_keep=2, full_every=3))
+    assert_same_bytes(committed_state(path), committed_state(full.path))
+    ids = [0, 29_999, 37]
+    found = [extract(open_commit(source), "b", ids).values for source in (path, full.path)]
+    assert_same_bytes(*({**values} for values in found))
+    written = [
+        export(open_commit(source), "b", format="npy", out=str(tmp_path / f"{at}.npy"))
+        for at, source in enumerate((path, full.path))
+    ]
+    np.testing.assert_array_equal(*(np.load(file.path) for file in written))
+    assert open_commit(path).manifest.num_deltas == 2
+    assert compact(path).num_deltas == 0
+    assert len(prune(path, num_to_keep=2).commits) == 1
+    assert check_run(path).is_intact
+    assert_same_bytes(committed_state(path), committed_state(full.path))
+
+
 def test_what_cannot_be_compacted(run: Path, tmp_path: Path) -> None:
     flip_byte(next((run / "data" / "s000000020-g00000001").rglob("tables/b/delta-*/ids/c/0")), at=1)
     head = read_lineage(Store(str(run)))[0]
