@@ -80,6 +80,8 @@ class Compact:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,11 @@ class Prune:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
     keep: int
-    """Newest commits to keep, at least 2."""
+    """Newest commits to keep, at least 2. Others that the run kept go, unless one of the next two asks for them."""
+    keep_every: int | None = None
+    """Also keep the first commit at or after each multiple of so many steps."""
+    keep_best: int = 0
+    """Also keep so many commits with the best AUC."""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
@@ -202,16 +208,22 @@ def _compact(command: Compact) -> int:
     from orchestrator.compact import compact
     from orchestrator.inspect_run import format_bytes
 
-    manifest = compact(command.run)
+    manifest = compact(command.run, single_writer=command.single_writer)
     print(f"{manifest.name} is a full commit of {format_bytes(manifest.size_bytes)}")
     return 0
 
 
 def _prune(command: Prune) -> int:
+    from orchestrator.config import CheckpointConfig
     from orchestrator.inspect_run import format_bytes
     from orchestrator.prune import prune
 
-    removal = prune(command.run, num_to_keep=command.keep, single_writer=command.single_writer)
+    removal = prune(
+        command.run,
+        num_to_keep=command.keep,
+        also=CheckpointConfig(keep_every_steps=command.keep_every, keep_best=command.keep_best).keep_policies,
+        single_writer=command.single_writer,
+    )
     for name in removal.commits:
         print(f"deleted commit {name}")
     for name in sorted(set(removal.attempts) - set(removal.commits)):

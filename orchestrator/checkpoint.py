@@ -21,6 +21,7 @@ from orchestrator.manifest import (
     problems,
     to_json,
 )
+from orchestrator.records import read_document
 from orchestrator.run_record import find_run
 from orchestrator.verification import Verification, content_damages, size_damages, verify
 from workers.storage import Store
@@ -115,7 +116,7 @@ def load(store: Store, name: str) -> Manifest:
       NameNotFound: it does not exist; DocumentRefused: it is damaged or not ours.
     """
     file = commit_file(name)
-    return from_json(name, store.read(file, max_bytes=MAX_MANIFEST_BYTES))
+    return from_json(name, read_document(store, file, max_bytes=MAX_MANIFEST_BYTES))
 
 
 def load_head(store: Store) -> Manifest | None:
@@ -158,7 +159,7 @@ def newest_loadable(
         on_skip(name, reason)
     raise NoLoadableCommit(
         f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a copy, or allow an "
-        "older commit, which gives up the steps since."
+        "older commit (--allow-ancestor), which gives up the steps since."
     )
 
 

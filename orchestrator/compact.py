@@ -6,6 +6,7 @@ the keep policy or `prune` removes them.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from dataclasses import replace
 
 from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
-from orchestrator.lease import Holder, acquire, read_lineage
+from orchestrator.lease import Holder, Lease, acquire, read_lineage
 from orchestrator.manifest import Manifest, commit_name
 from orchestrator.run_reference import open_run_store
+from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import (
     TableFiles,
     TablePlan,
@@ -25,23 +27,30 @@ from workers.checkpoint_files import (
     write_table_metadata,
 )
 from workers.storage import Store
+from workers.storage_errors import StorageError
 from workers.zarr_metadata import DTYPES
 
 
-def compact(url: str, *, unix_s: Callable[[], float] = time.time) -> Manifest:
+def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float] = time.time) -> Manifest:
     """Writes the newest commit of a run whole. Memory: one bucket with its slots.
 
     Claims the next generation, as `prune` does.
+
+    Args:
+      single_writer: accept a storage that cannot keep a driver out while this goes on.
+      unix_s: the wall clock, for heartbeats and the record of when it was done.
 
     Returns:
       The new commit, or the newest one if that is full already.
 
     Raises:
       ConfigurationError: no run, or nothing committed in it.
+      StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
       RunIsHeld: a driver is at work.
       NoLoadableCommit, ChunkDamaged: the newest commit is damaged; nothing has changed.
     """
     store = open_run_store(url)
+    open_for_writing(url, single_writer=single_writer)
     lineage = read_lineage(store)
     if not lineage:
         raise ConfigurationError(f"Found no commit in {store.location}. Expected one to compact. Train first.")
@@ -62,12 +71,18 @@ def compact(url: str, *, unix_s: Callable[[], float] = time.time) -> Manifest:
                 f"Found commit {lease.head} made while {head.name} was to be compacted. Expected a run at rest. Try again."
             )
         attempt = commit_name(step=head.step, generation=lease.generation)
-        tables = tuple(_whole_table(store, table, attempt, lease.heartbeat) for table in head.tables)
+        tables = tuple(_whole_table(store, table, attempt, lambda: _beat(lease)) for table in head.tables)
         manifest = replace(head, generation=lease.generation, parent=head.name, created_unix_s=unix_s(), tables=tables)
         checkpoint.commit(store, manifest, lease)
         return manifest
     finally:
         lease.release()
+
+
+def _beat(lease: Lease) -> None:
+    """Says that somebody is at work. Advisory: a storage that is really away is noticed by the next write."""
+    with contextlib.suppress(StorageError, OSError):
+        lease.heartbeat()
 
 
 def _whole_table(store: Store, table: TableFiles, attempt: str, on_bucket: Callable[[], None]) -> TableFiles:

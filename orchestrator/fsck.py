@@ -15,12 +15,12 @@ from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
 from orchestrator.inspect_run import format_bytes
 from orchestrator.lease import read_commit_names, read_lineage
-from orchestrator.manifest import Manifest, commit_file
+from orchestrator.manifest import Manifest, commit_file, parse_commit_name
 from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
 from orchestrator.verification import Damage, verify
-from workers.checkpoint_files import describe_bucket
+from workers.checkpoint_files import describe_bucket, describe_changes
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
@@ -115,14 +115,16 @@ def check_run(
     for name in names:
         checked.append(_check_commit(store, name, lineage, record, was_published=name in published))
         on_commit(checked[-1])
-    if commit is None:
-        findings += _chain_findings(store, lineage)
+    leftovers: tuple[Leftover, ...] = ()
+    # Without a lineage everything would look left over.
+    if commit is None and not lineage_findings:
+        leftovers = find_leftovers(store)
+        findings += _chain_findings(store, lineage, seen=published, leftovers=leftovers)
     return RunCheck(
         location=store.location,
         commits=tuple(checked),
         findings=tuple(findings),
-        # Without a lineage everything would look left over.
-        leftovers=find_leftovers(store) if commit is None and not lineage_findings else (),
+        leftovers=leftovers,
     )
 
 
@@ -206,10 +208,9 @@ def _places(manifest: Manifest) -> dict[str, str]:
             places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
         for delta in table.deltas:
             for part in delta.parts:
-                what = f"{plural(part.num_rows, 'row')} of {plural(len(part.buckets), 'bucket')} from {part.buckets[0]} on, changed by {delta.commit}"
                 for file in part.files:
-                    places[file.chunk_file] = f"table '{table.name}', {file.key}, {what}"
-                    places[f"{file.path}/zarr.json"] = f"table '{table.name}', {file.key}, shape of {what}"
+                    for name in file.file_sizes():
+                        places[name] = describe_changes(table, delta, part, name)
     for leaf in manifest.dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"
@@ -241,10 +242,18 @@ def _mismatches(manifest: Manifest, record: RunRecord | None) -> Iterator[Findin
             yield _finding(manifest.name, damage, f"table '{name}'")
 
 
-def _chain_findings(store: Store, lineage: tuple[str, ...]) -> list[Finding]:
-    """Each commit's parent must be the one before it in the lineage. The oldest one's was deleted by the keep policy, or never was."""
+def _chain_findings(
+    store: Store, lineage: tuple[str, ...], *, seen: set[str], leftovers: tuple[Leftover, ...]
+) -> list[Finding]:
+    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been deleted by the keep policy.
+
+    Args:
+      seen: commits that were published when the check began.
+      leftovers: what no commit of the lineage needs. The keep policy leaves nothing of that kind of a commit that it deletes.
+    """
     published = set(read_commit_names(store))
     chain = [name for name in lineage if name in published]
+    torn = {left.path for left in leftovers}
     findings = []
     for at, name in enumerate(chain):
         try:
@@ -254,14 +263,25 @@ def _chain_findings(store: Store, lineage: tuple[str, ...]) -> list[Finding]:
         before = chain[at + 1] if at + 1 < len(chain) else None
         if parent == before or (before is None and parent not in published):
             continue
+        is_left = f"data/{parent}" in torn and parent not in seen
+        if parent not in published and not is_left and _is_between(before, parent, name):
+            continue
         state = "that exists but is not before it in the lineage" if parent in published else "that is missing"
         damage = Damage(
             name=commit_file(name),
             found=f"parent {parent}, {state}" if parent else "no parent",
-            expected=f"parent {before}" if before else "a parent before all that are kept, or none",
+            expected=f"parent {before}, or one after it of which nothing is left"
+            if before
+            else "a parent before all that are kept, or none",
         )
         findings.append(_finding(name, damage, "the chain of commits"))
     return findings
+
+
+def _is_between(before: str | None, parent: str | None, name: str) -> bool:
+    """Whether a commit that is gone may have been between two of the lineage. Steps rise along it, generations at equal steps."""
+    first, middle, last = (parse_commit_name(commit or "") for commit in (before, parent, name))
+    return first is not None and middle is not None and last is not None and first < middle < last
 
 
 def _damage(file: str, error: Exception, expected: str) -> Damage:

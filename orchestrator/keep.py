@@ -31,7 +31,7 @@ class Removal:
 
     Attributes:
       commits: whose manifest was deleted.
-      attempts: folders of `data/` that were emptied, whether they had been commits or not.
+      attempts: folders of `data/` from which files went, whether they had been commits or not.
     """
 
     commits: tuple[str, ...]
@@ -95,10 +95,15 @@ def keep_latest(
         # The manifest goes first: from then on its files are an attempt that nobody refers to.
         lease.check()
         store.delete(commit_file(name))
-    num_files, num_bytes = _delete_unneeded(store, lease, attempts, needed)
+    sizes = _delete_unneeded(store, lease, attempts, needed)
     for folder in ("commit", "lease"):
         store.remove_stale_temporaries(folder, written_before_unix_s=unix_s() - _STALE_S)
-    return Removal(commits=tuple(removable), attempts=tuple(attempts), num_files=num_files, num_bytes=num_bytes)
+    return Removal(
+        commits=tuple(removable),
+        attempts=tuple(dict.fromkeys(name.split("/")[1] for name in sizes)),
+        num_files=len(sizes),
+        num_bytes=sum(sizes.values()),
+    )
 
 
 def _check_newest(store: Store, name: str) -> None:
@@ -121,16 +126,15 @@ def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
     return parsed is not None and (name in lineage or parsed[1] < lease.generation or is_past)
 
 
-def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed: set[str]) -> tuple[int, int]:
-    """Returns how many files and bytes went."""
-    num_files = num_bytes = 0
+def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed: set[str]) -> dict[str, int]:
+    """Returns name → bytes of the files that went."""
+    deleted: dict[str, int] = {}
     for attempt in attempts:
         for name, size_bytes in store.sizes(f"data/{attempt}").items():
             if name in needed:
                 continue
-            if num_files % _BATCH_FILES == 0:
+            if len(deleted) % _BATCH_FILES == 0:
                 lease.check()
             store.delete(name)
-            num_files += 1
-            num_bytes += size_bytes
-    return num_files, num_bytes
+            deleted[name] = size_bytes
+    return deleted

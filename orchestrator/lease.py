@@ -6,6 +6,7 @@ ever, and `.hb`, a heartbeat that only spares people an accident: whether a driv
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -18,7 +19,7 @@ from typing import Any
 from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED
 from orchestrator.lease_protocol import Base, DriverState, Phase, after, head, is_fenced, lineage, propose
 from orchestrator.manifest import commit_file, parse_commit_name
-from orchestrator.records import decode, encode
+from orchestrator.records import decode, encode, read_document
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
@@ -206,7 +207,9 @@ def acquire(
                 )
                 answer = store.create_exclusive(_lease_file(generation, "claim"), encode(claim))
             case Phase.READ_BASE:
-                Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
+                # It is tried once, so a short outage of the storage may lose it; no generation should be given up for that.
+                with contextlib.suppress(StorageError, OSError):
+                    Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
                 answer = read_newest_base(store)
             case Phase.LIST_COMMITS:
                 answer = read_commit_names(store)
@@ -248,7 +251,7 @@ def read_base(store: Store, generation: int) -> Base:
       NameNotFound: it has none; DocumentRefused: it is damaged.
     """
     name = _lease_file(generation, "base.json")
-    record = decode(BaseRecord, name, store.read(name, max_bytes=_MAX_LEASE_BYTES))
+    record = decode(BaseRecord, name, read_document(store, name, max_bytes=_MAX_LEASE_BYTES))
     if record.generation != generation:
         raise DocumentRefused(name, f"the base of generation {record.generation}", f"generation {generation}")
     if record.commit is not None:
@@ -279,7 +282,7 @@ def read_heartbeat(store: Store, generation: int) -> Heartbeat | None:
     """The heartbeat of a generation, or None if there is none that can be read."""
     name = _lease_file(generation, "hb")
     try:
-        return decode(Heartbeat, name, store.read(name, max_bytes=_MAX_LEASE_BYTES))
+        return decode(Heartbeat, name, read_document(store, name, max_bytes=_MAX_LEASE_BYTES))
     except (NameNotFound, DocumentRefused):
         # Advisory: a released or torn heartbeat must not stop anybody.
         return None

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
 from orchestrator.keep import MIN_KEPT, Removal, keep_latest
+from orchestrator.keep_policies import KeepPolicy
 from orchestrator.lease import Holder, acquire, read_lineage
 from orchestrator.run_reference import open_run_store
 from orchestrator.writable_store import open_for_writing
 
 
 def prune(
-    url: str, *, num_to_keep: int, single_writer: bool = False, unix_s: Callable[[], float] = time.time
+    url: str,
+    *,
+    num_to_keep: int,
+    also: Sequence[KeepPolicy] = (),
+    single_writer: bool = False,
+    unix_s: Callable[[], float] = time.time,
 ) -> Removal:
     """Keeps the newest commits of a run and deletes what they do not need, attempts that were never finished included.
+
+    A run does not record its keep policies: what they kept besides the newest goes, unless it is asked for here.
 
     Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as `resume` would.
 
     Args:
       num_to_keep: commits; at least 2.
+      also: further reasons to keep a commit.
       single_writer: accept a storage that cannot keep a driver out while this goes on.
       unix_s: the wall clock, for heartbeats and the age of half-written files.
 
@@ -50,6 +59,6 @@ def prune(
     holder = Holder.current(f"prune-{uuid.uuid4().hex[:12]}")
     lease = acquire(store, holder=holder, choose_base=check, unix_s=unix_s)
     try:
-        return keep_latest(store, lease, num_to_keep=num_to_keep, unix_s=unix_s)
+        return keep_latest(store, lease, num_to_keep=num_to_keep, also=also, unix_s=unix_s)
     finally:
         lease.release()

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.errors import EXIT_CONFIGURATION
 from orchestrator.manifest import FORMAT_VERSION
-from orchestrator.records import decode, encode
+from orchestrator.records import decode, encode, read_document
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
 from workers.strict_json import DocumentRefused
@@ -143,7 +143,9 @@ def read_run(store: Store) -> RunRecord:
     Raises:
       NameNotFound: there is no run here; DocumentRefused: damaged, or of another format version.
     """
-    record = decode(RunRecord, RUN_FILE, store.read(RUN_FILE, max_bytes=_MAX_RUN_BYTES), max_bytes=_MAX_RUN_BYTES)
+    record = decode(
+        RunRecord, RUN_FILE, read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES), max_bytes=_MAX_RUN_BYTES
+    )
     if record.format_version != FORMAT_VERSION:
         found = f"format version {record.format_version}"
         raise DocumentRefused(

@@ -14,7 +14,16 @@ import google_crc32c
 import numpy as np
 
 from orchestrator.config import ConfigurationError
-from workers.checkpoint_files import ArrayFiles, DenseFile, TableFiles, read_bucket, read_bucket_array, read_dense
+from workers.checkpoint_files import (
+    ArrayFiles,
+    DeltaPart,
+    DenseFile,
+    TableFiles,
+    naming_changes,
+    read_bucket,
+    read_bucket_array,
+    read_dense,
+)
 from workers.chunks import CRC_BYTES, ChunkDamaged
 from workers.delta_files import read_part, read_slice
 from workers.storage import Store
@@ -76,16 +85,20 @@ class _ChangedRows:
         self._store = store
         # Per bucket, oldest first: positions of rows, the file with their values, and where in it they begin.
         self._pieces: dict[int, list[tuple[np.ndarray, DenseFile, int]]] = {}
-        for part in (part for delta in table.deltas for part in delta.parts):
-            file = part.files[1 + table.arrays.index(array)]
-            read_dense(store, file)
-            first = 0
-            changes = read_part(
-                store, part, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket, with_values=False
-            )
-            for bucket, positions, _ in changes:
-                self._pieces.setdefault(bucket, []).append((positions, file, first))
-                first += len(positions)
+        for delta in table.deltas:
+            for part in delta.parts:
+                with naming_changes(table, delta, part):
+                    self._take(table, part, part.files[1 + table.arrays.index(array)])
+
+    def _take(self, table: TableFiles, part: DeltaPart, file: DenseFile) -> None:
+        read_dense(self._store, file)
+        changes = read_part(
+            self._store, part, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket, with_values=False
+        )
+        first = 0
+        for bucket, positions, _ in changes:
+            self._pieces.setdefault(bucket, []).append((positions, file, first))
+            first += len(positions)
 
     def apply(self, bucket: int, values: np.ndarray, *, start: int) -> None:
         """Replaces those of the positions `start` and following of a bucket that changed."""

@@ -8,7 +8,8 @@ committed is not decided here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +42,9 @@ __all__ = [
     "assemble_table",
     "check_digest",
     "check_with_changes",
+    "describe_changes",
     "digest_of",
+    "naming_changes",
     "read_base_array",
     "read_base_bucket",
     "read_bucket",
@@ -268,13 +271,37 @@ def check_with_changes(store: Store, table: TableFiles, bucket: int, values: Seq
     Raises:
       ChunkDamaged: a file is missing, or rows and slots are not the committed ones.
     """
-    for delta in table.deltas:
-        found = read_changes(store, delta, bucket, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket)
-        if found is not None:
-            positions, changes = found
-            for value, change in zip(values, changes, strict=True):
-                value[positions] = change
-    check_digest(table, bucket, values)
+    changed = [(delta, *found) for delta in table.deltas if (found := delta.find(bucket))]
+    for delta, part, place in changed:
+        with naming_changes(table, delta, part):
+            positions, changes = read_changes(
+                store, part, place, bucket, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket
+            )
+        for value, change in zip(values, changes, strict=True):
+            value[positions] = change
+    try:
+        check_digest(table, bucket, values)
+    except ChunkDamaged:
+        # Of a delta only the bucket's rows were read; its files' own checksums tell which of them it is, if it is one.
+        for delta, part, _ in changed:
+            with naming_changes(table, delta, part):
+                for file in part.files:
+                    read_dense(store, file)
+        raise
+
+
+@contextmanager
+def naming_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart) -> Iterator[None]:
+    """Says of damage in a part's files what they hold.
+
+    Raises:
+      ChunkDamaged: the one that was raised inside, with its place.
+    """
+    try:
+        yield
+    except ChunkDamaged as error:
+        place = describe_changes(table, delta, part, error.name)
+        raise ChunkDamaged(error.name, error.found, error.expected, place=place) from error
 
 
 def read_base_bucket(
@@ -338,6 +365,16 @@ def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
     """What a bucket holds, for people: `table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)`."""
     rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
     return f"table '{table.name}', {array}, bucket {bucket} ({rows})"
+
+
+def describe_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart, name: str) -> str:
+    """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by s000000020-g00000001`."""
+    keys = {file.chunk_file: file.key for file in part.files}
+    keys |= {f"{file.path}/zarr.json": f"shape of {file.key}" for file in part.files}
+    first, last = part.buckets[0], part.buckets[-1]
+    buckets = f"bucket {first}" if first == last else f"buckets {first} to {last}"
+    rows = f"{part.num_rows} row{'s' if part.num_rows > 1 else ''} of {buckets}"
+    return f"table '{table.name}', {keys.get(name, 'changed rows')}, {rows}, changed by {delta.commit}"
 
 
 def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:

@@ -146,19 +146,18 @@ def read_part(
 
 
 def read_changes(
-    store: Store, delta: DeltaFiles, bucket: int, *, num_buckets: int, num_positions: int
-) -> tuple[np.ndarray, list[np.ndarray]] | None:
-    """Reads the changed rows of one bucket and nothing else: positions in the bucket, and the values of each array; None if there are none.
+    store: Store, part: DeltaPart, place: slice, bucket: int, *, num_buckets: int, num_positions: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Reads the changed rows of one bucket and nothing else: positions in the bucket, and the values of each array.
 
     Their bytes are verified by the bucket's digest alone.
+
+    Args:
+      part, place: as `DeltaFiles.find` says.
 
     Raises:
       ChunkDamaged: a file is missing, has another size, or names rows of other buckets.
     """
-    found = delta.find(bucket)
-    if found is None:
-        return None
-    part, place = found
     ids, *arrays = (read_slice(store, file, place) for file in part.files)
     return _positions(part, bucket, ids, num_buckets=num_buckets, num_positions=num_positions), arrays
 

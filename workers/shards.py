@@ -189,10 +189,11 @@ def _apply_deltas(store: Store, table: Table, entry: TableFiles, on_chunk: Calla
             if held.isdisjoint(part.buckets):
                 continue
             changes = read_part(store, part, num_buckets=entry.num_buckets, num_positions=entry.rows_per_bucket)
-            for bucket, positions, values in changes:
-                if bucket in held:
-                    for array, value in zip(table.bucket(bucket).values(), values, strict=True):
-                        array[positions] = value
+            with checkpoint_files.naming_changes(entry, delta, part):
+                for bucket, positions, values in changes:
+                    if bucket in held:
+                        for array, value in zip(table.bucket(bucket).values(), values, strict=True):
+                            array[positions] = value
             on_chunk()
     for bucket in held:
         checkpoint_files.check_digest(entry, bucket, list(table.bucket(bucket).values()))

@@ -202,6 +202,16 @@ class TestPrune:
         code, out, _ = podembed("prune", run, "--keep", 2)
         assert (code, out) == (0, "0 files, 0 B deleted\n")
 
+    def test_what_the_run_kept_besides_the_newest_stays_when_asked_for(self, podembed, run: Path) -> None:
+        code, out, _ = podembed("prune", run, "--keep", 2, "--keep-every", 100)
+        assert code == 0
+        assert [f"deleted commit {name}" in out for name in COMMITS] == [False, False, True, False]
+        code, out, _ = podembed("fsck", run)
+        assert (code, "Left over" in out) == (0, False), "a gap that the keep policy made is no damage"
+        assert podembed("prune", run, "--keep", 2, "--keep-best", -1)[0] == 87
+        assert podembed("prune", run, "--keep", 2)[0] == 0
+        assert read_lineage(Store(run)) == COMMITS[:2]
+
     def test_a_run_that_is_driven_is_left_alone(self, podembed, run: Path) -> None:
         lease = acquire(Store(run), holder=Holder.current("somebody"))
         code, _, err = podembed("prune", run, "--keep", 2)

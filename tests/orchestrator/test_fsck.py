@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
 from orchestrator.fsck import RunCheck, check_run, render
+from orchestrator.keep import keep_latest
+from orchestrator.keep_policies import KeepEvery
 from orchestrator.lease import read_lineage
-from orchestrator.manifest import Manifest, commit_file
+from orchestrator.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
 from tests.orchestrator.checkpoint_samples import take
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, run_with, two_tables
 from workers.storage import Store
@@ -116,6 +119,26 @@ def test_a_damaged_manifest_is_found_and_the_others_are_still_checked(run) -> No
     assert not check.leftovers
 
 
+@pytest.mark.parametrize("how", ["giant", "a folder"])
+def test_a_manifest_that_is_no_file_of_ours_is_damage_like_any_other(run, tmp_path: Path, how: str) -> None:
+    store, manifests = run
+    head = manifests[2].name
+    path = Path(store.locate(commit_file(head)))
+    if how == "giant":
+        os.truncate(path, MAX_MANIFEST_BYTES + 1)  # of which the disk holds nothing
+    else:
+        path.unlink()
+        path.mkdir()
+    check = check_run(store.location)
+    assert damages(check) == [(head, commit_file(head))]
+    assert [commit.is_head for commit in check.commits] == [True, False, False]
+    skipped: list[str] = []
+    found = checkpoint.newest_loadable(
+        store, head, allow_ancestors=True, on_skip=lambda name, why: skipped.append(name)
+    )
+    assert (found, skipped) == (manifests[1].name, [head])
+
+
 def test_a_manifest_that_is_missing_in_the_middle_breaks_the_chain(run) -> None:
     store, manifests = run
     store.delete(commit_file(manifests[1].name))
@@ -125,6 +148,25 @@ def test_a_manifest_that_is_missing_in_the_middle_breaks_the_chain(run) -> None:
     assert finding.place == "the chain of commits"
     assert manifests[1].name in finding.found
     assert [left.path for left in check.leftovers] == [f"data/{manifests[1].name}"]
+
+
+def test_commits_that_the_keep_policy_deleted_between_others_are_no_damage(tmp_path: Path) -> None:
+    tables = two_tables()
+    store, lease = create_run(tmp_path / "run", tables)
+    manifests = [commit_tables(store, lease, step, tables) for step in (10, 20, 30, 40, 50)]
+    keep_latest(store, lease, num_to_keep=2, also=[KeepEvery(30)])
+    assert read_lineage(store) == tuple(manifests[at].name for at in (4, 3, 2, 0))
+    assert check_run(store.location).is_intact
+
+
+def test_a_parent_that_is_missing_and_was_not_between_two_commits_breaks_the_chain(tmp_path: Path) -> None:
+    tables = two_tables()
+    store, lease = create_run(tmp_path / "run", tables)
+    first, second = (commit_tables(store, lease, step, tables) for step in (10, 20))
+    store.replace(commit_file(second.name), to_json(dataclasses.replace(second, parent="s000000005-g00000001")))
+    (finding,) = check_run(store.location).all_findings
+    assert finding.found == "parent s000000005-g00000001, that is missing"
+    assert finding.expected.startswith(f"parent {first.name}")
 
 
 def test_the_oldest_commit_may_have_lost_its_parent_to_the_keep_policy(run) -> None:

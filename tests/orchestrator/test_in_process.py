@@ -53,7 +53,7 @@ class Stopper(SilentReporter):
 
 def train(
     folder: str,
-    path: Path,
+    path: Path | str,
     *,
     stop_at: int | None = None,
     evaluate: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,21 +13,26 @@ import pytest
 from jobs.cli import main
 from orchestrator import checkpoint
 from orchestrator.compact import compact
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
 from orchestrator.diff_runs import diff
+from orchestrator.errors import WorkerRefused
 from orchestrator.export import export
 from orchestrator.extract import extract
 from orchestrator.fsck import check_run, render
 from orchestrator.inspect_run import describe
 from orchestrator.inspect_run import render as render_run
 from orchestrator.lease import read_lineage
-from orchestrator.manifest import Manifest, problems
+from orchestrator.manifest import Manifest, parse_commit_name, problems
+from orchestrator.progress import SilentReporter
 from orchestrator.prune import prune
 from orchestrator.run_reference import open_commit
+from orchestrator.trainer import Trainer
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state, tables_of
+from workers.checkpoint_files import read_dense
 from workers.chunks import ChunkDamaged
+from workers.job import JobReference
 from workers.storage import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=3)
@@ -94,8 +100,65 @@ def test_prune_leaves_what_a_kept_chain_needs(run: Path) -> None:
     before = committed_state(str(run))
     removal = prune(str(run), num_to_keep=2)
     assert len(removal.commits) == 4
+    again = prune(str(run), num_to_keep=2)
+    assert (again.commits, again.attempts, again.num_files) == ((), (), 0), "what a chain needs was not deleted"
     assert check_run(str(run)).is_intact
     assert_same_bytes(committed_state(str(run)), before)
+
+
+def test_all_policies_together_keep_every_commit_readable(full: Result, small_data: str, tmp_path: Path) -> None:
+    """Gaps in the lineage, chains across them, and metrics that are those of the step although training went on meanwhile."""
+    config = CheckpointConfig(
+        every_steps=4, on_best=True, num_to_keep=2, keep_every_steps=10, keep_best=1, full_every=3
+    )
+    result = train(
+        small_data, tmp_path / "run", evaluate=True, eval_every_steps=3, max_steps=STEPS, checkpoint_config=config
+    )
+    found = manifests(Path(result.path))
+    aucs = {evaluation.step: evaluation.auc for evaluation in result.evaluations if evaluation.step < STEPS}
+    best = max(aucs, key=lambda step: aucs[step])
+    steps = [manifest.step for manifest in found]
+    assert {best, steps[-2], STEPS} <= {*steps}
+    assert len(steps) < STEPS // 4, "nothing was deleted"
+    assert {m.step: m.metrics["auc"] for m in found if m.metrics} == {s: aucs[s] for s in steps if s in aucs}
+    check = check_run(result.path)
+    assert check.is_intact, render(check)
+    assert not check.leftovers
+    assert_same_bytes(committed_state(result.path), committed_state(full.path))
+    compact(result.path)
+    removal = prune(result.path, num_to_keep=2, also=config.keep_policies)
+    left = [manifest.step for manifest in manifests(Path(result.path))]
+    assert best in left
+    assert [parse_commit_name(name) for name in removal.commits] == [(step, 1) for step in steps if step not in left]
+    assert check_run(result.path).is_intact
+    assert_same_bytes(committed_state(result.path), committed_state(full.path))
+
+
+def begun_from(source: str, small_data: str, path: Path, rules: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """The state of a new run after three steps from another run's newest commit."""
+    arguments = {"folder": small_data, "audit": False}
+    result = Trainer(
+        JobReference(function="tests.small_job:small_job", arguments=arguments),
+        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
+        run_config=RunConfig(
+            name=path.name,
+            storage_path=str(path.parent),
+            max_steps=3,
+            checkpoint_config=CheckpointConfig(every_steps=2, full_every=2),
+            warm_start=WarmStart(source=source, rules=rules),
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+    assert [manifest.num_deltas for manifest in manifests(Path(result.path))] == [0, 1]
+    return committed_state(result.path)
+
+
+@pytest.mark.parametrize("rules", [(), ("b=rows", "@dense=params")])
+def test_a_new_run_begins_from_a_chain_as_from_a_full_commit(
+    full: Result, trained: Path, small_data: str, tmp_path: Path, rules: tuple[str, ...]
+) -> None:
+    from_chain = begun_from(str(trained), small_data, tmp_path / "chain", rules)
+    assert_same_bytes(from_chain, begun_from(full.path, small_data, tmp_path / "full", rules))
 
 
 def test_fsck_reads_every_link_and_names_what_a_damaged_one_holds(run: Path) -> None:
@@ -172,10 +235,54 @@ def test_compacting_changes_no_byte_and_training_goes_on_from_it(
     assert_same_bytes(committed_state(on.path), committed_state(whole.path))
 
 
+@pytest.mark.parametrize("read", ["compact", "extract", "export", "train", "warm start"])
+def test_whoever_reads_a_damaged_link_names_its_file_and_what_it_holds(
+    run: Path, small_data: str, tmp_path: Path, read: str
+) -> None:
+    state = open_commit(str(run))
+    link, last = state.table("b").deltas
+    part = link.parts[0]
+    ids = read_dense(state.store, part.files[0])
+    later = np.concatenate([read_dense(state.store, other.files[0]) for other in last.parts])
+    at = int(np.flatnonzero(~np.isin(ids, later))[0])
+    file = part.files[1].chunk_file
+    flip_byte(run / file, at=at * 4 * part.files[1].shape[1])
+    readers: dict[str, Callable[[], object]] = {
+        "compact": lambda: compact(str(run)),
+        "extract": lambda: extract(state, "b", [int(ids[at])]),
+        "export": lambda: export(state, "b", format="npy", out=str(tmp_path / "b.npy")),
+        "train": lambda: train(small_data, run, max_steps=STEPS + 1, checkpoint_config=CHAIN),
+        "warm start": lambda: begun_from(str(run), small_data, tmp_path / "new"),
+    }
+    held = rf"table 'b', rows, {part.num_rows} rows of buckets? .*changed by {link.commit}"
+    with pytest.raises((ChunkDamaged, WorkerRefused), match=f"{file}', {held}"):
+        readers[read]()
+
+
+def test_a_chain_on_an_object_store(s3_url: str, full: Result, small_data: str, tmp_path: Path) -> None:
+    """Training, compacting, pruning and single rows, whose reading asks for parts of files."""
+    path = f"{s3_url}/run"
+    train(small_data, path, checkpoint_config=CheckpointConfig(every_steps=8, num_to_keep=2, full_every=3))
+    assert_same_bytes(committed_state(path), committed_state(full.path))
+    ids = [0, 29_999, 37]
+    found = [extract(open_commit(source), "b", ids).values for source in (path, full.path)]
+    assert_same_bytes(*({**values} for values in found))
+    written = [
+        export(open_commit(source), "b", format="npy", out=str(tmp_path / f"{at}.npy"))
+        for at, source in enumerate((path, full.path))
+    ]
+    np.testing.assert_array_equal(*(np.load(file.path) for file in written))
+    assert open_commit(path).manifest.num_deltas == 2
+    assert compact(path).num_deltas == 0
+    assert len(prune(path, num_to_keep=2).commits) == 1
+    assert check_run(path).is_intact
+    assert_same_bytes(committed_state(path), committed_state(full.path))
+
+
 def test_what_cannot_be_compacted(run: Path, tmp_path: Path) -> None:
     flip_byte(next((run / "data" / "s000000020-g00000001").rglob("tables/b/delta-*/ids/c/0")), at=1)
     head = read_lineage(Store(str(run)))[0]
-    with pytest.raises(ChunkDamaged, match="after the changed rows of s000000020-g00000001"):
+    with pytest.raises(ChunkDamaged, match=r"delta-\d+/ids/c/0', table 'b', ids, .* changed by s000000020-g00000001"):
         compact(str(run))
     assert read_lineage(Store(str(run)))[0] == head
     store, lease = create_run(tmp_path / "empty", {})

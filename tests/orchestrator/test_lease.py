@@ -24,7 +24,7 @@ from orchestrator.lease import (
 )
 from orchestrator.manifest import commit_name
 from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage_errors import StorageError, StoreUnavailable
 from workers.strict_json import DocumentRefused
 
 
@@ -201,6 +201,20 @@ class TestHeartbeat:
         store.replace("lease/g00000001.hb", b'{"torn')
         assert read_heartbeat(store, 1) is None
         assert acquire(store, holder=elsewhere("b"), unix_s=clock).generation == 2
+
+    def test_one_that_cannot_be_written_costs_no_generation(
+        self, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(self: Store, name: str, data: bytes) -> None:
+            raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "replace", refuse)
+            lease = acquire(store, holder=elsewhere("a"), unix_s=clock)
+        assert (lease.generation, read_heartbeat(store, 1)) == (1, None)
+        clock.now_s += HEARTBEAT_EVERY_S
+        lease.heartbeat()
+        assert read_heartbeat(store, 1) is not None
 
 
 class TestDamage:

@@ -9,6 +9,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from orchestrator.compact import compact
 from orchestrator.config import ConfigurationError, RunConfig, ScalingConfig
 from orchestrator.prune import prune
 from orchestrator.run_folder import create_run, open_run
@@ -90,6 +91,17 @@ def test_every_program_that_writes_asks(plain: str, small_data: str) -> None:
         open_run(plain)
     with pytest.warns(SingleWriterStore):
         assert open_run(plain, single_writer=True).record.seed == job.seed
+
+
+def test_compacting_asks_too(plain: str) -> None:
+    store = Store(plain)
+    lease = take(store)
+    *_, head = commit_steps(store, lease, 1, 2)
+    lease.release()
+    with pytest.raises(StoreCannotCreateExclusively):
+        compact(plain)
+    with pytest.warns(SingleWriterStore):
+        assert compact(plain, single_writer=True) == head
 
 
 def test_pruning_asks_too(plain: str) -> None:
