@@ -15,6 +15,7 @@ os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 
 from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
 from orchestrator.progress import SilentReporter, WindowReport
@@ -35,8 +36,7 @@ class NodeTaker(SilentReporter):
 
     def window(self, report: WindowReport) -> None:
         if report.committed_step >= 10 and self.nodes:
-            used = {entry["NodeID"] for entry in ray.nodes() if entry["Alive"] and _is_used(entry["NodeID"])}
-            victim = next(node for node in self.nodes if node.node_id in used)
+            victim = next(node for node in self.nodes if node.node_id in _used_nodes())
             self.nodes.clear()
             hosts = len(actor_processes("HostActor"))
             self.cluster.remove_node(victim, allow_graceful=False)
@@ -44,12 +44,14 @@ class NodeTaker(SilentReporter):
             deadline = time.monotonic() + 60
             while len(actor_processes("HostActor")) == hosts and time.monotonic() < deadline:
                 time.sleep(0.05)
+            if len(actor_processes("HostActor")) == hosts:
+                raise TimeoutError("No host process ended with its node within 60 s.")
 
 
-def _is_used(node: str) -> bool:
-    """Whether CPUs of the node are taken."""
-    total = next(entry["Resources"].get("CPU", 0) for entry in ray.nodes() if entry["NodeID"] == node)
-    return ray._private.state.available_resources_per_node().get(node, {}).get("CPU", 0) < total
+def _used_nodes() -> set[str]:
+    """Nodes on which the run has a host; what Ray says of free resources lags behind."""
+    groups = placement_group_table().values()
+    return {node for group in groups if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
 
 
 def main(data: str, storage: str) -> None:
