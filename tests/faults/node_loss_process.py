@@ -38,13 +38,14 @@ class NodeTaker(SilentReporter):
         if report.committed_step >= 10 and self.nodes:
             victim = next(node for node in self.nodes if node.node_id in _used_nodes())
             self.nodes.clear()
-            hosts = len(actor_processes("HostActor"))
+            hosts = actor_processes("HostActor")
             self.cluster.remove_node(victim, allow_graceful=False)
             # The node's workers leave when they miss their daemon; the run must not be over by then.
             deadline = time.monotonic() + 60
-            while len(actor_processes("HostActor")) == hosts and time.monotonic() < deadline:
+            # By number, not by title, which Ray changes with each call.
+            while all(os.path.exists(f"/proc/{host}") for host in hosts) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if len(actor_processes("HostActor")) == hosts:
+            if all(os.path.exists(f"/proc/{host}") for host in hosts):
                 raise TimeoutError("No host process ended with its node within 60 s.")
 
 
