@@ -92,6 +92,7 @@ class ShardedLookup:
       host: this host's number, 0-based.
       num_hosts: hosts of the generation.
       elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their features.
+      tables: the shard, where it is here already; None allocates it.
     """
 
     def __init__(
@@ -103,13 +104,16 @@ class ShardedLookup:
         host: int,
         num_hosts: int,
         elsewhere: Collection[int] = (),
+        tables: Sequence[Table] | None = None,
     ) -> None:
         self.host = host
         self.num_hosts = num_hosts
         self.features = tuple(feature for feature in features if feature.table not in elsewhere)
-        self.tables = tuple(
-            Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
-        )
+        if tables is None:
+            tables = [
+                Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
+            ]
+        self.tables = tuple(tables)
         self._owners = tuple(np.ascontiguousarray(owners, np.int32) for owners in placement)
         self._bucket_places = tuple(_places(owners) for owners in self._owners)
         self._features_of = tuple(tuple(f for f in self.features if f.table == at) for at in range(len(self.tables)))

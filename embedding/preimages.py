@@ -39,6 +39,7 @@ class Preimages:
     def __init__(self, arrays: Sequence[np.ndarray], *, max_rows: int) -> None:
         self._arrays = tuple(arrays)
         self._num_rows = len(self._arrays[0])
+        self._max_rows = max_rows
         self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
         self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
         self._changed_before = np.zeros_like(self._changed)
@@ -56,9 +57,22 @@ class Preimages:
         books = (self._changed, self._changed_before, self._heads, self._following, self._offsets)
         return sum(array.nbytes for array in (*self._buffers, *books))
 
-    def freeze(self) -> None:
-        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows changed since."""
-        self._changed, self._changed_before = self._changed_before, self._changed
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of the buffer is taken, where it could become full."""
+        return self._max_rows < self._num_rows and 2 * self.num_kept > self._max_rows
+
+    def freeze(self, *, joins_before: bool = False) -> None:
+        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows changed since.
+
+        Args:
+          joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set: since the last freeze
+            without it.
+        """
+        if joins_before:
+            np.bitwise_or(self._changed_before, self._changed, out=self._changed_before)
+        else:
+            self._changed, self._changed_before = self._changed_before, self._changed
         self._forget()
 
     def _forget(self) -> None:
