@@ -5,13 +5,15 @@
 All write the same table: rows and one slot, float32, cut into buckets of one MiB. Each contender runs in a process of its own, in turn, in an
 order that changes from round to round. A write counts until every file is on the disk: ours and dd sync themselves, for the others every
 file is synced afterwards within the time. Before a read, the files are dropped from the page cache. Ours verifies checksums and digests, zarr
-checksums; dd and Orbax verify nothing. Rates are medians over rounds in decimal units; ratios to dd are medians of the ratios within rounds.
+checksums; dd and Orbax verify nothing. `one-by-one` is ours with one thread that syncs each file before it writes the next. Rates are medians
+over rounds in decimal units; ratios to dd are medians of the ratios within rounds.
 Orbax is no dependency: it is measured where `--orbax-python` names an interpreter that has it, and null otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -22,12 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-CONTENDERS = ("dd", "podembed", "zarr", "orbax")
+CONTENDERS = ("dd", "podembed", "one-by-one", "zarr", "orbax")
 WIDTH = 64
 ROWS_PER_BUCKET = 2048  # with one slot of the same width, one MiB
 SEED = 7
@@ -42,6 +45,10 @@ def table(num_bytes: int) -> dict[str, np.ndarray]:
 
 
 class Podembed:
+    """As a host saves and restores: buckets in several threads, files synced in batches."""
+
+    num_threads: int | None = None
+
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
         from workers.checkpoint_files import TablePlan, assemble_table, write_bucket, write_table_metadata
         from workers.storage import Store
@@ -52,23 +59,47 @@ class Podembed:
             name="table",
             num_rows=num_buckets * ROWS_PER_BUCKET,
             num_buckets=num_buckets,
-            widths=dict.fromkeys(values, width),
+            widths=dict.fromkeys(values, int(width)),
             dtypes={},
         )
-        arrays = write_table_metadata(store, plan)
-        receipts = [
-            write_bucket(store, plan, bucket, [array[bucket] for array in values.values()])
-            for bucket in range(num_buckets)
-        ]
-        self._files = assemble_table(plan, arrays, receipts)
+        with self._threads(store) as threads:
+
+            def write(bucket: int) -> Any:
+                with threads.writes():
+                    return write_bucket(store, plan, bucket, [array[bucket] for array in values.values()])
+
+            with threads.writes():
+                arrays = write_table_metadata(store, plan)
+            receipts = [threads.submit(partial(write, bucket)) for bucket in range(num_buckets)]
+            threads.finish()
+        self._files = assemble_table(plan, arrays, [receipt.result() for receipt in receipts])
 
     def read(self, folder: Path, values: dict[str, np.ndarray]) -> None:
         from workers.checkpoint_files import read_bucket
         from workers.storage import Store
 
         store = Store(folder)
-        for bucket in range(self._files.num_buckets):
-            read_bucket(store, self._files, bucket, out=[array[bucket] for array in values.values()])
+        with self._threads(store) as threads:
+            for bucket in range(self._files.num_buckets):
+                out = [array[bucket] for array in values.values()]
+                threads.submit(partial(read_bucket, store, self._files, bucket, out=out))
+            threads.finish()
+
+    def _threads(self, store: Any) -> Any:
+        from workers.file_threads import NUM_THREADS, FileThreads
+
+        return FileThreads(store, num_threads=self.num_threads or NUM_THREADS)
+
+
+class OneByOne(Podembed):
+    """One thread, and every file synced before the next is written."""
+
+    num_threads = 1
+
+    def _threads(self, store: Any) -> Any:
+        threads = super()._threads(store)
+        threads.writes = contextlib.nullcontext
+        return threads
 
 
 class Zarr:
@@ -160,7 +191,8 @@ def measure(contender: str, folder: Path, num_bytes: int) -> dict[str, float]:
       RuntimeError: what was read is not what was written.
     """
     values = table(num_bytes)
-    target = {"dd": Dd, "podembed": Podembed, "zarr": Zarr, "orbax": Orbax}[contender]()
+    targets = {"dd": Dd, "podembed": Podembed, "one-by-one": OneByOne, "zarr": Zarr, "orbax": Orbax}
+    target: Any = targets[contender]()
     # Imports, and what is compiled or opened at first use.
     small = {name: array[:2].copy() for name, array in values.items()}
     warm_up = folder.with_name("warm-up")
@@ -195,7 +227,18 @@ def run(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
     own = tempfile.mkdtemp(prefix="round-", dir=Path(arguments.folder).absolute())
     folder = Path(own) / "table"
     python = arguments.orbax_python if contender == "orbax" else sys.executable
-    command = [python, __file__, "--contender", contender, "--folder", str(folder), "--mib", str(arguments.mib)]
+    command = [
+        python,
+        __file__,
+        "--threads",
+        str(arguments.threads or 0),
+        "--contender",
+        contender,
+        "--folder",
+        str(folder),
+        "--mib",
+        str(arguments.mib),
+    ]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         return json.loads(done.stdout.splitlines()[-1])
@@ -222,9 +265,11 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="size of the table with its slot")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--orbax-python", default=None, help="interpreter that has orbax-checkpoint")
+    parser.add_argument("--threads", type=int, default=None, help="file threads of ours; the default is that of a host")
     parser.add_argument("--contender", choices=CONTENDERS, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contender:
+        Podembed.num_threads = arguments.threads or None
         print(json.dumps(measure(arguments.contender, Path(arguments.folder), arguments.mib << 20)))
         return
     contenders = [name for name in CONTENDERS if name != "orbax" or arguments.orbax_python]

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,24 +28,46 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring  # noqa: E402
-from benchmarks.workload import Batches, dense_values, make_batches, table_values, workload  # noqa: E402
+from benchmarks.workload import (  # noqa: E402
+    NUM_DENSE,
+    Batches,
+    Workload,
+    dense_values,
+    make_batches,
+    table_values,
+    workload,
+)
 from embedding.buckets import split_evenly  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from embedding.ragged import Ragged  # noqa: E402
 from workers.batch import Batch  # noqa: E402
 from workers.data_config import ParquetData  # noqa: E402
-from workers.input_index import InputFile, InputIndex  # noqa: E402
+from workers.input_index import InputFile, InputIndex, build_index  # noqa: E402
 from workers.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
 from workers.lanes import LanePlan  # noqa: E402
+from workers.sources import ReaderSource  # noqa: E402
 
 NUM_BATCHES = 32
 NUM_LANES = 16
 CHECKED_STEPS = range(30, 40)
 WARM_UP_STEPS = 8
 WINDOW_S = 1.0
+# Hosts of one setting hear nothing while another setting is measured, and there is no heartbeat file.
+SILENCE_S = 3600.0
 _INSIDE = "PODEMBED_BENCHMARK_INSIDE_NETWORK"
-_SHOWN = ("bench", "hosts", "emb_opt", "placement", "overlap", "staleness", "wire_dtype", "network", "device_ms")
+_SHOWN = (
+    "bench",
+    "hosts",
+    "resources",
+    "emb_opt",
+    "placement",
+    "overlap",
+    "staleness",
+    "wire_dtype",
+    "network",
+    "device_ms",
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +120,7 @@ def benchmark_job(
     overlap: bool = True,
     wire_dtype: str = "float32",
     device_ms: float | None = None,
+    input: str = "memory",
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""
     import jax
@@ -140,7 +163,7 @@ def benchmark_job(
         name=f"bench-{bench}",
         features=features,
         model=Accelerator() if device_ms else GivenDLRM(bottom=shape.bottom[:-1], top=shape.top[:-1]),
-        data=MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(13)), bench=bench),
+        data=parquet_data(folder, shape) if input == "parquet" else memory_data(folder, bench),
         batch_size=shape.batch_size,
         optimizer=optimizer,
         dense_optimizer=optax.adagrad(rate, shape.dense_accumulator, epsilon),
@@ -148,6 +171,21 @@ def benchmark_job(
         staleness=staleness,
         overlap=overlap,
         wire_dtype=wire_dtype,
+    )
+
+
+def memory_data(folder: str, bench: str) -> MemoryData:
+    """The batches in the folder, without any work of reading."""
+    return MemoryData(folder, label="label", dense=tuple(f"x{at}" for at in range(NUM_DENSE)), bench=bench)
+
+
+def parquet_data(folder: str, shape: Workload) -> ParquetData:
+    """The files that `benchmarks.input.write_files` left in the folder."""
+    return ParquetData(
+        f"{folder}/*.parquet",
+        label="label",
+        dense=tuple(f"i{at}" for at in range(NUM_DENSE)),
+        features={f"f{at:02d}": f"c{at}" for at in range(shape.num_tables)},
     )
 
 
@@ -165,6 +203,7 @@ def start_group(
     shares_memory: bool = True,
 ) -> Any:
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
+    from jobs.launch import parse_resources
     from orchestrator.cluster import RayBackend
     from orchestrator.config import ScalingConfig
     from orchestrator.worker_group import Deadlines, WorkerGroup
@@ -176,6 +215,8 @@ def start_group(
     buckets = choose_buckets(job)
     num_rows = NUM_BATCHES * job.batch_size
     file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_rows,))
+    data = job.resolved_data
+    index = InputIndex(files=(file,)) if isinstance(data, ReaderSource) else build_index(data)
     lanes = tuple(split_evenly(job.num_lanes, num_hosts))
     token = secrets.token_bytes(32)
     hosts = [
@@ -191,12 +232,13 @@ def start_group(
             table_buckets=buckets,
             placement=placement(job, buckets, arguments),
             storage_url=storage,
-            train_index=InputIndex(files=(file,)),
+            train_index=index,
             eval_index=None,
             bind_address="",
             step_timeout_s=120.0,
             shares_memory=shares_memory,
             tracks_changes=tracks_changes,
+            lease_timeout_s=SILENCE_S,
         )
         for host in range(num_hosts)
     ]
@@ -212,9 +254,11 @@ def start_group(
             storage_url=storage,
             start_timeout_s=300.0,
             step_timeout_s=120.0,
+            lease_timeout_s=SILENCE_S,
         )
 
-    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=1)
+    resources = parse_resources(getattr(arguments, "resources", ()))
+    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=1, resources_per_host=resources)
     backend = RayBackend(scaling, lambda message: print(message, file=sys.stderr))
     group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
     try:
@@ -282,6 +326,9 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     parser.add_argument(
+        "--resources", nargs="+", default=(), metavar="NAME=AMOUNT", help="Ray resources of a host, such as CPU=4 GPU=1"
+    )
+    parser.add_argument(
         "--device-ms",
         type=float,
         default=None,
@@ -322,22 +369,23 @@ def enter_network(gbit_per_s: float) -> None:
 def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     """The job that workers build for themselves."""
     job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype", "device_ms")}
-    job |= {"folder": folder, "overlap": arguments.overlap == "on"}
+    job |= {"folder": folder, "overlap": arguments.overlap == "on", "input": getattr(arguments, "input", "memory")}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 
-def prepare_environment() -> None:
-    """What worker processes inherit."""
+def prepare_environment(resources: Sequence[str] = ()) -> None:
+    """What worker processes inherit. With resources of their own, JAX may look for accelerators."""
     # Workers import this module by name to build the job.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if not resources:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def main() -> None:
     arguments = parse()
     if arguments.network:
         enter_network(arguments.network)
-    prepare_environment()
+    prepare_environment(arguments.resources)
     from orchestrator.cluster import connected
 
     shape = workload(arguments.bench)

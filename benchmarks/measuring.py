@@ -19,11 +19,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def tune_allocator() -> None:
     """Runs this program again with the allocator settings that worker processes have, unless others are set. Call it first."""
-    from orchestrator.cluster import MALLOC_TUNABLES
+    from orchestrator.worker_environment import ALLOCATOR
 
     if "GLIBC_TUNABLES" not in os.environ:
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "GLIBC_TUNABLES": MALLOC_TUNABLES})
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**ALLOCATOR, **os.environ})
 
 
 def machine_cpu_s() -> float:

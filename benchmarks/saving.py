@@ -33,7 +33,7 @@ WARM_UP_STEPS = 20
 
 
 class Steps:
-    """Trains step by step. Mutated: the next step, the time at which the last one ended, and the hosts' waits and memory."""
+    """Trains step by step. Mutated: the next step, the time at which the last one ended, host 0's phases in it, and the hosts' waits and memory."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -41,12 +41,14 @@ class Steps:
         self.ended_s = time.perf_counter()
         self.wait_s = 0.0
         self.rss_bytes = 0
+        self.phase_s: dict[str, float] = {}
 
     def one(self) -> float:
         """Trains a step; the seconds since the last one ended."""
         hosts, _ = self.group.train(self.number, self.number + 1)
         before, self.ended_s = self.ended_s, time.perf_counter()
         self.number += 1
+        self.phase_s = hosts[0].phase_s
         self.wait_s += max(host.phase_s.get("wait for save", 0.0) for host in hosts)
         self.rss_bytes = sum(host.peak_rss_bytes for host in hosts)
         return self.ended_s - before
@@ -62,6 +64,9 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     first: list[float] = []
     beside: list[float] = []
     save_s: list[float] = []
+    begin_s: list[float] = []
+    quiet_phases: list[dict[str, float]] = []
+    first_phases: list[dict[str, float]] = []
     size_bytes = 0
     if arguments.incremental:
         group.await_receipts(group.begin_save("s999999999-g00000001", is_delta=False))
@@ -69,10 +74,14 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     steps.wait_s = 0.0
     busy_before, started = measuring.machine_cpu_s(), time.perf_counter()
     for number in range(arguments.saves):
-        quiet += [steps.one() for _ in range(arguments.steps)]
+        for _ in range(arguments.steps):
+            quiet.append(steps.one())
+            quiet_phases.append(steps.phase_s)
         began_s = time.perf_counter()
         writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=arguments.incremental)
+        begin_s.append(time.perf_counter() - began_s)
         first.append(steps.one())
+        first_phases.append(steps.phase_s)
         while (receipts := group.receipts(writing)) is None:
             beside.append(steps.one())
         save_s.append(time.perf_counter() - began_s)
@@ -88,12 +97,28 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "save_s": round(statistics.median(save_s), 2),
         "step_ms": _times(quiet),
         "first_step_ms": _times(first),
+        "of_which_begin_ms": _times(begin_s)["median"],
+        "phase_ms": _phases(quiet_phases),
+        "first_phase_ms": _phases(first_phases),
         "step_beside_save_ms": _times(beside),
         "stall_steps": round(statistics.median(first) / statistics.median(quiet) - 1, 2),
+        # What training lost to a save in all, while it lasted.
+        "lost_ms_a_save": round(
+            1e3 * (sum(first + beside) - len(first + beside) * statistics.median(quiet)) / arguments.saves, 1
+        ),
         "waited_for_save_ms": round(1e3 * steps.wait_s, 2),
         "buffer_share_percent": round(100 * sum(ready.save_bytes for ready in group.ready) / shard_bytes, 2),
         "memory_growth_percent": round(100 * (steps.rss_bytes - rss_before) / shard_bytes, 2),
         "cpus_busy": round(busy, 2),
+    }
+
+
+def _phases(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Medians over steps, of the phases that take some time."""
+    names = {name for phases in steps for name in phases}
+    medians = {name: 1e3 * statistics.median(phases.get(name, 0.0) for phases in steps) for name in names}
+    return {
+        name: round(medians[name], 2) for name in sorted(names, key=lambda name: -medians[name]) if medians[name] > 0.2
     }
 
 

@@ -1,7 +1,8 @@
-"""Settings of one job against each other: overlap, staleness, what the wire carries. Prints one JSON line.
+"""Settings of one job against each other: overlap, staleness, what the wire carries, where samples come from. Prints one JSON line.
 
     python benchmarks/settings.py --bench A --settings overlap=off overlap=on staleness=1
     python benchmarks/settings.py --bench A --placement buckets --network 4 --settings overlap=off overlap=on
+    python benchmarks/settings.py --bench A --settings input=memory input=parquet
 
 Each setting has a group of hosts of its own; all stand side by side in memory, and windows of steps take turns, so that a machine that gets
 busier in between favours nobody. A round is one window of each. The ratios are medians over rounds, to the first setting in the same round,
@@ -30,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import (  # noqa: E402
     NUM_BATCHES,
+    NUM_LANES,
     WARM_UP_STEPS,
     add_workload,
     enter_network,
@@ -37,6 +39,7 @@ from benchmarks.dlrm import (  # noqa: E402
     reference_of,
     start_group,
 )
+from benchmarks.input import GROUPS_PER_FILE, write_files  # noqa: E402
 from benchmarks.workload import Batches, make_batches, workload  # noqa: E402
 
 
@@ -49,11 +52,13 @@ class Contender:
 
     def __init__(self, setting: str, arguments: argparse.Namespace, folder: str) -> None:
         self.setting = setting
-        self.arguments = argparse.Namespace(**vars(arguments), overlap="on", staleness=0, wire_dtype="float32")
+        self.arguments = argparse.Namespace(
+            **vars(arguments), overlap="on", staleness=0, wire_dtype="float32", input="memory"
+        )
         for part in setting.split(","):
             name, _, value = part.partition("=")
-            if name not in ("overlap", "staleness", "wire_dtype"):
-                raise SystemExit(f"Found setting {part!r}. Expected overlap=, staleness= or wire_dtype=.")
+            if name not in ("overlap", "staleness", "wire_dtype", "input"):
+                raise SystemExit(f"Found setting {part!r}. Expected overlap=, staleness=, wire_dtype= or input=.")
             setattr(self.arguments, name, int(value) if name == "staleness" else value)
         self.group: Any = start_group(
             self.arguments, reference_of(folder, self.arguments), shares_memory=self.arguments.network is None
@@ -63,6 +68,7 @@ class Contender:
         self.cpu_rates: list[float] = []
         self.losses: list[float] = []
         self.phases: dict[str, list[float]] = {}
+        self.read_shares: list[float] = []
         self.bytes_sent = 0
 
     def train(self, num_steps: int) -> list[Any]:
@@ -79,6 +85,7 @@ class Contender:
         self.bytes_sent += sum(host.bytes_sent for host in hosts)
         for phase, seconds in hosts[0].phase_s.items():
             self.phases.setdefault(phase, []).append(1e3 * seconds / num_steps)
+        self.read_shares.append(hosts[0].phase_s.get("read", 0.0) / sum(hosts[0].phase_s.values()))
 
     def summary(self, first: Contender) -> dict[str, Any]:
         num_steps = self.step - WARM_UP_STEPS
@@ -91,6 +98,7 @@ class Contender:
             "wire_mb_per_step": round(self.bytes_sent / num_steps / 1e6, 3),
             "loss": round(statistics.fmean(self.losses[WARM_UP_STEPS : WARM_UP_STEPS + 32]), 6),
             "has_the_losses_of_the_first": self.losses == first.losses,
+            "share_of_waiting_for_input": round(statistics.median(self.read_shares), 4),
             "phase_ms": {phase: round(statistics.median(ms), 2) for phase, ms in self.phases.items()},
         }
 
@@ -124,13 +132,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.network:
         enter_network(arguments.network)
-    prepare_environment()
+    prepare_environment(arguments.resources)
     from orchestrator.cluster import connected
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder, ExitStack() as stack:
         batches = make_batches(shape, NUM_BATCHES)
         batches.write(Path(folder))
+        if any("input=parquet" in setting for setting in arguments.settings):
+            rows = shape.batch_size * NUM_BATCHES // GROUPS_PER_FILE
+            write_files(
+                Path(folder), shape, batches, rows_per_group=rows, num_groups=4 * NUM_LANES, compression="snappy"
+            )
         stack.enter_context(connected(arguments.hosts * len(arguments.settings)))
         contenders = []
         for setting in arguments.settings:
