@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jobs import supervise, tools
+from jobs import chaos, supervise, tools
 from jobs.prepare import command as prepare_command
 
 BUILT_IN_JOBS = {
@@ -43,10 +43,12 @@ class Train:
     """Malformed lines of text input that are put aside and named before the run refuses the files."""
     set: tuple[str, ...] = ()
     """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
-    hosts: int = 1
-    """Hosts that train together. On one machine they share it."""
+    hosts: str = "1"
+    """Hosts that train together: a number (on one machine they share it), or a range such as 2-8: as many as the cluster has machines for."""
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
+    resources: tuple[str, ...] = ()
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
     in_process: bool = False
     """One host in this process, without Ray."""
     name: str | None = None
@@ -63,12 +65,12 @@ class Train:
     """Steps between commits; by default about ten per run."""
     checkpoint_seconds: float | None = None
     """Seconds between commits, instead of steps or besides them."""
-    keep: int = 3
-    """Commits kept."""
+    keep: int | None = None
+    """Newest commits kept. Default: as the run has kept them so far, at first 3."""
     keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps."""
-    keep_best: int = 0
-    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
+    """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
+    keep_best: int | None = None
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
@@ -77,6 +79,8 @@ class Train:
     """Stop after this many steps."""
     resume: bool = False
     """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+    fault_plan: str | None = None
+    """Inject the faults of this file: see `podembed chaos`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +89,12 @@ class Resume:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
-    hosts: int | None = None
-    """Hosts; by default as many as the last commit had."""
+    hosts: str | None = None
+    """Hosts, a number or a range such as 2-8; by default as many as the last commit had."""
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
+    resources: tuple[str, ...] = ()
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
     in_process: bool = False
     """One host in this process, without Ray."""
     single_writer: bool = False
@@ -97,12 +103,12 @@ class Resume:
     """Steps between commits; by default about ten per run."""
     checkpoint_seconds: float | None = None
     """Seconds between commits, instead of steps or besides them."""
-    keep: int = 3
-    """Commits kept."""
+    keep: int | None = None
+    """Newest commits kept. Default: as the run has kept them so far, at first 3."""
     keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps."""
-    keep_best: int = 0
-    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far."""
+    """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
+    keep_best: int | None = None
+    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
@@ -114,7 +120,9 @@ class Resume:
     allow_ancestor: bool = False
     """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
     accept_input_change: bool = False
-    """Go on although data files changed since the run began; the number of rows must be the same."""
+    """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same steps."""
+    fault_plan: str | None = None
+    """Inject the faults of this file: see `podembed chaos`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +159,7 @@ Command = (
     | Annotated[Plan, tyro.conf.subcommand("plan")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
     | tools.ToolCommand
 )
 
@@ -174,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(command))
 
 
-def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool) -> int:
+def _run(command: Any) -> int:
     # Imported late: `--help` should not wait for JAX.
     from orchestrator import outcomes
 
@@ -182,8 +191,10 @@ def _run(command: Train | Resume | supervise.Supervise | Plan | Inspect | prepar
 
 
 def _dispatch(
-    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | tools.Tool,
+    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | chaos.Chaos | tools.Tool,
 ) -> int:
+    if isinstance(command, chaos.Chaos):
+        return chaos.run(command)
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):
@@ -193,9 +204,9 @@ def _dispatch(
     if isinstance(command, Inspect):
         from orchestrator.errors import EXIT_CONFIGURATION
         from orchestrator.inspect_run import describe, render
-        from workers.storage import Store
+        from orchestrator.run_reference import open_run_store
 
-        description = describe(Store(command.run), now_unix_s=time.time())
+        description = describe(open_run_store(command.run), now_unix_s=time.time())
         print(render(description))
         return 0 if description.record else EXIT_CONFIGURATION
     from jobs import launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from jobs.criteo import COLUMN_NAMES
 from jobs.prepare.prepared_set import FILE_NAME, read_prepared
 from orchestrator.config import ConfigurationError
 from workers.criteo_text import convert_criteo
+from workers.files import filesystem_of
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -59,9 +61,10 @@ def _absolute(pattern: str) -> str:
 
 def _first_files(pattern: str) -> list[str]:
     """The first file of each folder in which the pattern matches one, since folders can be prepared sets of their own."""
-    filesystem, path = fsspec.url_to_fs(pattern)
-    entries = {path: filesystem.info(path)} if filesystem.exists(path) else filesystem.glob(path, detail=True)
-    found = sorted(str(name) for name in entries)
+    filesystem, path = filesystem_of(pattern)
+    matched: Any = None if filesystem.exists(path) else filesystem.glob(path, detail=True)
+    entries: dict[str, Any] = {path: filesystem.info(path)} if matched is None else matched
+    found = sorted(entries)
     if not found:
         raise ConfigurationError(
             f"Found no file for --data {pattern}. Expected at least one. Check the path; quote globs."
@@ -89,7 +92,7 @@ def _parquet_columns(path: str) -> list[str] | None:
 def prepared_beside(path: str) -> str | None:
     """Path or URL of the `prepared.json` in a file's folder, if there is one."""
     url = f"{path.rpartition('/')[0]}/{FILE_NAME}"
-    filesystem, location = fsspec.url_to_fs(url)
+    filesystem, location = filesystem_of(url)
     return url.removeprefix("file://") if filesystem.exists(location) else None
 
 

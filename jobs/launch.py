@@ -4,6 +4,7 @@ end is summed up.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -16,16 +17,26 @@ from rich.console import Console
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
 from jobs.data_arguments import data_arguments, plan_arguments
 from jobs.synthetic import DEFAULT_FOLDER
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
+from orchestrator.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WarmStart,
+    check_policies,
+)
 from orchestrator.errors import EXIT_STOPPED
 from orchestrator.inspect_run import format_bytes
 from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
 from orchestrator.plan import summary
+from orchestrator.policy_record import PolicyRecord, read_policies
 from orchestrator.progress import ConsoleReporter, figures
 from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
+from workers.fault_plan import read_plan
 from workers.input import training_plan
 from workers.job import JobReference
 from workers.storage import Store
@@ -35,12 +46,13 @@ if TYPE_CHECKING:
 
 COMMITS_A_RUN = 10
 EVALUATIONS_A_RUN = 4
+KEPT_COMMITS = 3
 FEWEST_STEPS = 20  # between two commits or evaluations, unless asked for
 
 
 def train(command: Train) -> int:
     """Begins a run and trains it to its end. Returns the exit code."""
-    scaling = _scaling(command, command.hosts)
+    scaling = _scaling(command, parse_hosts(command.hosts))
     _config(command, steps=1)  # what is wrong with the flags should be known before a folder is made
     has_data = bool(command.data or command.eval_data)
     job_name = command.job or ("criteo" if has_data else "synthetic")
@@ -52,6 +64,7 @@ def train(command: Train) -> int:
     reference = _reference(job_name, command.set, given)
     job = reference.resolve()
     check_hosts(job, scaling)
+    check_policies(job, _config(command, steps=1))
     name = command.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     storage = command.storage or default_storage()
     if not command.resume:
@@ -118,6 +131,7 @@ def _refuse_existing(url: str) -> None:
 
 def resume(command: Resume) -> int:
     """Goes on with a run. Returns the exit code."""
+    _config(command, steps=1)  # what is wrong with the flags should be known before the storage is touched
     run = open_run(
         command.run,
         take_over=command.take_over,
@@ -126,16 +140,56 @@ def resume(command: Resume) -> int:
         single_writer=command.single_writer,
     )
     head = newest_commit(run)
-    hosts = command.hosts if command.hosts is not None else head.hosts if head else 1
+    hosts = parse_hosts(command.hosts) if command.hosts is not None else head.hosts if head else 1
     return _fit(run, command, _scaling(command, 1 if command.in_process and command.hosts is None else hosts))
 
 
-def _scaling(command: Train | Resume, hosts: int) -> ScalingConfig:
-    return ScalingConfig(num_hosts=hosts, threads_per_host=command.threads_per_host, in_process=command.in_process)
+def parse_hosts(text: str) -> int | tuple[int, int]:
+    """`4`, or `2-8` for a range.
+
+    Raises:
+      ConfigurationError: it is neither.
+    """
+    least, separator, most = text.partition("-")
+    if not least.isdecimal() or not (most.isdecimal() if separator else not most):
+        raise ConfigurationError(f"Found --hosts {text}. Expected a number such as 4, or a range such as 2-8.")
+    return (int(least), int(most)) if separator else int(least)
 
 
-def _config(command: Train | Resume, *, steps: int) -> RunConfig:
+def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
+    """`CPU=8 GPU=1` as Ray has it; None without any.
+
+    Raises:
+      ConfigurationError: a pair that is not a name and a number of at least 0.
+    """
+    resources: dict[str, float] = {}
+    for pair in pairs:
+        name, _, amount = pair.partition("=")
+        try:
+            resources[name] = float(amount)
+        except ValueError:
+            resources[name] = -1.0
+        if not name or not 0 <= resources[name] < math.inf:
+            raise ConfigurationError(
+                f"Found --resources {pair}. Expected a resource of Ray and its amount for each host, such as CPU=8 GPU=1."
+            )
+    return resources or None
+
+
+def _scaling(command: Train | Resume, hosts: int | tuple[int, int]) -> ScalingConfig:
+    return ScalingConfig(
+        num_hosts=hosts,
+        threads_per_host=command.threads_per_host,
+        resources_per_host=parse_resources(command.resources),
+        in_process=command.in_process,
+    )
+
+
+def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | None = None) -> RunConfig:
     """The policies that the flags ask for, with defaults for a run of so many steps.
+
+    Args:
+      recorded: what the run has kept so far; flags go before it.
 
     Raises:
       ConfigurationError: a flag is out of its range.
@@ -144,26 +198,38 @@ def _config(command: Train | Resume, *, steps: int) -> RunConfig:
     def spread(asked: int | None, parts: int) -> int:
         return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else asked
 
+    keep, keep_every, keep_best = command.keep, command.keep_every, command.keep_best
+    on_best = bool(keep_best)
+    if recorded is not None:
+        # None in the record keeps all commits.
+        keep = recorded.num_to_keep if keep is None else keep
+        keep_every = recorded.keep_every_steps if keep_every is None else keep_every
+        on_best = recorded.on_best if keep_best is None else on_best
+        keep_best = recorded.keep_best if keep_best is None else keep_best
+    elif keep is None:
+        keep = KEPT_COMMITS
     by_clock_alone = command.checkpoint_seconds is not None and command.checkpoint_every is None
     return RunConfig(
         checkpoint_config=CheckpointConfig(
             every_steps=None if by_clock_alone else spread(command.checkpoint_every, COMMITS_A_RUN),
             every_seconds=command.checkpoint_seconds,
-            on_best=command.keep_best > 0,
-            num_to_keep=command.keep,
-            keep_every_steps=command.keep_every,
-            keep_best=command.keep_best,
+            on_best=on_best,
+            metric=recorded.config.metric if recorded else "auc",
+            num_to_keep=keep,
+            keep_every_steps=keep_every,
+            keep_best=keep_best or 0,
             full_every=command.full_every,
         ),
         eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,
+        fault_plan=None if command.fault_plan is None else read_plan(command.fault_plan),
     )
 
 
 def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
     reporter = ConsoleReporter()
-    config = _config(command, steps=_total_steps(run))
-    _introduce(run, scaling.num_hosts, reporter)
+    config = _config(command, steps=_total_steps(run), recorded=read_policies(run.store))
+    _introduce(run, scaling.least_hosts, reporter)
     started = time.monotonic()
     result = fit(run, scaling=scaling, config=config, reporter=reporter)
     _sum_up(run, result, seconds=time.monotonic() - started)
@@ -218,6 +284,8 @@ def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
         show(
             f"  recoveries   {len(result.recoveries)}; {sum(r.discarded_steps for r in result.recoveries)} steps discarded and done again"
         )
+    if result.failed_saves:
+        show(f"  storage      {result.failed_saves} saves failed; the last step is committed")
     total_s = sum(result.phase_s.values())
     if total_s:
         longest = sorted(result.phase_s.items(), key=lambda item: -item[1])[:6]
@@ -226,7 +294,7 @@ def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
     show(f"  next         {_command()} inspect {shlex.quote(_short_path(result.path))}")
     if result.stopped_by or result.step < _total_steps(run):
         show(
-            f"               {_command()} resume {shlex.quote(_short_path(result.path))}   (--hosts N for another number)"
+            f"               {_command()} resume {shlex.quote(_short_path(result.path))}   (--hosts N for another number, MIN-MAX for a range)"
         )
 
 

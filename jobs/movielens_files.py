@@ -121,7 +121,9 @@ def _files(source: Path) -> list[Path]:
         return [path for path in found.values() if path is not None]
     parquet = sorted(source.glob("*.parquet"))
     if not parquet:
-        names = sorted(path.name for path in source.iterdir()) if source.is_dir() else "no folder"
+        names = (
+            ", ".join(sorted(path.name for path in source.iterdir())) or "no file" if source.is_dir() else "no folder"
+        )
         raise InputError(
             f"Found {names} in {source}. Expected ratings.csv and movies.csv, plain or .gz, or Parquet files. "
             "Unpack a data set of MovieLens and give its folder."
@@ -157,6 +159,14 @@ def _from_parquet(files: list[Path]) -> _Ratings:
 
 def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) -> _Ratings:
     """Renumbers users, movies and genres from 0 and sorts the ratings. Movies that nobody rated are candidates, too."""
+    for name in _RATING_COLUMNS:
+        kind, num_nulls = ratings[name].type, ratings[name].null_count
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
+        if num_nulls or not (is_number or name in ("user", "movie")):
+            raise InputError(
+                f"Found {f'{num_nulls} empty values' if num_nulls else f'values of type {kind}'} as {name} of the ratings. Expected a value in every "
+                "row, and numbers as ratings and timestamps. Correct the files."
+            )
     user, movie, stars, timestamp = (ratings[name].to_numpy() for name in _RATING_COLUMNS)
     users, user = np.unique(user, return_inverse=True)
     unknown = np.setdiff1d(movie, movie_ids)
@@ -269,9 +279,9 @@ class _Collector:
         self._histories.append(history)
 
     def samples(self) -> _Samples:
-        label, user, movie, history = (
-            np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*self._parts, strict=True)
-        )
+        # Of nobody, where there are no parts.
+        columns = zip(*self._parts, strict=True) if self._parts else [()] * 4
+        label, user, movie, history = (np.concatenate([np.zeros(0, np.int64), *column]) for column in columns)
         return _Samples(label, user, movie, history, self._histories)
 
 

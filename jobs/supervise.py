@@ -64,6 +64,7 @@ def run(command: Supervise) -> int:
             progress=lambda: _newest_commit(url),
             notice=_notice,
             stop=stop,
+            url=url,
         )
 
 

@@ -91,11 +91,11 @@ class Prune:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
     keep: int
-    """Newest commits to keep, at least 2. Others that the run kept go, unless one of the next two asks for them."""
+    """Newest commits to keep, at least 2. Others go, unless one of the next two asks for them."""
     keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps."""
-    keep_best: int = 0
-    """Also keep so many commits with the best AUC."""
+    """Also keep the first commit at or after each multiple of so many steps. Default: as the run does; 0 for none."""
+    keep_best: int | None = None
+    """Also keep so many commits with the best AUC. Default: as the run does; 0 for none."""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
@@ -216,12 +216,23 @@ def _compact(command: Compact) -> int:
 def _prune(command: Prune) -> int:
     from orchestrator.config import CheckpointConfig
     from orchestrator.inspect_run import format_bytes
+    from orchestrator.policy_record import read_policies
     from orchestrator.prune import prune
+    from orchestrator.run_reference import open_run_store
 
+    also = None
+    if command.keep_every is not None or command.keep_best is not None:
+        recorded = read_policies(open_run_store(command.run))
+        own = CheckpointConfig() if recorded is None else recorded.config
+        also = CheckpointConfig(
+            keep_every_steps=own.keep_every_steps if command.keep_every is None else command.keep_every or None,
+            keep_best=own.keep_best if command.keep_best is None else command.keep_best,
+            metric=own.metric,
+        ).keep_policies
     removal = prune(
         command.run,
         num_to_keep=command.keep,
-        also=CheckpointConfig(keep_every_steps=command.keep_every, keep_best=command.keep_best).keep_policies,
+        also=also,
         single_writer=command.single_writer,
     )
     for name in removal.commits:

@@ -4,32 +4,129 @@ A commit begins at a step: the workers freeze that moment, which takes them no t
 what they wrote, it is verified and published, then acknowledged. What a commit means does not change by this: before its manifest exists
 there is nothing, and a fault before that leaves files that nobody refers to.
 
+A save that the storage fails is lost, not the run: its files are removed, the commit before it stays the head, and the next save is another
+try, of all that changed since that head. `Patience` says how many may fail in a row before training has to wait for one that does not, and
+for how long it waits. `conclude` is the end of a run: it does not return without a commit of the last step.
+
 Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. Verifying and publishing need storage, which may be
-slow, so a thread of its own does that, for one commit at a time; it gets values and answers with the manifest or an exception. Of the lease
-it uses `check` and `publish`, the driver's thread meanwhile only the heartbeat and names. The thread ends with `close`.
+slow, and so does removing what a failed save left; a thread of its own does that, one thing at a time; it gets values and answers with the
+manifest or an exception. Of the lease it uses `check` and `publish`, the driver's thread meanwhile only the heartbeat and names. The thread
+ends with `close`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Protocol
 
-from orchestrator.errors import WorkerFailure
+from orchestrator.clock import SYSTEM_CLOCK, Clock
+from orchestrator.errors import WorkerFailure, cause
+from orchestrator.lease import PublicationUnsettled
 from orchestrator.manifest import Manifest, commit_name
 from orchestrator.worker_group import Call, Receipts, WorkerGroup
+from workers.storage_errors import StorageError, may_pass
 
 # (commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
 Publish = Callable[[Manifest | None, Receipts], Manifest]
 _LOOK_S = 0.05
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """What a run bears of its storage.
+
+    Attributes:
+      max_failed_saves: after so many failures in a row training waits for the next save; 0 ends the run with the first.
+      timeout_s: how long it then tries again, and how long the commit of the last step is tried; 0 ends the run where it would have to wait.
+    """
+
+    max_failed_saves: int = 3
+    timeout_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedSave:
+    """A save that did not become a commit.
+
+    Attributes:
+      in_a_row: how many have failed since the last commit, with this one.
+      is_awaited: training waits until one succeeds.
+      head_step: the step to which a fault would lead back now.
+      left: why files that it wrote are still there; None if they are gone.
+    """
+
+    step: int
+    reason: str
+    in_a_row: int
+    is_awaited: bool
+    head_step: int
+    left: str | None
+
+    def __str__(self) -> str:
+        follows = (
+            "Training waits and tries again"
+            if self.is_awaited
+            else "Training goes on, the next save is another try, and a fault would lead back to step "
+            + str(self.head_step)
+        )
+        left = f" Its files are still there and go with a later commit: {self.left}." if self.left else ""
+        return f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{left}"
+
+
+class SavesFailed(StorageError):
+    """No save succeeded for longer than the run bears."""
+
+
+class _Lost(Exception):
+    """How the publishing thread says that a save is lost. `left` as in `FailedSave`."""
+
+    def __init__(self, reason: str, left: str | None) -> None:
+        super().__init__(reason)
+        self.reason, self.left = reason, left
+
+
+class Publisher(Protocol):
+    """Where commits are verified and published beside the driver's thread, one at a time."""
+
+    def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]: ...
+
+    def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
+        """Returns when it is done, or after the time."""
+        ...
+
+    def close(self) -> None:
+        """Ends, after what is being done."""
+        ...
+
+
+class PublishingThread:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+
+    def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]:
+        return self._pool.submit(publish, head, receipts)
+
+    def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
+        wait([publication], timeout=timeout_s)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
 
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A commit that has begun. Mutated: `publication`, when all workers have written."""
+    """A commit that has begun. Mutated: `publication`, when all workers have written, or when what they wrote is to be removed."""
 
+    step: int
+    attempt: str
     publish: Publish
     writing: Sequence[Call]
     begun_s: float
@@ -45,10 +142,16 @@ class BackgroundCommits:
       head: the commit that the generation started from.
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       acknowledge: told each published commit and the seconds since it began; called from the driver's thread.
+      failed: told each save that failed; called from the driver's thread.
+      notice: told when nobody knows whether a commit stands; called from the driver's thread.
+      remove: deletes the files of an attempt, by its name; called from the publishing thread.
+      patience: what is borne of the storage.
+      publisher: by default a thread of its own.
 
     Attributes:
       head: the last acknowledged commit.
       begun_step: step of the last commit that began; that of the head at first.
+      failed_in_a_row: saves that failed since the last commit.
     """
 
     def __init__(
@@ -59,15 +162,32 @@ class BackgroundCommits:
         head: Manifest | None,
         full_every: int,
         acknowledge: Callable[[Manifest, float], None],
+        failed: Callable[[FailedSave], None] = lambda save: None,
+        notice: Callable[[str], None] = lambda text: None,
+        remove: Callable[[str], None] = lambda attempt: None,
+        patience: Patience | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        publisher: Publisher | None = None,
     ) -> None:
         self.head = head
         self.begun_step = self.committed_step
+        self.failed_in_a_row = 0
         self._group = group
         self._generation = generation
         self._full_every = full_every
         self._acknowledge = acknowledge
+        self._failed = failed
+        self._notice = notice
+        self._remove = remove
+        self._patience = patience or Patience()
+        self._clock = clock
         self._under_way: _UnderWay | None = None
-        self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+        self._last_failure: FailedSave | None = None
+        self._is_insisting = False
+        # Written by the publishing thread, taken by the driver's.
+        self._unsettled: PublicationUnsettled | None = None
+        self._is_closing = threading.Event()
+        self._publisher = publisher or PublishingThread()
 
     @property
     def committed_step(self) -> int:
@@ -75,54 +195,83 @@ class BackgroundCommits:
         return self.head.step if self.head else 0
 
     def begin(self, step: int, publish: Publish) -> None:
-        """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is under way.
+        """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is under way; and for
+        this one, if more saves have failed in a row than are borne.
 
         Args:
           publish: makes the commit when all is written; what it says of the run is fixed now.
 
         Raises:
-          As `finish`.
+          SavesFailed: it was waited for, in vain.
+          WorkerFailure: a worker could not write for another reason than the storage, or is gone.
+          Exception: whatever else `publish` raised.
         """
         self.finish()
-        begun_s = time.monotonic()
-        is_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
-        writing = self._group.begin_save(commit_name(step=step, generation=self._generation), is_delta=is_delta)
-        self._under_way = _UnderWay(publish=publish, writing=writing, begun_s=begun_s)
-        self.begun_step = step
+        self._start(step, publish)
+        if self.failed_in_a_row and self.failed_in_a_row >= self._patience.max_failed_saves:
+            self._insist(step, publish)
+
+    def conclude(self, step: int, publish: Publish) -> None:
+        """Waits until there is a commit of `step`, after which no step was done; saves again if the one that began failed.
+
+        Raises:
+          As `begin`.
+        """
+        self._insist(step, publish)
 
     def poll(self) -> None:
         """Takes the commit under way as far as it can go without waiting.
 
         Raises:
-          WorkerFailure: a worker could not write.
-          Exception: whatever `publish` raised.
+          WorkerFailure: a worker could not write, and it was not the storage's fault.
+          Exception: whatever `publish` raised, unless the storage may be well again for the next save.
         """
         under_way = self._under_way
         if under_way is None:
             return
         if under_way.publication is None:
-            receipts = self._group.receipts(under_way.writing)
+            try:
+                receipts = self._group.receipts(under_way.writing)
+            except WorkerFailure as failure:
+                if not all(one.is_storage for one in failure.failures):
+                    raise
+                under_way.publication = self._publisher.submit(self._clearing(under_way, failure), self.head, ([], []))
+                return
             if receipts is None:
                 return
-            under_way.publication = self._publisher.submit(under_way.publish, self.head, receipts)
+            under_way.publication = self._publisher.submit(self._concluding(under_way), self.head, receipts)
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            self._notice(
+                f"step {under_way.step}: the storage failed while the commit was published, and nobody knows whether it stands; it is asked again "
+                f"for up to {self._patience.timeout_s:.0f} s. {_sentence(unsettled.__cause__ or unsettled)}"
+            )
         if under_way.publication.done():
             # Whatever comes of it, it is over.
             self._under_way = None
-            self.head = under_way.publication.result()
-            self._acknowledge(self.head, time.monotonic() - under_way.begun_s)
+            try:
+                self.head = under_way.publication.result()
+            except _Lost as lost:
+                self._count(under_way.step, lost)
+                return
+            self.failed_in_a_row = 0
+            self._acknowledge(self.head, self._clock.monotonic_s() - under_way.begun_s)
 
     def finish(self) -> None:
-        """Waits until the commit under way is acknowledged.
+        """Waits until the commit under way is acknowledged or has failed.
 
         Raises:
-          WorkerFailure: a worker could not write, or is gone.
-          Exception: whatever `publish` raised.
+          As `poll`; WorkerFailure also where a worker is gone.
         """
         while (under_way := self._under_way) is not None:
             if under_way.publication is None:
-                self._group.await_receipts(under_way.writing)
+                try:
+                    self._group.await_receipts(under_way.writing)
+                except WorkerFailure as failure:
+                    if not all(one.is_storage for one in failure.failures):
+                        raise
             else:
-                wait([under_way.publication], timeout=_LOOK_S)
+                self._publisher.wait(under_way.publication, timeout_s=_LOOK_S)
                 self._group.on_poll()
             self.poll()
 
@@ -135,16 +284,140 @@ class BackgroundCommits:
         Raises:
           Exception: whatever `publish` raised.
         """
+        # Whether a manifest that nobody answered for is there, is found out by the next generation.
+        self._is_closing.set()
         # What made the generation end is reported by its own exception.
-        with contextlib.suppress(WorkerFailure):
+        with contextlib.suppress(WorkerFailure, PublicationUnsettled):
             if can_finish:
                 self.finish()
             self.poll()
-        if self._under_way is not None and self._under_way.publication is not None:
-            wait([self._under_way.publication])
-            self.poll()
+        with contextlib.suppress(PublicationUnsettled):
+            if self._under_way is not None and self._under_way.publication is not None:
+                self._publisher.wait(self._under_way.publication)
+                self.poll()
         self._under_way = None
 
     def close(self) -> None:
         """Ends the publishing thread, after what it is doing."""
-        self._publisher.shutdown(wait=True)
+        self._is_closing.set()
+        self._publisher.close()
+
+    def _start(self, step: int, publish: Publish) -> None:
+        begun_s = self._clock.monotonic_s()
+        is_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
+        attempt = commit_name(step=step, generation=self._generation)
+        writing = self._group.begin_save(attempt, is_delta=is_delta, before_failed=self.failed_in_a_row > 0)
+        self._under_way = _UnderWay(step=step, attempt=attempt, publish=publish, writing=writing, begun_s=begun_s)
+        self.begun_step = step
+
+    def _insist(self, step: int, publish: Publish) -> None:
+        """Saves the present state again and again until it is committed, or until the time is over."""
+        started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+        self._is_insisting = True
+        self.finish()
+        while self.committed_step != step:
+            if self._clock.monotonic_s() - started_s + wait_s > self._patience.timeout_s:
+                raise self._give_up(f"and none that succeeded within {self._patience.timeout_s:.0f} s")
+            self._rest(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            # The same step has the same names, so nothing of the failed attempt may be left.
+            if self._is_clear(step):
+                self._start(step, publish)
+                self.finish()
+        self._is_insisting = False
+
+    def _give_up(self, found: str) -> SavesFailed:
+        reason = self._last_failure.reason if self._last_failure else "none was begun."
+        return SavesFailed(
+            f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a commit before training goes on or ends. Mend the "
+            f"storage, then resume; the commit of step {self.committed_step} stands."
+            if self.head
+            else f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a first commit. Mend the storage, then resume."
+        )
+
+    def _rest(self, seconds: float) -> None:
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > 0:
+            self._group.on_poll()
+            self._clock.sleep(min(_LOOK_S, left_s))
+
+    def _is_clear(self, step: int) -> bool:
+        """Whether nothing is left of a failed attempt to save this step; tries once more to remove it."""
+        failure = self._last_failure
+        if failure is None or failure.step != step or failure.left is None:
+            return True
+        attempt = commit_name(step=step, generation=self._generation)
+        removing = self._publisher.submit(self._removing(attempt, failure.reason), self.head, ([], []))
+        self._under_way = _UnderWay(
+            step=step, attempt=attempt, publish=_nothing, writing=(), begun_s=0.0, publication=removing
+        )
+        self.finish()
+        return self._last_failure is not None and self._last_failure.left is None
+
+    def _count(self, step: int, lost: _Lost) -> None:
+        self.failed_in_a_row += 1
+        self._last_failure = FailedSave(
+            step=step,
+            reason=lost.reason,
+            in_a_row=self.failed_in_a_row,
+            is_awaited=self._is_insisting or self.failed_in_a_row >= self._patience.max_failed_saves,
+            head_step=self.committed_step,
+            left=lost.left,
+        )
+        self._failed(self._last_failure)
+        if self._patience.max_failed_saves == 0:
+            raise self._give_up("and none may fail")
+
+    # ------------------------------------------------------------------ the publishing thread
+
+    def _concluding(self, under_way: _UnderWay) -> Publish:
+        def conclude(head: Manifest | None, receipts: Receipts) -> Manifest:
+            try:
+                return self._settled(lambda: under_way.publish(head, receipts))
+            except Exception as error:
+                if isinstance(error, PublicationUnsettled) or not may_pass(error):
+                    raise
+                raise _Lost(_sentence(error), self._removed(under_way.attempt)) from error
+
+        return conclude
+
+    def _settled(self, publish: Callable[[], Manifest]) -> Manifest:
+        """Publishes. While nobody can say whether the manifest is there, it asks again: until then no other commit may follow."""
+        wait_s, waited_s = FIRST_WAIT_S, 0.0
+        while True:
+            try:
+                return publish()
+            except PublicationUnsettled as error:
+                if waited_s == 0:
+                    self._unsettled = error
+                if waited_s + wait_s > self._patience.timeout_s or self._is_closing.wait(wait_s):
+                    raise
+                publish = error.settle
+            waited_s += wait_s
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _clearing(self, under_way: _UnderWay, failure: WorkerFailure) -> Publish:
+        return self._removing(under_way.attempt, f"{cause(failure.failures)}.")
+
+    def _removing(self, attempt: str, reason: str) -> Publish:
+        def remove(head: Manifest | None, receipts: Receipts) -> Manifest:
+            raise _Lost(reason, self._removed(attempt))
+
+        return remove
+
+    def _removed(self, attempt: str) -> str | None:
+        """Deletes what an attempt wrote. Returns why some of it may be left."""
+        try:
+            self._remove(attempt)
+        except (StorageError, OSError) as error:
+            return _sentence(error).rstrip(".")
+        return None
+
+
+def _nothing(head: Manifest | None, receipts: Receipts) -> Manifest:
+    raise RuntimeError("An attempt that only removes files has nothing to publish. Expected nobody to ask.")
+
+
+def _sentence(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if text.endswith(".") else f"{text}."

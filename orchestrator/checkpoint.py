@@ -31,6 +31,7 @@ from workers.strict_json import DocumentRefused
 __all__ = [
     "CommitInfo",
     "CommitRefused",
+    "FilesLost",
     "NoLoadableCommit",
     "Verification",
     "commit",
@@ -45,6 +46,8 @@ __all__ = [
 class CommitRefused(StorageError):
     """A checkpoint is not complete, so it was not committed; the commit before it stands."""
 
+    may_pass = False
+
     def __init__(self, name: str, found: str, expected: str):
         super().__init__(
             f"Commit {name} was not made: found {found}; expected {expected}. The commit before it stands; save again, and check the "
@@ -53,6 +56,12 @@ class CommitRefused(StorageError):
         self.name = name
         self.found = found
         self.expected = expected
+
+
+class FilesLost(CommitRefused):
+    """Files that the storage said it had taken are not there, or not whole. Another save may do better."""
+
+    may_pass = True
 
 
 class NoLoadableCommit(StorageError):
@@ -88,8 +97,9 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
       The commit's name.
 
     Raises:
-      CommitRefused: a bucket is missing or double, a file is missing or has another size, or the manifest does not follow the lease's
-        head. Nothing was published.
+      CommitRefused: a bucket is missing or double, or the manifest does not follow the lease's head. Nothing was published.
+      FilesLost: a file is missing or has another size, or, with `read_back`, other bytes. Nothing was published.
+      PublicationUnsettled: see `Lease.publish`.
       Fenced: a newer driver has taken over; the commit must not be acknowledged.
     """
     name = manifest.name
@@ -101,9 +111,11 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
     if not damages and read_back:
         damages = [*content_damages(store, manifest)]
     if damages:
+        # A newer driver collects the files of those before it; to be replaced is the answer then.
+        lease.check()
         first = damages[0]
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
-        raise CommitRefused(name, f"{first.found} in {first.name}{more}", first.expected)
+        raise FilesLost(name, f"{first.found} in {first.name}{more}", first.expected)
     lease.check()
     lease.publish(name, to_json(manifest))
     return name
@@ -158,8 +170,8 @@ def newest_loadable(
             break
         on_skip(name, reason)
     raise NoLoadableCommit(
-        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a copy, or allow an "
-        "older commit (--allow-ancestor), which gives up the steps since."
+        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a copy, or go back "
+        "to an older commit (podembed resume --allow-ancestor), which gives up the steps since."
     )
 
 

@@ -1,8 +1,8 @@
 """Ray: the cluster of a run, and the backend that runs worker processes as actors on it.
 
 With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one of its own on this machine,
-with token authentication and a folder that goes when the program ends. Ray's own daemons listen on the machine's address; meshes and JAX
-gangs of hosts that share a machine listen on the loopback interface.
+with token authentication and a folder that goes when the program ends. Ray's own daemons listen on every interface, for holders of the token;
+meshes and JAX gangs of hosts that share a machine listen on the loopback interface.
 """
 
 from __future__ import annotations
@@ -15,30 +15,56 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import ConfigurationError, ScalingConfig
 from orchestrator.errors import Failure, FailureKind
-from orchestrator.worker_group import Call, HostHandles
-from workers.progress import machine_identity
+from orchestrator.marked_processes import VARIABLE, MarkedProcesses
+from orchestrator.places import (
+    Place,
+    Search,
+    answering_nodes,
+    bundles_of,
+    key_of,
+    live_nodes,
+    nodes_of,
+    placement_check,
+)
+from orchestrator.worker_environment import (
+    ACCELERATORS,
+    PLATFORMS,
+    WorkerKind,
+    accelerators_of,
+    worker_environment,
+)
+from orchestrator.worker_errors import death, failure_of, first_line
+from orchestrator.worker_group import Call, Handle, HostHandles
+from workers.job import JobConfig, JobReference
+from workers.lease_watch import LeaseTerms
+from workers.process_signs import ProcessSigns
 
 LOOPBACK = "127.0.0.1"
-PLACEMENT_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 15.0
+STANDBY_ANSWER_S = 0.5
+NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
+HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
 FOLDER_PREFIX = "podembed-ray-"
+COMPILED_SUFFIX = "-compiled"
 OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
 
 
 @contextlib.contextmanager
-def connected(num_hosts: int) -> Iterator[None]:
-    """Joins or starts a cluster for the length of the block, unless the process is connected already."""
+def connected(num_hosts: int) -> Iterator[bool]:
+    """Joins or starts a cluster for the length of the block, unless the process is connected already. Gives whether it was started here."""
     # Read by Ray when it is imported; a program that imported it before chose its own settings.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # Calls that a generation leaves behind fail with it; nobody asks for their answers any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     address = os.environ.get("RAY_ADDRESS")
     if address is None and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -48,13 +74,16 @@ def connected(num_hosts: int) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():
-        yield
+        yield False
         return
     with contextlib.ExitStack() as stack:
         if address is not None:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         else:
             _sweep_folders()
+            # Not below the other one, which Ray opens to everybody.
+            compiled = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=COMPILED_SUFFIX)
+            stack.callback(shutil.rmtree, compiled, ignore_errors=True)
             folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
             stack.callback(_remove, folder)
             ray.init(
@@ -68,7 +97,14 @@ def connected(num_hosts: int) -> Iterator[None]:
                 _temp_dir=folder,
             )
         stack.callback(ray.shutdown)
-        yield
+        yield address is None
+
+
+def cluster_address() -> str:
+    """Where other programs join the cluster that this one is connected to, as `RAY_ADDRESS` has it."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
 
 
 def _sweep_folders() -> None:
@@ -100,22 +136,28 @@ class RayCall:
 
 
 class RayHandle:
-    """One actor."""
+    """One actor. `machine`: id of the node that it was placed on."""
 
-    def __init__(self, worker: str, actor: Any, bind_address: str = "") -> None:
+    def __init__(
+        self, worker: str, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
+    ) -> None:
         self.worker = worker
         self.actor = actor
+        self.machine = machine
         self._bind_address = bind_address
+        self._compile_cache = compile_cache
 
     @property
     def where(self) -> str:
         return f"actor {self.actor._actor_id.hex()[:12]}"
 
     def call(self, method: str, *arguments: Any) -> Call:
-        if method == "start" and self.worker.startswith("host"):
+        if method in ("start", "rejoin") and self.worker.startswith("host"):
             spec, *rest = arguments
             bound = replace(spec, bind_address=self._bind_address)
-            return RayCall(self.worker, self.actor.start.remote(bound, *rest), self)
+            return RayCall(self.worker, getattr(self.actor, method).remote(bound, *rest), self)
+        if method == "start" and self._compile_cache:
+            arguments = (replace(arguments[0], compile_cache=self._compile_cache), *arguments[1:])
         return RayCall(self.worker, self.actor.run.remote(method, *arguments), self)
 
     def background(self, method: str, *arguments: Any) -> Call:
@@ -125,60 +167,265 @@ class RayHandle:
         return RayCall(self.worker, getattr(self.actor, method).remote(*arguments), self)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Standby:
+    """An actor that waits to take the place of a lost one on its node. `prepared` is the call that makes it ready."""
+
+    kind: WorkerKind
+    place: Place
+    actor: Any
+    prepared: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    """What the hosts of a generation hold on the cluster. Mutated: `standbys`."""
+
+    groups: list[Any]
+    places: list[Place]
+    bundle: dict[str, float]
+    standbys: list[_Standby]
+
+
 class RayBackend:
-    """Hosts as pairs of actors, one placement group bundle a host.
+    """Hosts as pairs of actors, one placement group bundle a host. A lost one is replaced in its bundle.
 
     Args:
       scaling: resources and threads of a host.
       notice: told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
+
+    Attributes:
+      avoided: nodes on which no host is placed.
+      has_own_machines: whether each host is to have a machine for itself; None finds out.
+      placed: by host, the node on which the newest launch put it.
     """
 
     def __init__(self, scaling: ScalingConfig, notice: Any, actors: tuple[Any, Any] | None = None) -> None:
         self._scaling = scaling
         self._notice = notice
         self._actors = actors
-        self._groups: dict[int, Any] = {}
-        self._identities: dict[Any, Any] = {}
+        self.avoided: frozenset[str] = frozenset()
+        self.has_own_machines: bool | None = None
+        self.placed: dict[int, str] = {}
+        self._reservations: dict[int, _Reservation] = {}
+        self._processes = MarkedProcesses()
+        self._marks: dict[Any, str] = {}
+        self._has_named_idle = False
 
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        bundle = self.bundle(num_hosts)
+        self._name_idle_accelerators(bundle)
+        group = self._granted(num_hosts, bundle, on_wait)
+        places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
+        return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
+
+    def _name_idle_accelerators(self, bundle: dict[str, float]) -> None:
+        """Says once that devices will be CPUs although the cluster has something faster: it looks like training that is merely slow."""
         import ray
-        from ray.util.placement_group import placement_group, placement_group_table
+
+        if self._has_named_idle or accelerators_of(bundle) or os.environ.get(PLATFORMS):
+            return
+        self._has_named_idle = True
+        there = ray.cluster_resources()
+        idle = [f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0]
+        if idle:
+            self._notice(
+                f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones for each host with "
+                f"--resources, or resources_per_host, such as --resources CPU=8 GPU=1"
+            )
+
+    def _environment(self, kind: WorkerKind, bundle: dict[str, float]) -> dict[str, str]:
+        threads = self._scaling.threads_per_host
+        return worker_environment(kind, resources=bundle, threads=threads, environ=os.environ)
+
+    def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
+        reservation = self._reservations[id(handles)]
+        now = bundles_of(reservation.groups, answering_nodes() - self.avoided)
+        return frozenset(rank for rank, place in enumerate(reservation.places) if now[key_of(place)].node == place.node)
+
+    def relaunch(
+        self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
+    ) -> Sequence[HostHandles]:
+        before = self._reservations[id(handles)]
+        search = Search(self, before.groups, before.bundle, answering=answering_nodes())
+        # A host that lives on keeps its place, and so does one that is replaced, where it can.
+        chosen = {rank: before.places[old] for rank, old in enumerate(kept) if old is not None}
+        search.taken.extend(chosen.values())
+        for rank, old in enumerate(kept):
+            if old is None and rank < len(before.places) and (place := search.same(before.places[rank])):
+                chosen[rank] = place
+        try:
+            missing = [rank for rank in range(len(kept)) if rank not in chosen]
+            chosen |= zip(missing, search.others(len(missing), on_wait), strict=True)
+        except BaseException:
+            search.give_back()
+            raise
+        del self._reservations[id(handles)]
+        places = [chosen[rank] for rank in range(len(kept))]
+        actors = [None if old is None else handles[old].host.actor for old in kept]  # type: ignore[attr-defined]
+        reservation = _Reservation(search.groups, places, before.bundle, before.standbys)
+        self._let_go(reservation)
+        return self._handles(reservation, actors)
+
+    def _let_go(self, reservation: _Reservation) -> None:
+        """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the room of others."""
+        import ray.util
+
+        used = {id(place.group) for place in reservation.places}
+        gone = [standby for standby in reservation.standbys if id(standby.place.group) not in used]
+        self._end([standby.actor for standby in gone])
+        reservation.standbys = [standby for standby in reservation.standbys if standby not in gone]
+        for group in reservation.groups:
+            if id(group) not in used:
+                ray.util.remove_placement_group(group)
+        reservation.groups = [group for group in reservation.groups if id(group) in used]
+
+    def _handles(self, reservation: _Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
+        """Actors for all places; of the hosts those that are given, all others from the standbys or new."""
+        self.placed = {rank: place.node for rank, place in enumerate(reservation.places)}
+        # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
+        bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
+        compile_cache = _compile_cache() if self._actors is None else ""
+        self._drop_dead(reservation)
+        handles = [
+            HostHandles(
+                RayHandle(
+                    f"host {rank}",
+                    actor or self._take("host", reservation, place),
+                    bind_address=bind_address,
+                    machine=place.node,
+                ),
+                RayHandle(
+                    f"device {rank}",
+                    self._take("device", reservation, place),
+                    compile_cache=compile_cache,
+                    machine=place.node,
+                ),
+            )
+            for rank, (place, actor) in enumerate(zip(reservation.places, hosts, strict=True))
+        ]
+        self._reservations[id(handles)] = reservation
+        return handles
+
+    def _take(self, kind: WorkerKind, reservation: _Reservation, place: Place) -> Any:
+        """A standby on the node of a place, or else a new actor in it."""
+        for standby in reservation.standbys:
+            # Of another placement group it would end with that.
+            if standby.kind == kind and standby.place.group is place.group and standby.place.node == place.node:
+                reservation.standbys.remove(standby)
+                return standby.actor
+        return self._new_actor(kind, reservation.bundle, place)
+
+    def _new_actor(self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, is_standby: bool = False) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from workers.actor import DeviceActor, HostActor
 
         host_class, device_class = self._actors or (HostActor, DeviceActor)
-        bundle = self._bundle(num_hosts)
-        group = placement_group([bundle] * num_hosts, strategy=self._strategy(num_hosts))
+        mark = self._processes.new_mark()
+        options: dict[str, Any] = {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=place.group, placement_group_bundle_index=place.index
+            ),
+            "num_cpus": 0 if is_standby else bundle.get("CPU", 0.0) / 2,
+            "runtime_env": {"env_vars": self._environment(kind, bundle) | mark},
+        }
+        if kind == "device":
+            options["num_gpus"] = bundle.get("GPU", 0)
+            options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
+        actor = (host_class if kind == "host" else device_class).options(**options).remote()
+        self._marks[actor._actor_id] = mark[VARIABLE]
+        return actor
+
+    def stand_by(
+        self,
+        handles: Sequence[HostHandles],
+        job: JobConfig | JobReference,
+        table_buckets: tuple[int, ...],
+        lease: LeaseTerms | None = None,
+    ) -> None:
+        reservation = self._reservations[id(handles)]
+        self._drop_dead(reservation)
+        wanted: list[tuple[WorkerKind, Place]] = [("host", reservation.places[0])]
+        # Accelerators belong to the process that Ray gave them to; only on CPUs can another one take its place.
+        if not accelerators_of(reservation.bundle):
+            wanted.extend(("device", place) for place in reservation.places)
+        there = [(standby.kind, standby.place.node) for standby in reservation.standbys]
+        for kind, place in wanted:
+            if (kind, place.node) in there:
+                there.remove((kind, place.node))
+            elif place.node:
+                actor = self._new_actor(kind, reservation.bundle, place, is_standby=True)
+                prepared = actor.prepare.remote(job, table_buckets, lease)
+                reservation.standbys.append(_Standby(kind, place, actor, prepared))
+
+    def _drop_dead(self, reservation: _Reservation) -> None:
+        """Leaves out standbys that do not answer; one that is still coming up is taken for good."""
+        import ray
+        import ray.exceptions
+
+        asked = {standby.actor.identity.remote(): standby for standby in reservation.standbys}
+        if not asked:
+            return
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=STANDBY_ANSWER_S)
+        for reference in answered:
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                silent.append(reference)
+        for reference in silent:
+            standby = asked[reference]
+            if reference in answered or ray.wait([standby.prepared], timeout=0)[0]:
+                reservation.standbys.remove(standby)
+                self._end([standby.actor])
+
+    def _granted(self, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]) -> Any:
+        """A placement group for so many hosts, with its room."""
+        import ray.util
+
+        group = self.reserve(num_hosts, strategy=self._strategy(num_hosts), bundle=bundle)
         try:
             self._await_placement(group, num_hosts, bundle, on_wait)
         except BaseException:
             ray.util.remove_placement_group(group)
             raise
-        # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
-        machines = set(placement_group_table(group)["bundles_to_node_id"].values())
-        bind_address = LOOPBACK if len(machines) == 1 else ""
-        handles = []
-        for host in range(num_hosts):
-            place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=host)
-            half = bundle.get("CPU", 0.0) / 2
-            accelerators = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
-            options: dict[str, Any] = {"scheduling_strategy": place, "num_cpus": half}
-            environment = {"env_vars": _worker_variables(self._scaling.threads_per_host)}
-            host_actor = host_class.options(**options, runtime_env=environment).remote()
-            device_actor = device_class.options(
-                **options, num_gpus=bundle.get("GPU", 0), resources=accelerators, runtime_env=environment
-            ).remote()
-            for actor in (host_actor, device_actor):
-                self._identities[actor._actor_id] = actor.identity.remote()
-            handles.append(
-                HostHandles(
-                    RayHandle(f"host {host}", host_actor, bind_address), RayHandle(f"device {host}", device_actor)
-                )
-            )
-        self._groups[id(handles)] = group
-        return handles
+        return group
+
+    def reserve(
+        self,
+        num_hosts: int,
+        *,
+        strategy: str,
+        bundle: dict[str, float] | None = None,
+        avoid: Collection[str] = (),
+    ) -> Any:
+        """A placement group for so many hosts, off the avoided nodes and these; its room may come later."""
+        from ray.util.placement_group import placement_group
+
+        avoided = {*self.avoided, *avoid}
+        selector = {NODE_ID_LABEL: f"!in({', '.join(sorted(avoided))})"} if avoided else {}
+        return placement_group(
+            [bundle or self.bundle(num_hosts)] * num_hosts,
+            strategy=strategy,
+            bundle_label_selector=[selector] * num_hosts if selector else None,  # type: ignore[arg-type]
+        )
+
+    def held_places(self, others: Sequence[Any] = ()) -> dict[str, int]:
+        """By node, how many hosts this backend has room reserved for.
+
+        Args:
+          others: placement groups of `reserve`.
+        """
+        from ray.util.placement_group import placement_group_table
+
+        counts: dict[str, int] = {}
+        own = {id(group): group for reservation in self._reservations.values() for group in reservation.groups}
+        for group in [*own.values(), *others]:
+            table = placement_group_table(group)
+            for node in table["bundles_to_node_id"].values() if table.get("state") in HELD_STATES else ():
+                counts[node] = counts.get(node, 0) + 1
+        return counts
 
     def _await_placement(
         self, group: Any, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]
@@ -187,21 +434,22 @@ class RayBackend:
 
         Raises:
           ConfigurationError: it has none within the deadline.
+          WorkerFailure: a machine left meanwhile, perhaps the one that was counted on.
         """
         import ray
 
-        deadline = time.monotonic() + PLACEMENT_TIMEOUT_S
         ready = group.ready()
+        check = placement_check(num_hosts, bundle, live_nodes(), on_wait)
         while not ray.wait([ready], timeout=0.2)[0]:
-            on_wait()
-            if time.monotonic() > deadline:
-                raise ConfigurationError(
-                    f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it offers "
-                    f"{ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
-                )
+            check()
         ray.get(ready)
 
-    def _bundle(self, num_hosts: int) -> dict[str, float]:
+    def bundle(self, num_hosts: int) -> dict[str, float]:
+        """Ray resources of one of so many hosts.
+
+        Raises:
+          ConfigurationError: the cluster has no CPUs.
+        """
         import ray
 
         if self._scaling.resources_per_host is not None:
@@ -216,8 +464,9 @@ class RayBackend:
     def _strategy(self, num_hosts: int) -> str:
         import ray
 
-        machines = len([node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")])
-        if machines >= num_hosts:
+        able = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        machines = len([node for node in able if node["NodeID"] not in self.avoided])
+        if machines >= num_hosts if self.has_own_machines is None else self.has_own_machines:
             return "STRICT_SPREAD"
         self._notice(f"{num_hosts} hosts share {machines} machine{'s' if machines > 1 else ''}")
         return "SPREAD"
@@ -238,42 +487,51 @@ class RayBackend:
         try:
             return ray.get(call.reference)  # type: ignore[attr-defined]
         except ray.exceptions.ActorDiedError as error:
-            return Failure(worker=call.worker, kind=FailureKind.DIED, message=_death(str(error)))
+            return Failure(
+                worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
+            )
         except ray.exceptions.RayTaskError as error:
             source = error.cause if isinstance(error.cause, BaseException) else error
             return failure_of(call.worker, source, details=str(error))
+        except ray.exceptions.OutOfMemoryError as error:
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
         except ray.exceptions.RayError as error:
-            return Failure(worker=call.worker, kind=FailureKind.DIED, message=_first_line(str(error)))
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
+
+    def signs(self, handle: Handle) -> ProcessSigns | None:
+        mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
+        return None if mark is None else self._processes.signs(mark)
+
+    def end(self, workers: Sequence[Handle]) -> None:
+        self._end([worker.actor for worker in workers])  # type: ignore[attr-defined]
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         import ray
 
+        reservation = self._reservations.pop(id(handles), None)
         actors = [handle.actor for pair in handles for handle in (pair.host, pair.device)]  # type: ignore[attr-defined]
-        processes = self._local_processes(actors)
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
-        # A frozen process takes Ray seconds to kill; its memory and its chips are free only when it is gone.
-        deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        group = self._groups.pop(id(handles), None)
-        if group is not None:
+        self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
+        for group in reservation.groups if reservation else []:
             ray.util.remove_placement_group(group)
 
-    def _local_processes(self, actors: Sequence[Any]) -> list[int]:
-        """Process ids of those actors that run on this machine, as far as they have come up."""
+    def _end(self, actors: Sequence[Any]) -> None:
+        """Kills actors and waits until those on this machine are gone: only then are their memory and their chips free."""
         import ray
-        import ray.exceptions
 
-        known = [self._identities[actor._actor_id] for actor in actors if actor._actor_id in self._identities]
-        ended, _ = ray.wait(known, num_returns=len(known), timeout=0) if known else ([], [])
-        found = []
-        for reference in ended:
-            with contextlib.suppress(ray.exceptions.RayError):
-                machine, process = ray.get(reference)
-                if machine == machine_identity():
-                    found.append(process)
-        return found
+        marks = [self._marks.pop(actor._actor_id) for actor in actors if actor._actor_id in self._marks]
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        # A frozen process takes Ray seconds to kill, and the kernel none.
+        processes = self._processes.kill(marks)
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _compile_cache() -> str:
+    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the user's."""
+    own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
+    return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"
 
 
 def _is_alive(process: int) -> bool:
@@ -282,85 +540,3 @@ def _is_alive(process: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failure:
-    """An exception of a worker as a failure: those that only report another process are told apart by type."""
-    from workers.handover import HandoverError
-    from workers.input_errors import InputError
-    from workers.job import JobError
-    from workers.mesh_errors import MeshError
-    from workers.shards import CheckpointMismatch
-    from workers.storage_errors import StorageError
-
-    is_peer = isinstance(error, MeshError | HandoverError) or _is_broken_collective(error)
-    kind = FailureKind.PEER if is_peer else FailureKind.ERROR
-    return Failure(
-        worker=worker,
-        kind=kind,
-        message=f"{type(error).__name__}: {_first_line(str(error))}",
-        details=details,
-        is_refusal=isinstance(error, StorageError | InputError | CheckpointMismatch | JobError),
-    )
-
-
-def _is_broken_collective(error: BaseException) -> bool:
-    """Whether JAX reports a member of the gang that is gone; it has one type for everything, so the words decide."""
-    is_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-    return is_jax and any(word in str(error) for word in _COLLECTIVE_WORDS)
-
-
-_COLLECTIVE_WORDS = (
-    "Gloo",
-    "gloo",
-    "coordination service",
-    "Connection reset",
-    "Connection closed",
-    "UNAVAILABLE",
-    "heartbeat",
-)
-
-
-# glibc's allocator gives large blocks back to the kernel and asks for them again in every step, a page fault for each 4 KiB; told to keep
-# them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
-MALLOC_TUNABLES = ":".join(
-    (
-        "glibc.malloc.hugetlb=1",
-        "glibc.malloc.mmap_max=0",
-        "glibc.malloc.trim_threshold=17179869184",
-        "glibc.malloc.top_pad=67108864",
-        "glibc.malloc.arena_max=1",
-    )
-)
-
-
-def _worker_variables(threads: int | None) -> dict[str, str]:
-    """Environment of a worker process; what the user set for the allocator is left alone."""
-    allocator = {} if "GLIBC_TUNABLES" in os.environ else {"GLIBC_TUNABLES": MALLOC_TUNABLES}
-    return allocator | _thread_variables(threads)
-
-
-def _thread_variables(threads: int | None) -> dict[str, str]:
-    """Environment that keeps a host's kernels and its CPU device to so many threads."""
-    if threads is None:
-        return {}
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
-    return {
-        "NUMBA_NUM_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": str(threads),
-        "XLA_FLAGS": f"{flags} intra_op_parallelism_threads={threads}".strip(),
-    }
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-
-
-def _death(text: str) -> str:
-    """The part of Ray's message that says how the process ended."""
-    for line in text.splitlines():
-        if "exit detail" in line or "exit type" in line:
-            detail = line.split("exit detail:")[-1].strip()
-            return detail.split(" Some common causes")[0][:200]
-    return _first_line(text)

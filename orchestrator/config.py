@@ -12,6 +12,10 @@ from typing import get_args
 
 from orchestrator.keep_policies import KeepBest, KeepEvery, KeepPolicy
 from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, MetricName, OnBest, SavePolicy
+from workers.fault_plan import FaultPlan
+from workers.job import JobConfig
+
+DEFAULT_STEP_TIMEOUT_S = 120.0
 
 
 class ConfigurationError(ValueError):
@@ -23,27 +27,52 @@ class ScalingConfig:
     """Hosts of a run.
 
     Attributes:
-      num_hosts: hosts that train together.
+      num_hosts: hosts that train together: a number, or `(min, max)`, as many of them as the cluster has room for. They change while the run
+        goes on, at its commits; below `min` it waits.
       threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
       resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part of the
-        cluster's CPUs, at most one.
+        cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
       in_process: one host inside the driver's own process, without Ray.
     """
 
-    num_hosts: int = 1
+    num_hosts: int | tuple[int, int] = 1
     threads_per_host: int | None = None
     resources_per_host: Mapping[str, float] | None = None
     in_process: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_hosts < 1:
-            raise ConfigurationError(f"Found num_hosts={self.num_hosts}. Expected at least 1.")
+        hosts = (self.num_hosts,) * 2 if isinstance(self.num_hosts, int) else self.num_hosts
+        if len(hosts) != 2 or not 1 <= hosts[0] <= hosts[1]:
+            raise ConfigurationError(
+                f"Found num_hosts={self.num_hosts}. Expected at least 1, or (min, max) with 1 <= min <= max."
+            )
         if self.threads_per_host is not None and self.threads_per_host < 1:
             raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")
-        if self.in_process and self.num_hosts != 1:
+        gpus = (self.resources_per_host or {}).get("GPU", 0.0)
+        if 0 < gpus < 1 and hosts[1] > 1:
+            raise ConfigurationError(
+                f"Found {gpus:g} GPU a host for num_hosts={self.num_hosts}. Expected whole ones, since NCCL sums no gradients between two processes "
+                f"on one GPU. Reserve GPU=1 for each host, or use one host."
+            )
+        if self.in_process and hosts[1] != 1:
             raise ConfigurationError(
                 f"Found in_process with num_hosts={self.num_hosts}. Expected one host. Leave in_process out to use several."
             )
+
+    @property
+    def least_hosts(self) -> int:
+        """Below this many the run waits."""
+        return self.num_hosts if isinstance(self.num_hosts, int) else self.num_hosts[0]
+
+    @property
+    def most_hosts(self) -> int:
+        """No more than this many are used."""
+        return self.num_hosts if isinstance(self.num_hosts, int) else self.num_hosts[1]
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the number may change."""
+        return self.least_hosts < self.most_hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +151,77 @@ class FailureConfig:
     """What a run bears.
 
     Attributes:
-      max_failures: host faults in a row without a new commit before the run stops.
-      step_timeout_s: seconds without any finished step after which the group is taken for hung.
+      max_failures: host faults in a row without a new commit before the run stops. Announced losses of machines are not counted.
+      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call; the same one at the same
+        step twice stops the run in any case.
+      wait_for_hosts_s: seconds that the run waits for hosts when there are fewer than `ScalingConfig.num_hosts` asks for.
+      quarantine_after: faults on one machine within `quarantine_period_s` after which it is not used for a while.
+      quarantine_s: how long at first; each further fault doubles it, up to `quarantine_period_s`.
+      step_timeout_s: seconds without any finished step after which the group is taken for hung. None takes ten times the median step, at
+        least 30 s, and before the first step, or while hosts wait for storage, 120 s.
       start_timeout_s: seconds for processes to start, join, restore and compile.
+      lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves. The driver's heartbeat
+        is written every 5 s.
+      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one; until then it goes on without. A
+        fault leads back to the last commit all the same. 0 ends the run with the first.
+      storage_timeout_s: how long it then tries again, how long the commit of the last step is tried, and after a fault each request for the next
+        generation, before the run ends with an error; 0 ends it where it would have to wait.
+      undo_share: of the tables' bytes, memory for the way back to the last commit. Hosts that survive a fault go back in memory and read only what
+        found no room in it. 0 keeps none: then they read all their rows.
+      standby_after_s: after so many seconds of training, processes are started that wait to take the place of lost ones; None starts none.
     """
 
     max_failures: int = 3
-    step_timeout_s: float = 120.0
+    max_user_errors: int = 1
+    wait_for_hosts_s: float = 600.0
+    quarantine_after: int = 2
+    quarantine_s: float = 30.0
+    quarantine_period_s: float = 3600.0
+    step_timeout_s: float | None = None
     start_timeout_s: float = 300.0
+    lease_timeout_s: float = 30.0
+    max_failed_saves: int = 3
+    storage_timeout_s: float = 1800.0
+    undo_share: float = 0.1
+    standby_after_s: float | None = 30.0
 
     def __post_init__(self) -> None:
-        if self.max_failures < 0:
-            raise ConfigurationError(f"Found max_failures={self.max_failures}. Expected at least 0.")
-        if self.step_timeout_s <= 0 or self.start_timeout_s < 1:
+        for name, least in (
+            ("max_failures", 0),
+            ("max_user_errors", 0),
+            ("wait_for_hosts_s", 0),
+            ("quarantine_after", 1),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigurationError(f"Found {name}={getattr(self, name)}. Expected at least {least}.")
+        if not 0 < self.quarantine_s <= self.quarantine_period_s:
+            raise ConfigurationError(
+                f"Found quarantine_s={self.quarantine_s} and quarantine_period_s={self.quarantine_period_s}. "
+                f"Expected seconds above 0, and a period that is no shorter."
+            )
+        if not self.lease_timeout_s >= 1:
+            raise ConfigurationError(
+                f"Found lease_timeout_s={self.lease_timeout_s}. Expected at least 1; 30 or more outside of trials."
+            )
+        if self.worker_step_timeout_s <= 0 or self.start_timeout_s < 1:
             raise ConfigurationError(
                 f"Found step_timeout_s={self.step_timeout_s} and start_timeout_s={self.start_timeout_s}. "
                 f"Expected seconds above 0, and at least 1 to start."
             )
+        if self.max_failed_saves < 0 or not 0 <= self.storage_timeout_s < math.inf:
+            raise ConfigurationError(
+                f"Found max_failed_saves={self.max_failed_saves} and storage_timeout_s={self.storage_timeout_s}. Expected at least 0, and "
+                f"finite seconds of at least 0."
+            )
+        if not 0 <= self.undo_share <= 4:
+            raise ConfigurationError(f"Found undo_share={self.undo_share}. Expected a share from 0, such as 0.1.")
+        if self.standby_after_s is not None and not 0 <= self.standby_after_s < math.inf:
+            raise ConfigurationError(f"Found standby_after_s={self.standby_after_s}. Expected seconds from 0, or None.")
+
+    @property
+    def worker_step_timeout_s(self) -> float:
+        """How long a worker waits for another one within a step before it gives up by itself; the driver does so earlier."""
+        return DEFAULT_STEP_TIMEOUT_S if self.step_timeout_s is None else self.step_timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +252,7 @@ class RunConfig:
       warm_start: another run's commit that a new run begins from; None begins with initial values.
       single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
       accept_input_change: go on with a run although its data files are not those that it began with.
+      fault_plan: faults to be injected, for `podembed chaos` and tests.
     """
 
     name: str | None = None
@@ -182,6 +266,7 @@ class RunConfig:
     warm_start: WarmStart | None = None
     single_writer: bool = False
     accept_input_change: bool = False
+    fault_plan: FaultPlan | None = None
 
     def __post_init__(self) -> None:
         for name in ("eval_every_steps", "max_steps"):
@@ -226,7 +311,12 @@ class Recovery:
       base_step: step of the commit that the run went back to.
       discarded_steps: steps done since that commit, done again.
       detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the detection time.
-      stop_s, start_s, restore_s, compile_s: parts of the way back.
+      stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was lost is gone; new processes, mesh and gang;
+        rows, as far as that took longer than the rest; the model.
+      parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the slowest.
+      undo_s, verify_s, read_s: what the slowest host spent on going back in memory, on comparing digests, and on reading; beside other parts.
+      survivors: hosts whose process lived on.
+      buckets_kept, buckets_read, bytes_read: of all hosts.
     """
 
     generation: int
@@ -238,10 +328,38 @@ class Recovery:
     start_s: float
     restore_s: float
     compile_s: float
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    undo_s: float = 0.0
+    verify_s: float = 0.0
+    read_s: float = 0.0
+    survivors: int = 0
+    buckets_kept: int = 0
+    buckets_read: int = 0
+    bytes_read: int = 0
 
     @property
     def total_s(self) -> float:
         return self.stop_s + self.start_s + self.restore_s + self.compile_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsChange:
+    """A planned change of hosts at a commit.
+
+    Attributes:
+      generation: the one that was started for it.
+      step: of the commit; nothing was discarded.
+      before, after: hosts.
+      cause: one line.
+      seconds: from the end of the last window before it to the next one.
+    """
+
+    generation: int
+    step: int
+    before: int
+    after: int
+    cause: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +372,12 @@ class Result:
       num_samples: samples trained by this call, without padding and without discarded steps.
       samples_per_s: median over windows.
       losses: global loss of each step since this call began or last recovered to, by step number.
+      changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
+      commit: name of the newest commit, which is of `step`; None where nothing was trained and nothing committed before.
       stopped_by: None when all steps are done, else the reason.
       staleness: as in the job.
+      failed_saves: saves of this call that the storage failed; each was made up for by a later one.
     """
 
     path: str
@@ -271,3 +392,19 @@ class Result:
     commit: str | None
     stopped_by: str | None = None
     staleness: int = 0
+    changes: tuple[HostsChange, ...] = ()
+    failed_saves: int = 0
+
+
+def check_policies(job: JobConfig, config: RunConfig) -> None:
+    """Refuses policies that do not go with a job; asked before anything is made.
+
+    Raises:
+      ConfigurationError: commits that follow the clock, with stale lookups.
+    """
+    every_seconds = config.checkpoint_config.every_seconds
+    if job.staleness and every_seconds is not None:
+        raise ConfigurationError(
+            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale lookup is not made across a "
+            "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
+        )

@@ -7,38 +7,37 @@ The driver names steps, not data, and holds no state that matters: what counts i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import secrets
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from embedding.buckets import split_evenly
-from embedding.placement import place_tables
-from orchestrator.background_commit import BackgroundCommits, Publish
-from orchestrator.config import ConfigurationError, Evaluation, Recovery, Result, RunConfig, ScalingConfig
+from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, Publish, Publisher, PublishingThread
+from orchestrator.clock import SYSTEM_CLOCK, Clock, at_most_every
+from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig, check_policies
 from orchestrator.dead_letters import DeadLetters
-from orchestrator.errors import CrashLoop, FailureKind, JobFailed, WorkerFailure, WorkerRefused, is_host_fault
+from orchestrator.device_notices import device_notices
+from orchestrator.errors import JobFailed, WorkerFailure, is_host_fault
+from orchestrator.generation_plan import plan_generation
+from orchestrator.groups import Groups
+from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
-from orchestrator.policies import GiveUp, Recover, Schedule, after_failure, window_end, window_target_s
+from orchestrator.plan import plan, summary
+from orchestrator.policies import Recover, Schedule, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import StopSignals
-from orchestrator.worker_group import Backend, Deadlines, Receipts, WorkerGroup
+from orchestrator.storage_wait import StorageWait, at_once
+from orchestrator.window_health import WindowHealth
+from orchestrator.worker_group import Backend, Receipts, WorkerGroup
 from workers.bad_rows import BadRow
-from workers.device_process import DeviceSpec
-from workers.host import HostReady, HostSpec
 from workers.input import training_plan
+from workers.progress import Laps
 from workers.quality import Scores
 from workers.storage_errors import StorageError
-from workers.tables import features_per_table, table_specs
 
 HEARTBEAT_S = 5.0
 NOTABLE_WAIT_S = 1.0
@@ -59,6 +58,7 @@ class _History:
     phase_s: dict[str, float] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
+    failed_saves: int = 0
 
     def cut(self, step: int) -> None:
         """Forgets what was done after `step` steps."""
@@ -73,12 +73,13 @@ class _StoppedAtStart(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
-    """A lost generation, on the way to the next one."""
+    """A lost generation, on the way to the next one. `stopped_s` is the clock's reading when it was gone."""
 
     cause: str
     reached_step: int
     detect_s: float
     stop_s: float
+    stopped_s: float
 
 
 class Driver:
@@ -89,8 +90,10 @@ class Driver:
       scaling: hosts of this call; may differ from those of earlier ones.
       config: policies.
       backend: how worker processes are started.
+      cluster: the machines that they run on; None where there is no cluster.
       reporter: who is told.
       stop: asked between windows whether to leave after a commit.
+      clock, publisher: time, and what publishes beside this thread; replaced in tests.
     """
 
     def __init__(
@@ -100,15 +103,28 @@ class Driver:
         scaling: ScalingConfig,
         config: RunConfig,
         backend: Backend,
+        cluster: Cluster | None = None,
         reporter: Reporter,
         stop: StopSignals,
+        clock: Clock = SYSTEM_CLOCK,
+        publisher: Callable[[], Publisher] = PublishingThread,
     ) -> None:
         self._run = run
-        self._scaling = scaling
+        self._watch = HostWatch(
+            cluster,
+            scaling=scaling,
+            limits=config.failure_config,
+            notice=reporter.notice,
+            describe_plan=self._describe_plan,
+            clock=clock,
+        )
+        self._resources = scaling.resources_per_host
         self._config = config
         self._backend = backend
         self._reporter = reporter
         self._stop = stop
+        self._clock = clock
+        self._publisher = publisher
         self._history = _History()
         plan = training_plan(
             run.train_index, num_lanes=run.job.num_lanes, batch_size=run.job.batch_size, seed=run.job.seed
@@ -119,18 +135,20 @@ class Driver:
             save_policies=config.checkpoint_config.save_policies,
             eval_every=config.eval_every_steps if run.eval_index is not None else None,
         )
-        self._saves = Saves(self._schedule)
-        if run.job.staleness and config.checkpoint_config.every_seconds is not None:
-            raise ConfigurationError(
-                f"Found every_seconds={config.checkpoint_config.every_seconds} with staleness={run.job.staleness}. Expected commits at steps: "
-                "a stale lookup is not made across a commit, so numbers would follow the clock. Use every_steps, or staleness 0."
-            )
+        self._saves = Saves(self._schedule, monotonic=clock.monotonic_s)
+        check_policies(run.job, config)
         self._committed_unix_s: float | None = None
         self._is_starting = False
         self._lease: Lease | None = None
+        self._groups = Groups(
+            backend, standby_after_s=config.failure_config.standby_after_s, notice=reporter.notice, clock=clock
+        )
         self._dead_letters: DeadLetters | None = None
         self._commits: BackgroundCommits | None = None
         self._undeleted: Exception | None = None
+        self._storage_wait = StorageWait(
+            config.failure_config.storage_timeout_s, stop=stop, notice=reporter.notice, clock=clock
+        )
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -138,11 +156,13 @@ class Driver:
         Raises:
           JobFailed: the job, its data or its model raised.
           CrashLoop: host faults came one after another without a commit in between.
+          TooFewHosts: there were too few hosts for too long.
           Fenced: another driver took the run.
         """
         try:
             return self._generations()
         finally:
+            self._groups.stop()
             # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
             if self._lease is not None:
                 with contextlib.suppress(StorageError, OSError):
@@ -151,42 +171,59 @@ class Driver:
     def _generations(self) -> Result:
         """Generation after generation until one ends well."""
         fault: _Fault | None = None
-        failures = 0
         while True:
-            self._lease = lease = self._run.acquire()
-            base = self._run.load_base(lease)
+            laps = Laps(self._clock.monotonic_s)
+            # A storage that is away when the program starts is told at once; a run that is under way waits for it.
+            patiently = self._storage_wait if self._run.generation else at_once
+            self._lease = lease = self._run.acquire(patiently)
+            base = patiently(lambda lease=lease: self._run.load_base(lease))
+            laps.end("lease")
             base_step = base.step if base else 0
             self._committed_unix_s = base.created_unix_s if base else None
             self._history.cut(base_step)
             group: WorkerGroup | None = None
+            kept: Collection[int] = ()
             try:
                 self._is_starting = True
-                group = self._start(lease, base)
+                num_hosts = self._watch.choose(self._poll(lease), step=base_step)
+                laps.end("choice of hosts")
+                self._health = WindowHealth.of(
+                    self._config.failure_config, self._run.job.table_names, notice=self._reporter.notice
+                )
+                group, kept = self._groups.next(num_hosts, deadlines=self._health.deadlines, on_poll=self._poll(lease))
+                laps.end("processes")
+                self._start(group, lease, base, kept)
                 self._is_starting = False
-                self._announce(group, lease, base, fault)
+                self._announce(group, lease, base, fault, survivors=len(kept), before_s=laps.seconds)
+                self._watch.began(group.handles, generation=lease.generation)
                 self._commits = self._commits_of(group, lease, base)
                 result = self._generation(group, lease, self._commits)
                 self._leave(group)
                 return result
             except _StoppedAtStart:
                 return self._result(base_step, base)
+            except HostsLeave as change:
+                fault = None
+                self._reporter.close()
+                self._reporter.notice(f"generation {lease.generation} ends for other hosts: {change}")
+                if group is not None:
+                    self._groups.salvage(group, str(change))
             except JobFailed:
                 # What was frozen before is good, and the workers live.
                 self._leave_commits(can_finish=True)
                 raise
             except WorkerFailure as failure:
-                noticed_s = time.time()
+                if self._is_starting and kept and not is_host_fault(failure.failures):
+                    # Nothing has been trained yet; what is wrong with the job comes again with new processes.
+                    self._groups.give_up_survivors(str(failure))
+                    continue
+                noticed_s = self._clock.wall_s()
                 self._leave_commits(can_finish=not is_host_fault(failure.failures))
                 committed = self._run.head_step(lease)
-                if committed > base_step:
-                    failures = 0
-                decision = after_failure(
-                    failure.failures,
-                    failures_since_commit=failures,
-                    max_failures=self._config.failure_config.max_failures,
+                decision = self._watch.failed(
+                    failure, group=None if self._is_starting else group, has_committed=committed > base_step
                 )
-                fault = self._stop_lost(group, failure, decision, noticed_s, max(committed, base_step))
-                failures += 1
+                fault = self._stop_lost(group, decision, noticed_s, max(committed, base_step))
             finally:
                 if self._commits is not None:
                     self._commits.close()
@@ -196,8 +233,9 @@ class Driver:
                 self._reporter.close()
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
-        """What is done while waiting for workers: the heartbeat; a commit under way; and while they start, leaving at once if asked to stop."""
-        heartbeat = _at_most_every(HEARTBEAT_S, lambda: self._beat(lease))
+        """What is done while waiting for workers: the heartbeat; a commit under way; a look at the machines; and while they start, leaving at
+        once if asked to stop."""
+        heartbeat = at_most_every(HEARTBEAT_S, lambda: self._beat(lease), self._clock.monotonic_s)
 
         def poll() -> None:
             heartbeat()
@@ -205,13 +243,19 @@ class Driver:
                 self._commits.poll()
             if self._is_starting and self._stop.reason is not None:
                 raise _StoppedAtStart
+            if not self._is_starting:
+                self._watch.look()
 
         return poll
+
+    def _describe_plan(self, num_hosts: int) -> str:
+        return summary(plan(self._run.job, num_hosts=num_hosts, table_buckets=self._run.table_buckets))
 
     def _beat(self, lease: Lease) -> None:
         """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
         try:
             lease.heartbeat()
+            lease.require_newest()
         except (StorageError, OSError) as error:
             self._reporter.notice(
                 f"the heartbeat was not written, so another driver may take this one for gone: {error}"
@@ -219,70 +263,18 @@ class Driver:
 
     # ------------------------------------------------------------------ one generation
 
-    def _start(self, lease: Lease, base: Manifest | None) -> WorkerGroup:
-        """Plans who owns what and starts all processes."""
-        run, job = self._run, self._run.job
-        num_hosts = self._scaling.num_hosts
-        specs = table_specs(job, run.table_buckets)
-        previous = None if base is None else [np.asarray(base.placement[spec.name], np.int32) for spec in specs]
-        placement = tuple(
-            place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts, previous=previous)
-        )
-        lanes = tuple(split_evenly(job.num_lanes, num_hosts))
-        self._placement = {
-            spec.name: tuple(int(o) for o in owners) for spec, owners in zip(specs, placement, strict=True)
-        }
-        token = secrets.token_bytes(32)
-        plan_hash = _plan_hash(placement, lanes)
-        timeouts = self._config.failure_config
-        hosts = [
-            HostSpec(
-                job=run.job_for_workers,
-                run_id=run.record.run_id,
-                generation=lease.generation,
-                token=token,
-                plan_hash=plan_hash,
-                host=host,
-                num_hosts=num_hosts,
-                lanes=lanes,
-                table_buckets=run.table_buckets,
-                placement=placement,
-                storage_url=run.url,
-                train_index=run.train_index,
-                eval_index=run.eval_index,
-                bind_address="",
-                step_timeout_s=timeouts.step_timeout_s,
-                tracks_changes=self._config.checkpoint_config.full_every > 1,
-            )
-            for host in range(num_hosts)
-        ]
+    def _start(self, group: WorkerGroup, lease: Lease, base: Manifest | None, kept: Collection[int]) -> None:
+        """Plans who owns what, makes a generation of the processes and brings them to the commit.
 
-        def device(host: int, ready: HostReady, coordinator: str) -> DeviceSpec:
-            return DeviceSpec(
-                job=run.job_for_workers,
-                host=host,
-                num_hosts=num_hosts,
-                coordinator=coordinator,
-                num_samples=ready.num_samples,
-                invitation=ready.invitation,
-                storage_url=run.url,
-                start_timeout_s=timeouts.start_timeout_s,
-                step_timeout_s=timeouts.step_timeout_s,
-            )
-
-        group = WorkerGroup.start(
-            self._backend,
-            hosts,
-            device,
-            deadlines=Deadlines(start_s=timeouts.start_timeout_s, step_s=timeouts.step_timeout_s),
-            on_poll=self._poll(lease),
+        Args:
+          kept: hosts that live on from the generation before.
+        """
+        plan = plan_generation(
+            self._run, self._config, generation=lease.generation, base=base, num_hosts=group.num_hosts
         )
-        try:
-            self._fill(group, base)
-        except BaseException:
-            group.stop()
-            raise
-        return group
+        self._placement = plan.placement
+        group.form(plan.hosts, plan.device, kept=kept, base=base)
+        self._fill(group, base)
 
     def _fill(self, group: WorkerGroup, base: Manifest | None) -> None:
         """Brings the workers to the commit; before the first one, to what the run begins from."""
@@ -309,32 +301,55 @@ class Driver:
                 target_s=window_target_s(group.num_hosts),
             )
             step_s = self._window(group, step, end, commits)
+            self._groups.trained(group, self._run.job_for_workers, self._run.table_buckets)
             step = end
             if self._schedule.evaluates_at(step):
                 self._evaluate(group, step)
-            if self._saves.take(step, self._metrics_at(step)):
+            if is_at_commit := self._saves.take(step, self._metrics_at(step)):
                 self._begin_commit(group, lease, commits, step)
+            if step < self._schedule.total_steps and self._stop.reason is None:
+                self._watch.paced(to_commit_s=self._saves.to_next_save(step, step_s))
+                self._change_hosts(group, lease, commits, step, is_at_commit=is_at_commit)
         if self._stop.reason is not None and step > commits.begun_step:
             self._begin_commit(group, lease, commits, step)
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
-        commits.finish()
+        commits.conclude(step, self._publication(group, lease, step))
         return self._result(step, commits.head)
 
-    def _leave(self, group: WorkerGroup) -> None:
+    def _change_hosts(
+        self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int, *, is_at_commit: bool
+    ) -> None:
+        """Where other hosts are wanted, ends the generation in order, with everything committed.
+
+        Raises:
+          HostsLeave: it ended.
+        """
+        why = self._watch.leaves(is_at_commit=is_at_commit)
+        if why is None:
+            return
+        self._watch.left(why, step=step)
+        if step > commits.begun_step:
+            self._begin_commit(group, lease, commits, step)
+        commits.finish()
+        raise HostsLeave(why)
+
+    def _leave(self, group: WorkerGroup | None) -> None:
         """Lets the workers go. All is committed by now, so one that does not leave in order is no fault of the run."""
         try:
-            group.close()
+            if group is not None:
+                group.close()
         except WorkerFailure as failure:
             self._reporter.notice(f"workers were ended without leaving in order: {failure}")
 
     def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
-        started = time.monotonic()
+        started = self._clock.monotonic_s()
         # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
         hosts, devices = group.train(first, last, is_followed=not self._saves.may_follow(last))
-        seconds = time.monotonic() - started
+        seconds = self._clock.monotonic_s() - started
         self._put_aside([row for host in hosts for row in host.bad_rows])
+        group.deadlines = self._health.take(hosts, seconds=seconds, num_steps=last - first)
         self._check_losses(first, devices[0].losses)
         history, num_steps = self._history, last - first
         history.losses.update(zip(range(first, last), devices[0].losses, strict=True))
@@ -354,7 +369,10 @@ class Driver:
                 generation=self._run.generation,
                 committed_step=commits.committed_step,
                 committed_unix_s=self._committed_unix_s,
+                slowest=self._health.slowest,
+                imbalance=self._health.imbalance.ratio,
                 staleness=self._run.job.staleness,
+                failed_saves=commits.failed_in_a_row,
             )
         )
         return seconds / num_steps
@@ -403,18 +421,32 @@ class Driver:
 
     def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
         def acknowledge(manifest: Manifest, seconds: float) -> None:
+            group.acknowledge(manifest.name)
             self._committed_unix_s = manifest.created_unix_s
+            self._watch.committed(seconds)
             self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
             if self._undeleted is not None:
                 self._reporter.notice(f"old commits were not deleted: {self._undeleted}")
                 self._undeleted = None
 
+        def failed(save: FailedSave) -> None:
+            self._history.failed_saves += 1
+            self._saves.failed(save.step)
+            self._reporter.notice(str(save))
+
+        bears = self._config.failure_config
         return BackgroundCommits(
             group,
             generation=lease.generation,
             head=base,
             full_every=self._config.checkpoint_config.full_every,
             acknowledge=acknowledge,
+            failed=failed,
+            notice=self._reporter.notice,
+            remove=self._run.remove_attempt,
+            patience=Patience(max_failed_saves=bears.max_failed_saves, timeout_s=bears.storage_timeout_s),
+            clock=self._clock,
+            publisher=self._publisher(),
         )
 
     def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:
@@ -431,6 +463,7 @@ class Driver:
                 num_hosts=group.num_hosts,
                 save=lambda attempt: receipts,
                 metrics=metrics,
+                failed_saves=self._commits.failed_in_a_row if self._commits else 0,
                 read_back=self._config.checkpoint_config.read_back,
             )
             self._delete_old(lease)
@@ -440,10 +473,10 @@ class Driver:
 
     def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
         """Begins a commit, and says so if training had to wait for the one before."""
-        started = time.monotonic()
+        started = self._clock.monotonic_s()
         before = commits.begun_step
         commits.begin(step, self._publication(group, lease, step))
-        waited_s = time.monotonic() - started
+        waited_s = self._clock.monotonic_s() - started
         if waited_s >= NOTABLE_WAIT_S:
             self._reporter.notice(
                 f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still being written. "
@@ -468,14 +501,31 @@ class Driver:
         if config.num_to_keep is None:
             return
         try:
-            keep_latest(self._run.store, lease, num_to_keep=config.num_to_keep, also=config.keep_policies)
+            keep_latest(
+                self._run.store,
+                lease,
+                num_to_keep=config.num_to_keep,
+                also=config.keep_policies,
+                unix_s=self._clock.wall_s,
+            )
         except (StorageError, OSError) as error:
             self._undeleted = error
 
     # ------------------------------------------------------------------ between generations
 
-    def _announce(self, group: WorkerGroup, lease: Lease, base: Manifest | None, fault: _Fault | None) -> None:
-        """Says that a generation runs, and after a fault what that took."""
+    def _announce(
+        self,
+        group: WorkerGroup,
+        lease: Lease,
+        base: Manifest | None,
+        fault: _Fault | None,
+        *,
+        survivors: int,
+        before_s: Mapping[str, float],
+    ) -> None:
+        """Says that a generation runs, and after a fault what that took; `before_s`: parts of the way back before the group was formed."""
+        for told in [*group.refusals, *device_notices(group.devices, self._resources)]:
+            self._reporter.notice(told)
         if fault is None:
             origin = f"from commit {base.name}" if base else "from the first step"
             self._reporter.notice(
@@ -491,48 +541,39 @@ class Driver:
             discarded_steps=max(0, fault.reached_step - base_step),
             detect_s=fault.detect_s,
             stop_s=fault.stop_s,
-            start_s=group.spent_s["start"],
+            start_s=self._clock.monotonic_s() - fault.stopped_s - group.spent_s["restore"] - group.spent_s["compile"],
             restore_s=group.spent_s["restore"],
             compile_s=group.spent_s["compile"],
+            parts_s={**before_s, **group.start_s},
+            survivors=survivors,
+            **group.filling,
         )
+        if wrong := sum(filled.buckets_wrong for filled in group.filled):
+            self._reporter.notice(
+                f"{wrong} buckets of hosts that lived on did not have the digests of the commit after going back to it in memory, and were read "
+                "from its files. Expected none. Look for a host with faulty memory, and report it if it comes again"
+            )
         self._history.recoveries.append(recovery)
         self._reporter.recovery(recovery)
 
-    def _stop_lost(
-        self,
-        group: WorkerGroup | None,
-        failure: WorkerFailure,
-        decision: Recover | GiveUp,
-        noticed_s: float,
-        base_step: int,
-    ) -> _Fault:
-        """Ends a lost generation, or the run if the decision says so."""
-        if isinstance(decision, GiveUp):
-            # Many hosts fail alike; one traceback is enough.
-            details = next((f.details for f in failure.failures if f.details), "")
-            if decision.is_job_error and all(f.is_refusal for f in failure.failures if f.kind is FailureKind.ERROR):
-                raise WorkerRefused(decision.cause) from failure
-            if decision.is_job_error:
-                raise JobFailed(f"{decision.cause}\n{details}".strip()) from failure
-            raise CrashLoop(
-                f"{decision.cause}. That was fault {self._config.failure_config.max_failures + 1} in a row without a new commit. "
-                f"Look at the hosts named above; then `podembed resume` goes on from the last commit.\n{details}".strip()
-            ) from failure
+    def _stop_lost(self, group: WorkerGroup | None, decision: Recover, noticed_s: float, base_step: int) -> _Fault:
+        """Ends a lost generation."""
         self._reporter.close()
         self._reporter.notice(f"fault: {decision.cause}")
         reached, last_step_s = base_step, 0.0
-        started = time.monotonic()
+        started = self._clock.monotonic_s()
         if group is not None:
             progress = group.last_progress()
             # A host counts the step it works on; that many are done.
             reached = max([base_step, *(p.step for p in progress if p.step_unix_s)])
             last_step_s = max((p.step_unix_s for p in progress), default=0.0)
-            group.stop()
+            self._groups.salvage(group, decision.cause)
         return _Fault(
             cause=decision.cause,
             reached_step=reached,
             detect_s=max(0.0, noticed_s - last_step_s) if last_step_s else 0.0,
-            stop_s=time.monotonic() - started,
+            stop_s=self._clock.monotonic_s() - started,
+            stopped_s=self._clock.monotonic_s(),
         )
 
     def _result(self, step: int, head: Manifest | None) -> Result:
@@ -551,26 +592,6 @@ class Driver:
             commit=head.name if head else None,
             stopped_by=self._stop.reason if step < self._schedule.total_steps else None,
             staleness=self._run.job.staleness,
+            changes=tuple(self._watch.changes),
+            failed_saves=history.failed_saves,
         )
-
-
-def _plan_hash(placement: Sequence[np.ndarray], lanes: Sequence[range]) -> bytes:
-    """32 bytes that hosts compare before they exchange anything: they must agree on who owns what."""
-    digest = hashlib.sha256()
-    for owners in placement:
-        digest.update(np.ascontiguousarray(owners, "<i4").tobytes() + b";")
-    digest.update(repr([(lane.start, lane.stop) for lane in lanes]).encode())
-    return digest.digest()
-
-
-def _at_most_every(interval_s: float, action: Callable[[], None]) -> Callable[[], None]:
-    """The same action, skipped when it ran less than `interval_s` ago."""
-    last_s = -math.inf
-
-    def throttled() -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= interval_s:
-            last_s = time.monotonic()
-            action()
-
-    return throttled

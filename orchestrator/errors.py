@@ -1,7 +1,7 @@
 """How an attempt or a run can end badly, as types. Every one says what was found, what was expected and what to do.
 
 Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by another driver,
-87 a configuration that cannot work, 88 host faults one after another.
+87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run needs for too long.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ EXIT_STOPPED = 85
 EXIT_FENCED = 86
 EXIT_CONFIGURATION = 87
 EXIT_CRASH_LOOP = 88
+EXIT_TOO_FEW_HOSTS = 89
 
 
 class FailureKind(Enum):
@@ -35,6 +36,9 @@ class Failure:
       message: the first line.
       details: a traceback, where there is one.
       is_refusal: whether it is an error of data, storage or settings, which says itself what to mend.
+      is_preemption: whether its machine was announced to go.
+      memory: `host` or `device`, where that ran out.
+      is_storage: whether it is an error of the storage that may pass; of a save, it loses that save and nothing else.
     """
 
     worker: str
@@ -42,6 +46,9 @@ class Failure:
     message: str
     details: str = ""
     is_refusal: bool = False
+    is_preemption: bool = False
+    memory: str = ""
+    is_storage: bool = False
 
 
 class WorkerRefused(RuntimeError):
@@ -57,7 +64,10 @@ class WorkerFailure(RuntimeError):
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         self.failures = tuple(failures)
-        super().__init__("; ".join(f"{f.worker} {f.kind.value}: {f.message}" for f in self.failures))
+        groups: dict[tuple[str, str], list[str]] = {}
+        for failure in self.failures:
+            groups.setdefault((failure.kind.value, failure.message), []).append(failure.worker)
+        super().__init__("; ".join(f"{listed(who)} {kind}: {text}" for (kind, text), who in groups.items()))
 
 
 class JobFailed(RuntimeError):
@@ -68,11 +78,44 @@ class CrashLoop(RuntimeError):
     """Host faults came one after another without a commit in between."""
 
 
+class TooFewHosts(RuntimeError):
+    """The cluster had fewer hosts than the run needs, for too long."""
+
+    exit_code = EXIT_TOO_FEW_HOSTS
+
+
 def cause(failures: Sequence[Failure]) -> str:
-    """One line that names the root of a group of failures: processes that died before those that hung before those that report peers."""
+    """One line that names the root of a group of failures: processes that died before those that hung before those that report peers.
+    Processes that failed alike are named together."""
     order = [FailureKind.DIED, FailureKind.HUNG, FailureKind.ERROR, FailureKind.PEER]
     first = min(failures, key=lambda failure: order.index(failure.kind))
-    return f"{first.worker} {_VERB[first.kind]}: {first.message}"
+    alike = [
+        f for f in failures if (f.kind, f.message, f.is_preemption) == (first.kind, first.message, first.is_preemption)
+    ]
+    verb = "lost its machine" if first.is_preemption and first.kind is not FailureKind.PEER else _VERB[first.kind]
+    return f"{listed([failure.worker for failure in alike])} {verb}: {first.message}"
+
+
+def listed(workers: Sequence[str]) -> str:
+    """Labels such as `host 1` in few words: `host 1`, or `hosts 0-3, 7 and device 2`."""
+    numbers: dict[str, list[int]] = {}
+    for worker in workers:
+        kind, _, number = worker.partition(" ")
+        if not number.isdigit():
+            return ", ".join(dict.fromkeys(workers))
+        numbers.setdefault(kind, []).append(int(number))
+    parts = [f"{kind}{'s' if len(set(found)) > 1 else ''} {_ranges(found)}" for kind, found in numbers.items()]
+    return " and ".join(parts)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 _VERB = {
@@ -81,6 +124,14 @@ _VERB = {
     FailureKind.ERROR: "failed",
     FailureKind.PEER: "lost a peer",
 }
+
+
+def roots(failures: Sequence[Failure]) -> list[Failure]:
+    """Those that the others follow from. When a member of the gang is gone JAX aborts the rest, so of several device processes that died only
+    the first may be one; host processes die for reasons of their own."""
+    lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
+    hosts = [failure for failure in lost if failure.worker.startswith("host ")]
+    return hosts or lost[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
 
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:

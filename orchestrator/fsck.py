@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator import checkpoint
+from orchestrator.deletions import read_deletions
 from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
 from orchestrator.inspect_run import format_bytes
 from orchestrator.lease import read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, commit_file, parse_commit_name
+from orchestrator.policy_record import FOLDER, read_policies
 from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
@@ -81,7 +83,7 @@ class RunCheck:
 
 
 def check_run(
-    url: str,
+    url: str | Store,
     *,
     commit: str | None = None,
     include_uncounted: bool = False,
@@ -98,19 +100,29 @@ def check_run(
       ConfigurationError: there is no run, or no commit of this name.
       StoreUnavailable: the storage does not answer.
     """
-    store = open_run_store(url)
+    store = url if isinstance(url, Store) else open_run_store(url)
     record, findings = _check_record(store)
     lineage, lineage_findings = _check_lineage(store)
     if commit is not None:
         _require(store, commit)
         names = [commit]
     else:
-        findings += [*lineage_findings, *(_of_run(damage, "lease") for damage in lease_findings(store))]
+        findings += [
+            *_check_policies(store),
+            *lineage_findings,
+            *(_of_run(damage, "lease") for damage in lease_findings(store)),
+        ]
         names = [*lineage]
         if include_uncounted or lineage_findings:
             # Without a lineage nobody knows which ones count, so all are worth a look.
             names += sorted(set(read_commit_names(store)) - set(lineage))
     published = set(read_commit_names(store))
+    # After the manifests: a pass writes its record before the first goes, and removes it when nothing is left to be listed below.
+    going, refused = read_deletions(store)
+    if commit is None:
+        findings += [
+            _of_run(_damage(error.name, error, "a record"), "which commits are being deleted") for error in refused
+        ]
     checked = []
     for name in names:
         checked.append(_check_commit(store, name, lineage, record, was_published=name in published))
@@ -118,8 +130,8 @@ def check_run(
     leftovers: tuple[Leftover, ...] = ()
     # Without a lineage everything would look left over.
     if commit is None and not lineage_findings:
-        leftovers = find_leftovers(store)
-        findings += _chain_findings(store, lineage, seen=published, leftovers=leftovers)
+        leftovers = find_leftovers(store, going=going)
+        findings += _chain_findings(store, lineage, seen=published | going, leftovers=leftovers)
     return RunCheck(
         location=store.location,
         commits=tuple(checked),
@@ -162,6 +174,15 @@ def _check_lineage(store: Store) -> tuple[tuple[str, ...], list[Finding]]:
     except ValueError as error:  # A base that names a newer commit.
         damage = Damage(name="lease", found=str(error), expected="bases that lead from commit to commit")
         return (), [_of_run(damage, "which commits count")]
+
+
+def _check_policies(store: Store) -> list[Finding]:
+    """Looks at the newest record, the only one that anybody reads."""
+    try:
+        read_policies(store)
+    except (NameNotFound, DocumentRefused) as error:
+        return [_of_run(_damage(getattr(error, "name", FOLDER), error, "which commits are kept"), "the keep policies")]
+    return []
 
 
 def _require(store: Store, name: str) -> None:
@@ -245,10 +266,10 @@ def _mismatches(manifest: Manifest, record: RunRecord | None) -> Iterator[Findin
 def _chain_findings(
     store: Store, lineage: tuple[str, ...], *, seen: set[str], leftovers: tuple[Leftover, ...]
 ) -> list[Finding]:
-    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been deleted by the keep policy.
+    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been, or be, deleted by the keep policy.
 
     Args:
-      seen: commits that were published when the check began.
+      seen: commits that were published when the check began, or were being deleted.
       leftovers: what no commit of the lineage needs. The keep policy leaves nothing of that kind of a commit that it deletes.
     """
     published = set(read_commit_names(store))

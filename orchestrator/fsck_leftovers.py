@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator import checkpoint
@@ -23,10 +24,13 @@ class Leftover:
     num_bytes: int
 
 
-def find_leftovers(store: Store) -> tuple[Leftover, ...]:
+def find_leftovers(store: Store, *, going: Collection[str] = ()) -> tuple[Leftover, ...]:
     """Lists `data/`, `commit/` and `lease/`; opens bases and the manifests of the lineage and no other file.
 
     A commit whose manifest cannot be read needs all of its own folder: nobody can tell which files it had.
+
+    Args:
+      going: commits that the keep policies are deleting, or were when their pass was cut short.
 
     Raises:
       DocumentRefused: a base is damaged, so nobody knows which commits count.
@@ -49,7 +53,9 @@ def find_leftovers(store: Store) -> tuple[Leftover, ...]:
         if not LEASE_FILE.fullmatch(name.removeprefix("lease/")):
             grouped[name].append(size_bytes)
     return tuple(
-        Leftover(path=path, what=_what(path, lineage, newest=newest), num_files=len(sizes), num_bytes=sum(sizes))
+        Leftover(
+            path=path, what=_what(path, lineage, newest=newest, going=going), num_files=len(sizes), num_bytes=sum(sizes)
+        )
         for path, sizes in sorted(grouped.items())
     )
 
@@ -66,7 +72,7 @@ def _needed(store: Store, lineage: tuple[str, ...]) -> tuple[set[str], set[str]]
     return needed, unreadable
 
 
-def _what(path: str, lineage: tuple[str, ...], *, newest: int) -> str:
+def _what(path: str, lineage: tuple[str, ...], *, newest: int, going: Collection[str]) -> str:
     kind, _, rest = path.partition("/")
     parsed = parse_commit_name(rest.removesuffix(".json") if kind == "commit" else rest)
     if parsed is None:
@@ -75,6 +81,9 @@ def _what(path: str, lineage: tuple[str, ...], *, newest: int) -> str:
         return "a commit that does not count: its driver had been replaced"
     if rest in lineage:
         return "extra files in a commit's folder"
-    if parsed[1] == newest:
+    if rest in going:
+        return "a commit that is being deleted; the next pass of the keep policies, or podembed prune, goes on with it"
+    head = parse_commit_name(lineage[0]) if lineage else None
+    if parsed[1] == newest and (head is None or head[1] < newest or parsed > head):
         return f"an attempt of generation {newest}, the newest: its driver may be writing it"
     return "an attempt that is no commit that counts"

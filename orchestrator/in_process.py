@@ -12,12 +12,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.cluster import LOOPBACK, failure_of
+from orchestrator.cluster import LOOPBACK
 from orchestrator.config import ConfigurationError
 from orchestrator.errors import Failure
-from orchestrator.worker_group import Call, HostHandles
+from orchestrator.worker_errors import failure_of
+from orchestrator.worker_group import Call, Handle, HostHandles
 from workers.device_process import DeviceProcess
 from workers.host import HostWorker
+from workers.process_signs import ProcessSigns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +76,10 @@ class InProcessBackend:
         if error is None:
             return call.future.result()  # type: ignore[attr-defined]
         return failure_of(call.worker, error, details="".join(traceback.format_exception(error)))
+
+    def signs(self, handle: Handle) -> ProcessSigns | None:
+        """None: threads of this process do not freeze alone."""
+        return None
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         for pair in handles:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.checkpoint import CommitInfo, list_commits
+from orchestrator.input_record import AcceptedChange, read_changes, shortened
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
 from orchestrator.run_record import RunRecord, find_run
-from orchestrator.text_tables import columns, printable
+from orchestrator.text_tables import columns, plural, printable
 from workers.storage import Store
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -26,6 +27,7 @@ class RunDescription:
       generation: the highest claimed; 0 before the first driver.
       heartbeat: of that generation, if its driver left one.
       commits: those that count, newest first, then leftovers.
+      input_changes: of its data files, accepted since it began.
     """
 
     location: str
@@ -34,6 +36,7 @@ class RunDescription:
     generation: int
     heartbeat: Heartbeat | None
     commits: tuple[CommitInfo, ...]
+    input_changes: tuple[AcceptedChange, ...]
 
     @property
     def head(self) -> CommitInfo | None:
@@ -54,6 +57,7 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
         generation=claims[-1] if claims else 0,
         heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
         commits=list_commits(store),
+        input_changes=read_changes(store),
     )
 
 
@@ -77,8 +81,8 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
     path = f"{location.rstrip('/')}/{files.path}"
     if table.deltas:
         return (
-            f"Table '{table.name}' is a full commit and {len(table.deltas)} deltas. To read it with zarr alone, make it one: podembed compact "
-            f"{location}. To get rows out: podembed export, podembed extract."
+            f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr alone, make it one: "
+            f"podembed compact {location}. To get rows out: podembed export, podembed extract."
         )
     return (
         f"Read table '{table.name}' in Python:\n"
@@ -119,6 +123,11 @@ def _header(description: RunDescription) -> str:
         start = record.warm_start
         rules = f" with {' '.join(start.rules)}" if start.rules else ""
         lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
+    lines += [
+        f"From step {change.step} on other data files, accepted {format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
+        f"{shortened(change.changes)}"
+        for change in description.input_changes
+    ]
     return "\n".join(lines)
 
 

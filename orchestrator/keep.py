@@ -2,7 +2,8 @@
 
 Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and those of attempts of
 older generations that never joined the lineage. A file that a kept commit names stays, wherever it lies. Claims are listed before every
-batch, so a driver that was replaced stops; what it had already planned is garbage for its successor too.
+batch, so a driver that was replaced stops; what it had already planned is garbage for its successor too. A pass that is cut short is finished by
+the next one; what a reader finds meanwhile is told by `orchestrator.deletions`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.checkpoint import load
+from orchestrator.deletions import forget_deletions, record_deletion
 from orchestrator.keep_policies import Committed, KeepPolicy
 from orchestrator.keep_policies import kept as kept_by
 from orchestrator.lease import Lease, read_commit_names, read_lineage
@@ -86,16 +88,22 @@ def keep_latest(
     kept = set(lineage[:num_to_keep])
     if also and len(lineage) > num_to_keep:
         kept |= kept_by(also, read_committed(store, lineage))
-    removable = [name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)]
+    # Oldest first: what is left at any moment then begins with a commit whose parent is before all of them.
+    removable = sorted(
+        (name for name in read_commit_names(store) if name not in kept and _is_settled(name, lineage, lease)),
+        key=lambda name: parse_commit_name(name) or (0, 0),
+    )
     attempts = [name for name in store.children("data") if name not in kept and _is_settled(name, lineage, lease)]
     if lineage and (removable or attempts):
         _check_newest(store, lineage[0])
     needed = {name for commit in kept for name in load(store, commit).file_sizes()} if attempts else set()
+    record_deletion(store, _from_between(removable, kept, lineage), generation=lease.generation)
     for name in removable:
         # The manifest goes first: from then on its files are an attempt that nobody refers to.
         lease.check()
         store.delete(commit_file(name))
     sizes = _delete_unneeded(store, lease, attempts, needed)
+    forget_deletions(store, up_to_generation=lease.generation)
     for folder in ("commit", "lease"):
         store.remove_stale_temporaries(folder, written_before_unix_s=unix_s() - _STALE_S)
     return Removal(
@@ -113,6 +121,13 @@ def _check_newest(store: Store, name: str) -> None:
             f"The newest commit {name} in {store.location} is not whole: found {damage.found} in {damage.name}, expected {damage.expected}. "
             "No older commit was deleted: it may be needed. Look into the storage; `podembed fsck` names all damage."
         )
+
+
+def _from_between(removable: Iterable[str], kept: set[str], lineage: tuple[str, ...]) -> list[str]:
+    """Commits whose successor stays and whose predecessor may: without a record, deleting them looks like losing them for a moment."""
+    oldest = min((at for at in map(parse_commit_name, kept) if at is not None), default=None)
+    places = {name: parse_commit_name(name) for name in removable if name in lineage}
+    return [name for name, at in places.items() if oldest is not None and at is not None and at > oldest]
 
 
 def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
@@ -137,4 +152,5 @@ def _delete_unneeded(store: Store, lease: Lease, attempts: Iterable[str], needed
                 lease.check()
             store.delete(name)
             deleted[name] = size_bytes
+        store.remove_empty_folders(f"data/{attempt}")
     return deleted

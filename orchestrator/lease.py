@@ -7,6 +7,7 @@ ever, and `.hb`, a heartbeat that only spares people an accident: whether a driv
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -14,14 +15,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED
 from orchestrator.lease_protocol import Base, DriverState, Phase, after, head, is_fenced, lineage, propose
 from orchestrator.manifest import commit_file, parse_commit_name
 from orchestrator.records import decode, encode, read_document
+from orchestrator.storage_wait import at_once
 from workers.storage import Store
-from workers.storage_errors import NameNotFound, StorageError
+from workers.storage_errors import NameNotFound, StorageError, may_pass
 from workers.strict_json import DocumentRefused
 
 HEARTBEAT_EVERY_S = 5.0
@@ -42,6 +45,27 @@ class Fenced(RuntimeError):
         )
         self.generation = generation
         self.newest = newest
+
+
+class PublicationUnsettled(StorageError):
+    """The storage failed while a manifest was published, so that nobody can say whether the commit stands.
+
+    Attributes:
+      settle: asks again and returns what `publish` would have, or raises this again. Until then nothing else may be published.
+    """
+
+    def __init__(self, name: str, location: str, settle: Callable[[], Any]):
+        super().__init__(
+            f"Whether commit {name} stands in {location} is unknown: the storage failed while it was published. An answer was expected: start "
+            "the driver again when the storage is well, and it will find out."
+        )
+        self.name, self.location, self.settle = name, location, settle
+
+
+class CommitExists(StorageError):
+    """Somebody else made a commit of this generation."""
+
+    may_pass = False
 
 
 class RunIsHeld(RuntimeError):
@@ -139,17 +163,59 @@ class Lease:
         if is_fenced(self.generation, claims) or self._state.phase is Phase.FENCED:
             raise Fenced(self.generation, max(claims), self.store.location)
 
+    def require_newest(self) -> None:
+        """As `check`, and may be called beside a publication that is under way in another thread.
+
+        Raises:
+          Fenced: there is a newer claim.
+        """
+        claims = read_claims(self.store)
+        if is_fenced(self.generation, claims):
+            raise Fenced(self.generation, max(claims), self.store.location)
+
     def publish(self, name: str, manifest: bytes) -> None:
         """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to anybody.
 
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
-          StorageError: the storage failed, and whether the commit stands is unknown. The lease cannot publish any more.
+          StorageError, OSError: the storage failed, and the commit was not made; another may be.
+          PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes nothing else before that is
+            settled.
         """
-        state, self._state = propose(self._state, name), replace(self._state, phase=Phase.FENCED)
-        state = after(state, self.store.create_exclusive(commit_file(name), manifest))
+        ready = self._state
+        state, self._state = propose(ready, name), replace(ready, phase=Phase.FENCED)
+        try:
+            self._carry_out(state, name, manifest, earlier=False)
+        except PublicationUnsettled as error:
+            if error.__cause__ is None or not self._is_surely_missing(name):
+                raise
+            self._state = ready
+            raise error.__cause__ from None
+
+    def _carry_out(self, state: DriverState, name: str, manifest: bytes, *, earlier: bool) -> None:
+        """The rest of `publish`. `earlier`: it was tried before, so that the name may be taken by our own manifest."""
+        try:
+            is_ours = self.store.create_exclusive(commit_file(name), manifest)
+            if not is_ours and earlier:
+                is_ours = _holds(self.store, commit_file(name), manifest)
+            self._confirm(after(state, is_ours), name)
+        except (StorageError, OSError) as error:
+            if not may_pass(error):
+                raise
+            settle = partial(self._carry_out, state, name, manifest, earlier=True)
+            raise PublicationUnsettled(name, self.store.location, settle) from error
+
+    def _is_surely_missing(self, name: str) -> bool:
+        """Whether a request to create this name, which failed, took no effect and will take none later."""
+        if self.store.answers_late:
+            return False
+        with contextlib.suppress(StorageError, OSError):
+            return not self.store.exists(commit_file(name))
+        return False
+
+    def _confirm(self, state: DriverState, name: str) -> None:
         if state.phase is Phase.FENCED:
-            raise StorageError(
+            raise CommitExists(
                 f"Commit {name} existed before generation {self.generation} created it, though the generation is ours alone. Somebody "
                 f"wrote into {self.store.location} by hand: look at {commit_file(name)}, then start the driver again."
             )
@@ -178,15 +244,20 @@ def acquire(
     *,
     holder: Holder,
     take_over: bool = False,
+    held: int = 0,
     choose_base: Callable[[str | None], str | None] = lambda newest: newest,
+    patiently: Callable[[Callable[[], Any]], Any] = at_once,
     unix_s: Callable[[], float] = time.time,
 ) -> Lease:
     """Claims the next generation of a run and fixes the commit that it starts from.
 
     Args:
       take_over: fence a driver of another submission even if its heartbeat is fresh.
+      held: the generation that this driver had before, 0 for none. A newer one means that somebody took the run over, which a driver that
+        recovers must not undo.
       choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising leaves the
         claim without a base, which changes nothing for later drivers.
+      patiently: asks the storage; may ask again if it is away.
       unix_s: the wall clock, for heartbeats and records only.
 
     Raises:
@@ -198,39 +269,64 @@ def acquire(
         generation = state.generation
         match state.phase:
             case Phase.LIST_CLAIMS:
-                answer: Any = read_claims(store)
+                answer: Any = patiently(partial(read_claims, store))
+                if held and is_fenced(held, answer):
+                    raise Fenced(held, max(answer), store.location)
                 if not take_over:
-                    _refuse_if_held(store, answer, holder, unix_s())
+                    patiently(partial(_refuse_if_held, store, answer, holder, unix_s()))
             case Phase.CLAIM:
                 claim = Claim(
                     generation=generation, holder=holder, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
-                answer = store.create_exclusive(_lease_file(generation, "claim"), encode(claim))
+                answer = patiently(_Creation(store, _lease_file(generation, "claim"), encode(claim)))
+                held = generation if answer else held
             case Phase.READ_BASE:
                 # It is tried once, so a short outage of the storage may lose it; no generation should be given up for that.
                 with contextlib.suppress(StorageError, OSError):
                     Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
-                answer = read_newest_base(store)
+                answer = patiently(partial(read_newest_base, store))
             case Phase.LIST_COMMITS:
-                answer = read_commit_names(store)
+                answer = patiently(partial(read_commit_names, store))
             case Phase.CHOOSE_BASE:
                 try:
-                    answer = choose_base(state.head)
+                    answer = patiently(partial(choose_base, state.head))
                 except BaseException:
-                    # Nobody should wait for a driver that gave up.
-                    Lease(store=store, holder=holder, state=state, unix_s=unix_s).release()
+                    # Nobody should wait for a driver that gave up; why it did matters more than that they may have to.
+                    with contextlib.suppress(StorageError, OSError):
+                        Lease(store=store, holder=holder, state=state, unix_s=unix_s).release()
                     raise
             case Phase.CREATE_BASE:
                 record = BaseRecord(
                     generation=generation, commit=state.head, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
-                answer = store.create_exclusive(_lease_file(generation, "base.json"), encode(record))
+                answer = patiently(_Creation(store, _lease_file(generation, "base.json"), encode(record)))
             case Phase.CONFIRM_CLAIM:
-                answer = read_claims(store)
+                answer = patiently(partial(read_claims, store))
             case _:
                 raise Fenced(generation, max(read_claims(store)), store.location)
         state = after(state, answer)
     return Lease(store=store, holder=holder, state=state, unix_s=unix_s)
+
+
+class _Creation:
+    """A file that is to be created exclusively. Called again after the storage failed, it knows its own file. Mutated: how often it was called."""
+
+    def __init__(self, store: Store, file: str, data: bytes) -> None:
+        self._store, self._file, self._data = store, file, data
+        self._calls = itertools.count()
+
+    def __call__(self) -> bool:
+        """Whether the file is ours."""
+        is_again = next(self._calls) > 0
+        is_new = self._store.create_exclusive(self._file, self._data)
+        return is_new or (is_again and _holds(self._store, self._file, self._data))
+
+
+def _holds(store: Store, file: str, data: bytes) -> bool:
+    try:
+        return read_document(store, file, max_bytes=len(data)) == data
+    except DocumentRefused:
+        return False
 
 
 def read_claims(store: Store) -> list[int]:

@@ -75,11 +75,15 @@ def after(state: DriverState, answer: Any) -> DriverState:
         case Phase.CLAIM:
             return replace(state, phase=Phase.READ_BASE if answer else Phase.LIST_CLAIMS)
         case Phase.READ_BASE:
-            return replace(state, phase=Phase.LIST_COMMITS, base=answer)
+            # A driver that was held up since its claim may meet the base of a newer one, which must not become a base of its own.
+            is_late = answer is not None and answer.generation > state.generation
+            return replace(state, phase=Phase.FENCED if is_late else Phase.LIST_COMMITS, base=answer)
         case Phase.LIST_COMMITS:
             return replace(state, phase=Phase.CHOOSE_BASE, base=None, head=head(state.base, answer))
         case Phase.CHOOSE_BASE:
-            return replace(state, phase=Phase.CREATE_BASE, head=answer)
+            # Who checks the commits reads the lineage anew, which may be that of a newer generation by now.
+            is_late = answer is not None and _parsed(answer)[1] >= state.generation
+            return replace(state, phase=Phase.FENCED if is_late else Phase.CREATE_BASE, head=answer)
         case Phase.CREATE_BASE:
             return replace(state, phase=Phase.CONFIRM_CLAIM if answer else Phase.LIST_CLAIMS)
         case Phase.CONFIRM_CLAIM:

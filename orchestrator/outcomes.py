@@ -12,11 +12,13 @@ from orchestrator.errors import (
     EXIT_USER_ERROR,
     CrashLoop,
     JobFailed,
+    TooFewHosts,
     WorkerRefused,
 )
 from orchestrator.lease import Fenced, RunIsHeld
 from orchestrator.run_record import RunMismatch
 from workers.data_config import DataConfigError
+from workers.fault_plan import FaultPlanError
 from workers.finished_folder import FolderError
 from workers.input_errors import InputError
 from workers.job import JobError
@@ -29,6 +31,7 @@ EXIT_INTERRUPTED = 130
 _EXPECTED = (
     ConfigurationError,
     DataConfigError,
+    FaultPlanError,
     FolderError,
     InputError,
     JobError,
@@ -46,7 +49,7 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. What was committed stands.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except (Fenced, RunIsHeld) as error:
+    except (Fenced, RunIsHeld, TooFewHosts) as error:
         print(f"podembed: {error}", file=sys.stderr)
         return error.exit_code
     except JobFailed as error:

@@ -20,6 +20,7 @@ from orchestrator.config import Evaluation, Recovery
 from workers.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
+NOTABLE_PART_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,9 @@ class WindowReport:
       phase_s: seconds a step of each phase, on host 0.
       committed_unix_s: time of the last commit, None before the first.
       staleness: as in the job.
+      slowest: own work time of the slowest host over that of the others; see `orchestrator.stragglers`.
+      imbalance: rows asked of the busiest owner over the mean of all.
+      failed_saves: saves that failed since the last commit.
     """
 
     step: int
@@ -43,6 +47,9 @@ class WindowReport:
     committed_step: int
     committed_unix_s: float | None
     staleness: int
+    slowest: float = 1.0
+    imbalance: float = 1.0
+    failed_saves: int = 0
 
 
 class Reporter(Protocol):
@@ -114,12 +121,29 @@ class ConsoleReporter:
             f"recovered in {recovery.total_s:.1f} s as generation {recovery.generation}: {recovery.discarded_steps} steps discarded, "
             f"back at step {recovery.base_step}; noticed within {recovery.detect_s:.1f} s, stop {recovery.stop_s:.1f} s, "
             f"start {recovery.start_s:.1f} s, restore {recovery.restore_s:.1f} s, compile {recovery.compile_s:.1f} s"
+            f"{_parts(recovery)}{_kept(recovery)}"
         )
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _parts(recovery: Recovery) -> str:
+    """What a start consists of, the parts that anybody would notice."""
+    long = [f"{name} {seconds:.1f}" for name, seconds in recovery.parts_s.items() if seconds >= NOTABLE_PART_S]
+    return f" (of these: {', '.join(long)})" if long else ""
+
+
+def _kept(recovery: Recovery) -> str:
+    """What the hosts that lived on spared."""
+    if not recovery.survivors:
+        return ""
+    return (
+        f"; hosts that lived on: {recovery.survivors}, buckets kept {recovery.buckets_kept} (undone in {recovery.undo_s:.1f} s, verified in "
+        f"{recovery.verify_s:.1f} s), read {recovery.buckets_read} ({format_bytes(recovery.bytes_read)} in {recovery.read_s:.1f} s)"
+    )
 
 
 def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
@@ -141,9 +165,10 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def _age(report: WindowReport) -> str:
+    alarm = f", {report.failed_saves} SAVES FAILED since" if report.failed_saves else ""
     if report.committed_unix_s is None:
-        return "no commit yet"
-    return f"committed step {report.committed_step}, {max(0.0, time.time() - report.committed_unix_s):.0f} s ago"
+        return f"no commit yet{alarm}"
+    return f"committed step {report.committed_step}, {max(0.0, time.time() - report.committed_unix_s):.0f} s ago{alarm}"
 
 
 def _phases(report: WindowReport) -> str:

@@ -11,6 +11,7 @@ from orchestrator.config import ConfigurationError
 from orchestrator.keep import MIN_KEPT, Removal, keep_latest
 from orchestrator.keep_policies import KeepPolicy
 from orchestrator.lease import Holder, acquire, read_lineage
+from orchestrator.policy_record import read_policies
 from orchestrator.run_reference import open_run_store
 from orchestrator.writable_store import open_for_writing
 
@@ -19,25 +20,24 @@ def prune(
     url: str,
     *,
     num_to_keep: int,
-    also: Sequence[KeepPolicy] = (),
+    also: Sequence[KeepPolicy] | None = None,
     single_writer: bool = False,
     unix_s: Callable[[], float] = time.time,
 ) -> Removal:
     """Keeps the newest commits of a run and deletes what they do not need, attempts that were never finished included.
 
-    A run does not record its keep policies: what they kept besides the newest goes, unless it is asked for here.
-
     Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as `resume` would.
 
     Args:
       num_to_keep: commits; at least 2.
-      also: further reasons to keep a commit.
+      also: further reasons to keep a commit; None for those of the run's last driver.
       single_writer: accept a storage that cannot keep a driver out while this goes on.
       unix_s: the wall clock, for heartbeats and the age of half-written files.
 
     Raises:
       ConfigurationError: no run, or fewer than 2 to keep.
       RunIsHeld: a driver is at work.
+      DocumentRefused: the record of the run's policies is damaged, and others were not given.
       NoLoadableCommit: the newest commit is damaged; nothing is deleted, as an older one may be needed.
     """
     if num_to_keep < MIN_KEPT:
@@ -45,6 +45,9 @@ def prune(
             f"Found --keep {num_to_keep}. Expected at least {MIN_KEPT}, so that a damaged commit has an ancestor. Keep more."
         )
     store = open_run_store(url)
+    if also is None:
+        recorded = read_policies(store)
+        also = recorded.config.keep_policies if recorded else ()
     open_for_writing(url, single_writer=single_writer)
     lineage = read_lineage(store)
     if not lineage:

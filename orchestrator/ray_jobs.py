@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.config import ConfigurationError
+from orchestrator.driver_pulse import Look, heartbeat_of
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120
@@ -102,6 +103,13 @@ class RayJobRunner:
 
     def stop(self) -> None:
         self._asked(lambda: self._client.stop_job(self._submission))
+
+    def kill(self) -> None:
+        """As `stop`: Ray kills what has not gone when the time it gives is over."""
+        self.stop()
+
+    def look(self, url: str) -> Look:
+        return Look(heartbeat=heartbeat_of(url, lambda holder: holder.submission == self._submission), signs=None)
 
     def _print_new(self) -> None:
         """What the job has printed since the last look."""

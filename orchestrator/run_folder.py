@@ -7,29 +7,42 @@ leases, the commit that a generation starts from, and putting together a manifes
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 from orchestrator import checkpoint
 from orchestrator.beginning import Beginning, open_beginning, record_of
-from orchestrator.config import ConfigurationError, WarmStart
-from orchestrator.input_record import check_input, input_changed, write_input
+from orchestrator.clock import SYSTEM_CLOCK, Clock
+from orchestrator.config import CheckpointConfig, ConfigurationError, WarmStart
+from orchestrator.errors import JobFailed
+from orchestrator.input_record import (
+    check_order,
+    differences,
+    input_changed,
+    read_input,
+    record_change,
+    shortened,
+    write_input,
+)
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
-from orchestrator.lease import Holder, Lease, acquire, read_lineage
+from orchestrator.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
 from orchestrator.manifest import Manifest, commit_name, parse_commit_name
+from orchestrator.policy_record import record_policies
 from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
+from orchestrator.storage_wait import at_once
 from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_delta, assemble_table
 from workers.device_process import DenseReceipt
-from workers.input import InputIndex, build_index
+from workers.input import InputIndex, LanePlan, build_index, training_plan
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
@@ -44,15 +57,21 @@ class ReplicasDiffer(RuntimeError):
     """The dense parameters of two hosts are no longer equal; nothing was committed."""
 
 
+class StateSpoilt(JobFailed):
+    """A row or a dense parameter is not finite any more, which the next loss may show; nothing was committed."""
+
+
 @dataclass(slots=True)
 class OpenRun:
-    """One run. Mutated: `generation`, by `acquire`.
+    """One run. Mutated by `acquire`: `generation`, `input_changes`.
 
     Attributes:
       url: the folder, absolute.
       record: what the run is.
       job: resolved.
       reference: how workers get the job, if it has a name; otherwise it is sent as a value.
+      policies: recorded with each generation, so that a resumed run keeps the same commits; None records nothing.
+      input_changes: how the data files differ from those that the run knows; accepted, and recorded by `acquire`.
     """
 
     url: str
@@ -64,8 +83,11 @@ class OpenRun:
     eval_index: InputIndex | None
     take_over: bool = False
     allow_ancestor: bool = False
+    input_changes: list[str] = field(default_factory=list)
     notice: Callable[[str], None] = print
     generation: int = 0
+    policies: CheckpointConfig | None = None
+    clock: Clock = SYSTEM_CLOCK
     _submission: str = field(default_factory=lambda: os.environ.get("RAY_JOB_SUBMISSION_ID") or uuid.uuid4().hex[:12])
 
     @property
@@ -78,16 +100,23 @@ class OpenRun:
         buckets = {table.name: table.num_buckets for table in self.record.tables}
         return tuple(buckets[name] for name in self.job.table_names)
 
-    def acquire(self) -> Lease:
+    def acquire(self, patiently: Callable[[Callable[[], Any]], Any] = at_once) -> Lease:
         """Claims the next generation.
+
+        Args:
+          patiently: asks the storage; may ask again if it is away.
 
         Raises:
           RunIsHeld, Fenced: another driver is at work.
+          InputChanged: the commit to start from stands at a step that means other rows with the files as they are now.
         """
         lease = acquire(
             self.store,
             holder=Holder.current(self._submission),
             take_over=self.take_over,
+            held=self.generation,
+            patiently=patiently,
+            unix_s=self.clock.wall_s,
             choose_base=lambda newest: checkpoint.newest_loadable(
                 self.store,
                 newest,
@@ -98,7 +127,35 @@ class OpenRun:
             ),
         )
         self.generation = lease.generation
+        try:
+            patiently(lambda: self._settle_input(self.head_step(lease)))
+            if self.policies is not None:
+                patiently(partial(record_policies, self.store, self.policies, generation=lease.generation))
+        except BaseException:
+            with contextlib.suppress(StorageError, OSError):
+                lease.release()
+            raise
         return lease
+
+    def _settle_input(self, step: int) -> None:
+        """Checks that the run can go on at a step with its files, and records those that were accepted.
+
+        Raises:
+          InputChanged: the step stands for other rows now.
+        """
+        known = read_input(self.store)
+        if not self.input_changes and not known.accepted:
+            return
+        check_order(known, self.train_index, self.eval_index, self.input_plan, step=step)
+        if self.input_changes:
+            record_change(self.store, self.input_changes, self.train_index, self.eval_index, step=step)
+            self.notice(f"data files changed, accepted from step {step} on: {shortened(self.input_changes)}")
+            self.input_changes = []
+
+    @property
+    def input_plan(self) -> LanePlan:
+        job = self.job
+        return training_plan(self.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
 
     def load_base(self, lease: Lease) -> Manifest | None:
         """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their last bits."""
@@ -143,20 +200,24 @@ class OpenRun:
         num_hosts: int,
         save: Save,
         metrics: Mapping[str, float] | None = None,
+        failed_saves: int = 0,
         read_back: bool = False,
     ) -> Manifest:
         """Lets the hosts write, and publishes the manifest.
 
         Args:
           metrics: of an evaluation of this very state.
+          failed_saves: saves that failed since the parent.
           read_back: compare every byte on storage before publishing, and not only sizes.
 
         Raises:
           ReplicasDiffer: the dense replicas are not bitwise equal.
-          CommitRefused, Fenced: see `checkpoint.commit`.
+          StateSpoilt: a row or a dense parameter is not finite any more.
+          CommitRefused, FilesLost, Fenced, PublicationUnsettled: see `checkpoint.commit`.
         """
         attempt = commit_name(step=step, generation=lease.generation)
         shards, replicas = save(attempt)
+        _require_numbers(shards, replicas, step=step, has_parent=parent is not None)
         if len({replica.digest for replica in replicas}) != 1:
             raise ReplicasDiffer(
                 f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. Expected equal ones. "
@@ -167,18 +228,33 @@ class OpenRun:
             step=step,
             generation=lease.generation,
             parent=parent.name if parent else None,
-            created_unix_s=time.time(),
+            created_unix_s=self.clock.wall_s(),
             hosts=num_hosts,
             cursor={"step": step},
             tables=self._assemble(attempt, shards, parent),
             dense=tuple(file for replica in replicas for file in replica.files),
             placement=dict(placement),
-            counters={"samples": self._samples(step)},
+            counters={"samples": self._samples(step)} | ({"failed_saves": failed_saves} if failed_saves else {}),
             metrics=dict(metrics or {}),
             versions=_versions(),
         )
-        checkpoint.commit(self.store, manifest, lease, read_back=read_back)
+        return self._published(lambda: checkpoint.commit(self.store, manifest, lease, read_back=read_back), manifest)
+
+    def _published(self, publish: Callable[[], object], manifest: Manifest) -> Manifest:
+        try:
+            publish()
+        except PublicationUnsettled as error:
+            settle = partial(self._published, error.settle, manifest)
+            raise PublicationUnsettled(error.name, error.location, settle) from error
         return manifest
+
+    def remove_attempt(self, attempt: str) -> None:
+        """Deletes the files of a save that did not become a commit.
+
+        Raises:
+          StorageError, OSError: some of them may be left.
+        """
+        self.store.delete_folder(f"data/{attempt}")
 
     def _samples(self, step: int) -> int:
         """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows counted."""
@@ -207,6 +283,31 @@ class OpenRun:
         return tuple(tables)
 
 
+def _require_numbers(
+    shards: Sequence[ShardReceipt], replicas: Sequence[DenseReceipt], *, step: int, has_parent: bool
+) -> None:
+    """Refuses a state that no later step can mend.
+
+    Raises:
+      StateSpoilt: naming rows, or else a dense parameter.
+    """
+    spoilt = next((shard.spoilt for shard in shards if shard.spoilt), None)
+    key = next((replica.spoilt for replica in replicas if replica.spoilt), None)
+    if spoilt is None and key is None:
+        return
+    stands = "The last commit, from before, stands." if has_parent else "Nothing is committed yet."
+    if spoilt is not None:
+        values = "" if has_parent else ", and at the tables' first values"
+        raise StateSpoilt(
+            f"Found {spoilt.describe()} not finite after {step} steps. Expected numbers. {stands} Lower the learning rates, clip the gradients of "
+            f"the rows (clipvalue), or look for extreme inputs{values}."
+        )
+    raise StateSpoilt(
+        f"Found the dense parameter '{key}' not finite after {step} steps. Expected numbers. {stands} Lower the learning rates, clip the dense "
+        f"gradients (optax.clip_by_global_norm), or look for extreme inputs."
+    )
+
+
 def create_run(
     url: str,
     job: JobConfig,
@@ -232,19 +333,17 @@ def create_run(
     beginning = None
     if warm_start is not None:
         beginning = record_of(warm_start, table_specs(job, choose_buckets(job)), find_run(Store(url)))
-    store = open_for_writing(url, single_writer=single_writer)
+    # Data that cannot be used is refused before a folder is made.
     train_index, eval_index = _indexes(job)
     record = replace(_record(job, reference, train_index), warm_start=beginning)
+    store = open_for_writing(url, single_writer=single_writer)
     found = find_run(store)
     if found is None:
         found = open_or_create(store, record)
         write_input(store, train_index, eval_index)
     # Another job is named as such before its data is compared.
     check_same(found, record, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
-    if not accept_input_change:
-        _check_input(store, found, record, train_index, eval_index)
-    check_same(found, record, store.location, free=frozenset({"input_fingerprint"}))
-    return OpenRun(
+    run = OpenRun(
         url=store.location,
         store=store,
         record=found,
@@ -253,6 +352,8 @@ def create_run(
         train_index=train_index,
         eval_index=eval_index,
     )
+    _compare_input(run, record, accept=accept_input_change)
+    return run
 
 
 def open_run(
@@ -268,7 +369,7 @@ def open_run(
 
     Args:
       take_over: fence another driver that still holds the run.
-      accept_input_change: go on although files have other names, sizes or times; the number of rows must be the same.
+      accept_input_change: go on although files have other names, sizes or times, if `orchestrator.input_change` finds that it can.
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
       single_writer: accept a storage that cannot keep a second driver out.
       only_reads: nothing will be written, so that the storage need not be tried out.
@@ -295,11 +396,9 @@ def open_run(
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
     found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
-    if not accept_input_change:
-        _check_input(store, record, found, train_index, eval_index)
-    # Also with --accept-input-change: the position in the data counts rows, so their number must be the same.
-    check_same(record, found, store.location, free=frozenset({"input_fingerprint"}))
-    return OpenRun(
+    # Another job is named as such before its data is compared.
+    check_same(record, found, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    run = OpenRun(
         url=store.location,
         store=store,
         record=record,
@@ -310,17 +409,28 @@ def open_run(
         take_over=take_over,
         allow_ancestor=allow_ancestor,
     )
+    _compare_input(run, found, accept=accept_input_change)
+    return run
 
 
-def _check_input(
-    store: Store, began: RunRecord, now: RunRecord, train_index: InputIndex, eval_index: InputIndex | None
-) -> None:
-    """Raises:
-    InputChanged: the data is not what the run began with.
+def _compare_input(run: OpenRun, now: RunRecord, *, accept: bool) -> None:
+    """Compares the files with those that the run knows; fills `run.input_changes` with what was accepted.
+
+    Raises:
+      InputChanged: they differ and that was not accepted, or cannot be.
+      RunMismatch: the run has no record of its files, and they have another number of rows.
     """
-    check_input(store, train_index, eval_index)
-    if began.input_fingerprint != now.input_fingerprint:
-        raise input_changed(store, [])
+    known = read_input(run.store)
+    changed = differences(known, run.train_index, run.eval_index)
+    if changed is None and run.record.input_fingerprint != now.input_fingerprint:
+        changed = ["names, sizes, times or row counts differ"]
+    if changed and not accept:
+        raise input_changed(run.store, changed)
+    if changed:
+        newest = newest_commit(run)
+        check_order(known, run.train_index, run.eval_index, run.input_plan, step=newest.step if newest else 0)
+        run.input_changes = changed
+    check_same(run.record, now, run.url, free=frozenset({"input_fingerprint"}))
 
 
 def _arguments(record: RunRecord) -> dict[str, Any]:
@@ -356,7 +466,7 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
     specs = table_specs(job, choose_buckets(job))
     return RunRecord(
         run_id=uuid.uuid4().hex,
-        created_unix_s=time.time(),
+        created_unix_s=SYSTEM_CLOCK.wall_s(),
         seed=job.seed,
         num_lanes=job.num_lanes,
         batch_size=job.batch_size,
@@ -380,5 +490,6 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
     )
 
 
-def _versions() -> dict[str, str]:
+@functools.cache
+def _versions() -> Mapping[str, str]:
     return {name: metadata.version(name) for name in ("podembed", "jax", "optax", "numpy", "numba", "ray")}

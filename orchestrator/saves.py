@@ -27,6 +27,7 @@ class Saves:
     _saved_step: int = 0
     _saved_s: float = 0.0
     _best: dict[str, float] = field(default_factory=dict)
+    _taken: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
     def begin(self, step: int, commits: Sequence[Committed]) -> None:
         """A generation starts from `step`.
@@ -35,14 +36,22 @@ class Saves:
           commits: of the lineage; their metrics are what a new best has to beat.
         """
         self._saved(step)
-        self._best = {}
-        for commit in commits:
-            self._improve(commit.metrics)
+        self._taken = {commit.step: commit.metrics for commit in commits}
+        self._compare()
 
     def next_boundary(self, step: int) -> int:
         """The step at which the run must pause next."""
         now = Moment(step=step, saved_step=self._saved_step)
         return self.schedule.next_boundary(step, next_save=next_known(self.schedule.save_policies, now))
+
+    def to_next_save(self, step: int, step_s: float) -> float | None:
+        """Seconds to the next commit whose step is known, None if there is none before the end.
+
+        Args:
+          step_s: seconds of a step.
+        """
+        known = next_known(self.schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
+        return None if known is None else (known - step) * step_s
 
     def may_follow(self, step: int) -> bool:
         """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run answers alike.
@@ -72,13 +81,21 @@ class Saves:
         if step != self.schedule.total_steps and not is_due(self.schedule.save_policies, now):
             return False
         self._saved(step)
-        self._improve(metrics)
+        self._taken[step] = metrics
+        self._compare()
         return True
+
+    def failed(self, step: int) -> None:
+        """The commit of this step was not made after all; what is best is so among the others."""
+        self._taken.pop(step, None)
+        self._compare()
 
     def _saved(self, step: int) -> None:
         self._saved_step, self._saved_s = step, self.monotonic()
 
-    def _improve(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if name not in self._best or is_better(name, value, self._best[name]):
-                self._best[name] = value
+    def _compare(self) -> None:
+        self._best = {}
+        for metrics in self._taken.values():
+            for name, value in metrics.items():
+                if name not in self._best or is_better(name, value, self._best[name]):
+                    self._best[name] = value

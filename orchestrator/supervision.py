@@ -13,9 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.driver_pulse import LOOK_EVERY_S, DriverPulse, Look, heartbeat_of
 from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
+from orchestrator.lease import Holder
 from orchestrator.outcomes import EXIT_INTERRUPTED
 from orchestrator.signals import StopSignals
+from workers.process_signs import read_signs
+from workers.progress import machine_identity
 
 EXIT_USAGE = 2
 FIRST_DELAY_S = 1.0
@@ -36,6 +40,14 @@ class Runner(Protocol):
 
     def stop(self) -> None:
         """Passes on a request to stop; the second time means now."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the attempt without asking it."""
+        ...
+
+    def look(self, url: str) -> Look:
+        """What can be seen of the attempt's driver, which drives the run in `url`."""
         ...
 
 
@@ -104,6 +116,7 @@ def supervise(
     progress: Callable[[], str | None],
     notice: Callable[[str], None],
     stop: StopSignals,
+    url: str | None = None,
     clock_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
@@ -114,13 +127,14 @@ def supervise(
       max_failures: faults in a row, without new progress in between.
       progress: something that changes when a commit was made, None if that cannot be known.
       stop: asked whether somebody wants the supervisor to end; the request is passed on to the attempt.
+      url: folder of the run, in which a driver that is frozen stops to write its heartbeat; None looks for none.
     """
     attempt = failures = 0
     seen = progress()
     while True:
         attempt += 1
         runner.start(first if attempt == 1 else later, attempt)
-        exit_code = _await(runner, stop, sleep)
+        exit_code = _await(runner, stop, sleep, frozen=_frozen(runner, url, clock_s), notice=notice)
         reached = progress()
         if reached != seen:
             seen, failures = reached, 0
@@ -143,13 +157,38 @@ def supervise(
                     sleep(POLL_S)
 
 
-def _await(runner: Runner, stop: StopSignals, sleep: Callable[[float], None]) -> int:
+def _frozen(runner: Runner, url: str | None, clock_s: Callable[[], float]) -> Callable[[], str | None]:
+    """Asked often, looks every few seconds: why the attempt's driver is to be killed, or None."""
+    pulse, next_s = DriverPulse(), clock_s() + LOOK_EVERY_S
+
+    def look() -> str | None:
+        nonlocal next_s
+        now_s = clock_s()
+        if url is None or now_s < next_s:
+            return None
+        next_s = now_s + LOOK_EVERY_S
+        return pulse.see(runner.look(url), now_s)
+
+    return look
+
+
+def _await(
+    runner: Runner,
+    stop: StopSignals,
+    sleep: Callable[[float], None],
+    *,
+    frozen: Callable[[], str | None],
+    notice: Callable[[str], None],
+) -> int:
     is_told = False
     try:
         while (exit_code := runner.poll()) is None:
             if stop.reason is not None and not is_told:
                 runner.stop()
                 is_told = True
+            if (why := frozen()) is not None:
+                notice(f"{why}; it is killed")
+                runner.kill()
             sleep(POLL_S)
     except KeyboardInterrupt:
         # The second request: the attempt is to end now, and its exit code still counts.
@@ -180,8 +219,24 @@ class LocalRunner:
     def stop(self) -> None:
         self._running.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        # A child that nobody has waited for keeps its number, so this is our process and no other.
+        self._running.kill()
+
+    def look(self, url: str) -> Look:
+        return look_at_child(url, self._running.pid)
+
     @property
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None:
             raise RuntimeError("No attempt was started. Expected start first.")
         return self._child
+
+
+def look_at_child(url: str, process: int) -> Look:
+    """What can be seen of a driver that is a process of this machine."""
+
+    def is_ours(holder: Holder) -> bool:
+        return (holder.process, holder.machine) == (process, machine_identity())
+
+    return Look(heartbeat=heartbeat_of(url, is_ours), signs=read_signs(process))

@@ -19,6 +19,7 @@ from workers.checkpoint_files import (
     DeltaPart,
     DenseFile,
     TableFiles,
+    describe_bucket,
     naming_changes,
     read_bucket,
     read_bucket_array,
@@ -156,16 +157,17 @@ def check_ids(table: TableFiles, ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _read_piece(store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, start: int, length: int) -> bytes:
-    chunk = table.chunk(array, bucket)
+    chunk, place = table.chunk(array, bucket), describe_bucket(table, array.name, bucket)
     try:
         if start == 0 and (size_bytes := store.size(chunk.name)) != chunk.size_bytes:
-            raise ChunkDamaged(chunk.name, f"{size_bytes} bytes", f"{chunk.size_bytes} bytes as written")
+            raise ChunkDamaged(chunk.name, f"{size_bytes} bytes", f"{chunk.size_bytes} bytes as written", place=place)
         return store.read_range(chunk.name, start=start, length=length)
     except (NameNotFound, WrongSize) as error:
-        raise ChunkDamaged(chunk.name, str(error), f"{chunk.size_bytes} bytes as written") from error
+        raise ChunkDamaged(chunk.name, error.found, f"{chunk.size_bytes} bytes as written", place=place) from error
 
 
 def _check(name: str, checksum: int, trailer: bytes, table: TableFiles, array: ArrayFiles, bucket: int) -> None:
     expected = table.chunk(array, bucket).crc32c
     if checksum != expected or struct.unpack("<I", trailer)[0] != expected:
-        raise ChunkDamaged(name, f"bytes with CRC-32C {checksum:08x}", f"{expected:08x} as written")
+        place = describe_bucket(table, array.name, bucket)
+        raise ChunkDamaged(name, f"bytes with CRC-32C {checksum:08x}", f"{expected:08x} as written", place=place)

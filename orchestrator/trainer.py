@@ -7,12 +7,16 @@ import time
 from dataclasses import replace
 
 from orchestrator.cluster import RayBackend, connected
-from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies
 from orchestrator.driver import Driver
+from orchestrator.event_log import EventLog
 from orchestrator.in_process import InProcessBackend
 from orchestrator.progress import ConsoleReporter, Reporter
+from orchestrator.ray_nodes import RayNodes
 from orchestrator.run_folder import OpenRun, create_run
 from orchestrator.signals import StopSignals
+from workers.fault_points import FaultPoints
+from workers.faulty_files import with_faults
 from workers.job import JobConfig, JobReference
 
 
@@ -43,11 +47,12 @@ class Trainer:
         """Creates the run, or goes on with it if `RunConfig.name` names one that exists, and trains to its end.
 
         Raises:
-          JobFailed, CrashLoop, Fenced, RunIsHeld, ConfigurationError and the errors of data and storage.
+          JobFailed, CrashLoop, TooFewHosts, Fenced, RunIsHeld, ConfigurationError and the errors of data and storage.
         """
         reference = self._job if isinstance(self._job, JobReference) else None
         job = self._job.resolve() if isinstance(self._job, JobReference) else self._job
         check_hosts(job, self._scaling)
+        check_policies(job, self._config)
         _check_storage(self._config.storage_path, self._scaling)
         name = self._config.name or f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         run = create_run(
@@ -69,19 +74,30 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
       As `Trainer.fit`.
     """
     check_hosts(run.job, scaling)
+    check_policies(run.job, config)
     _check_storage(run.url, scaling)
+    run.policies = config.checkpoint_config
     reporter.notice(f"run folder {run.url}")
     run.notice = reporter.notice
     with contextlib.ExitStack() as stack:
+        if config.fault_plan is not None:
+            faults = FaultPoints.of(config.fault_plan, "driver")
+            run.store = with_faults(run.store, faults)
+            reporter = stack.enter_context(EventLog(reporter, config.fault_plan.folder, faults))
         stop = stack.enter_context(StopSignals())
         stack.callback(reporter.close)
+        cluster = None
         if scaling.in_process:
             backend = InProcessBackend()
         else:
-            stack.enter_context(connected(scaling.num_hosts))
+            is_own = stack.enter_context(connected(scaling.least_hosts))
             stop.claim()
             backend = RayBackend(scaling, reporter.notice)
-        return Driver(run, scaling=scaling, config=config, backend=backend, reporter=reporter, stop=stop).run()
+            cluster = RayNodes(backend, scaling, is_own=is_own)
+        driver = Driver(
+            run, scaling=scaling, config=config, backend=backend, cluster=cluster, reporter=reporter, stop=stop
+        )
+        return driver.run()
 
 
 def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
@@ -90,10 +106,11 @@ def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
     Raises:
       ConfigurationError: a host would have nothing to do.
     """
-    if scaling.num_hosts > job.num_lanes:
+    if scaling.most_hosts > job.num_lanes:
+        found = f"up to {scaling.most_hosts}" if scaling.is_range else scaling.most_hosts
         raise ConfigurationError(
-            f"Found {scaling.num_hosts} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
-            f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.num_hosts}."
+            f"Found {found} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
+            f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.most_hosts}."
         )
 
 

@@ -14,7 +14,11 @@ from typing import Any
 
 import ray
 
-from workers.host import HostReady, HostSpec, HostWorker
+from workers.host import HostWorker
+from workers.host_values import HostReady, HostSpec
+from workers.job import JobConfig, JobReference
+from workers.lease_watch import LeaseTerms, LeaseWatch, StoredLease
+from workers.memory import oom_kills
 from workers.progress import Progress, machine_identity
 
 
@@ -29,19 +33,45 @@ class _HostActor:
 
     def __init__(self) -> None:
         _leave_signals_to_the_driver()
+        self._driver = LeaseWatch()
         self._worker = HostWorker()
 
     def start(self, spec: HostSpec) -> HostReady:
         """As `HostWorker.start`, on the address by which the cluster knows this machine."""
+        self._driver.heard()
+        self._watch_over(spec)
         return self._worker.start(replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address()))
+
+    def rejoin(self, spec: HostSpec) -> HostReady:
+        """As `HostWorker.rejoin`, on the address by which the cluster knows this machine."""
+        self._driver.heard()
+        self._watch_over(spec)
+        return self._worker.rejoin(replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address()))
+
+    def prepare(
+        self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
+    ) -> None:
+        """Makes this process ready to take a lost host's place at once. Without its driver it ends itself, where it is told of a lease."""
+        from workers.standby import prepare_host
+
+        self._driver.heard()
+        if lease is not None:
+            self._driver.stand_by(lease)
+        prepare_host(job, table_buckets)
+
+    def _watch_over(self, spec: HostSpec) -> None:
+        """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
+        self._driver.begin(StoredLease(spec.storage_url), generation=spec.generation, timeout_s=spec.lease_timeout_s)
 
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of `HostWorker`."""
+        self._driver.heard()
         return getattr(self._worker, method)(*arguments)
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
         """A method of `HostWorker` that may run beside a working one."""
+        self._driver.heard()
         return getattr(self._worker, method)(*arguments)
 
     @ray.method(concurrency_group="control")
@@ -50,11 +80,23 @@ class _HostActor:
         return machine_identity(), os.getpid()
 
     @ray.method(concurrency_group="control")
+    def oom_kills(self) -> int:
+        """As `workers.memory.oom_kills`, of the machine that this is on."""
+        return oom_kills()
+
+    @ray.method(concurrency_group="control")
     def status(self) -> Progress:
+        self._driver.heard()
         return self._worker.status()
 
     @ray.method(concurrency_group="control")
+    def acknowledge(self, commit: str) -> None:
+        self._driver.heard()
+        self._worker.acknowledge(commit)
+
+    @ray.method(concurrency_group="control")
     def abort(self, reason: str) -> None:
+        self._driver.heard()
         self._worker.abort(reason)
 
 
@@ -63,18 +105,39 @@ class _DeviceActor:
 
     def __init__(self) -> None:
         _leave_signals_to_the_driver()
+        self._driver = LeaseWatch()
         # Imported here, so that the environment of the actor is complete before JAX reads it.
         from workers.device_process import DeviceProcess
 
         self._process = DeviceProcess()
 
+    def prepare(
+        self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
+    ) -> None:
+        """Makes this process ready to take a lost one's place at once. JAX is imported by now. `lease` as for a host."""
+        from workers.standby import prepare_device
+
+        self._driver.heard()
+        if lease is not None:
+            self._driver.stand_by(lease)
+        prepare_device(job)
+
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of `DeviceProcess`."""
+        self._driver.heard()
+        if method == "start":
+            (spec,) = arguments
+            self._driver.begin(
+                StoredLease(spec.storage_url),
+                generation=spec.invitation.generation,
+                timeout_s=spec.lease_timeout_s,
+            )
         return getattr(self._process, method)(*arguments)
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
         """A method of `DeviceProcess` that may run beside a working one."""
+        self._driver.heard()
         return getattr(self._process, method)(*arguments)
 
     @ray.method(concurrency_group="control")
@@ -83,11 +146,18 @@ class _DeviceActor:
         return machine_identity(), os.getpid()
 
     @ray.method(concurrency_group="control")
+    def oom_kills(self) -> int:
+        """As `workers.memory.oom_kills`, of the machine that this is on."""
+        return oom_kills()
+
+    @ray.method(concurrency_group="control")
     def status(self) -> Progress:
+        self._driver.heard()
         return self._process.status()
 
     @ray.method(concurrency_group="control")
     def abort(self, reason: str) -> None:
+        self._driver.heard()
         self._process.abort(reason)
 
 

@@ -44,7 +44,12 @@ class Batch:
     sample_ids: np.ndarray
 
     def __post_init__(self) -> None:
+        # A batch is made for every step: names are put together only for a message.
         expected = len(self.labels)
+        lengths = {len(self.dense), len(self.weights), len(self.sample_ids)}
+        lengths.update(len(ragged.row_splits) - 1 for ragged in self.features.values())
+        if lengths == {expected}:
+            return
         found = {"dense": len(self.dense), "weights": len(self.weights), "sample_ids": len(self.sample_ids)}
         found |= {f"feature {name!r}": ragged.num_samples for name, ragged in self.features.items()}
         for part, num_samples in found.items():

@@ -21,8 +21,8 @@ from workers.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
 
 CRC_BYTES = 4
 _MAX_METADATA_BYTES = 1 << 16
-# The checksum routine holds the interpreter lock, so it gets its input in pieces.
-_CRC_PIECE_BYTES = 1 << 22
+# The checksum routine holds the interpreter lock, so it gets its input in pieces that others can wait for.
+_CRC_PIECE_BYTES = 1 << 18
 
 
 class ChunkDamaged(StorageError):
@@ -154,7 +154,7 @@ def read_chunk(
     try:
         store.read_into(name, [_byte_view(out), memoryview(trailer)])
     except (NameNotFound, WrongSize) as error:
-        raise ChunkDamaged(name, str(error), f"{chunk_file_bytes(metadata)} bytes") from error
+        raise ChunkDamaged(name, error.found, f"{chunk_file_bytes(metadata)} bytes") from error
     _check_checksum(name, crc32c(out), struct.unpack("<I", trailer)[0], receipt)
     return out
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numpy.typing import DTypeLike
 
 from workers.mixing import mix_word
+from workers.run_kernels import copy_bytes
 
 _LARGEST_FLOAT32 = np.float32(np.finfo(np.float32).max)
 
 
-def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
+def frozen(array: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """The values as a contiguous read-only array of a type; a copy only where they are not."""
     array = np.ascontiguousarray(array, dtype)
     if array.flags.writeable:
@@ -26,7 +28,7 @@ def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
 
 @numba.njit(nogil=True, cache=True)
 def take_ids(source: np.ndarray, order: np.ndarray, size: int, out: np.ndarray) -> bool:
-    """out[i] = source[order[i]], int64; whether all are 0 to size - 1."""
+    """out[i] = source[order[i]], int32 or int64; whether all are 0 to size - 1."""
     limit = np.uint64(size)
     outside = False
     for i in range(len(order)):
@@ -57,19 +59,46 @@ def take_splits(offsets: np.ndarray, order: np.ndarray, splits: np.ndarray) -> N
 
 
 @numba.njit(nogil=True, cache=True)
-def take_bags(
-    source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits: np.ndarray, size: int, out: np.ndarray
-) -> bool:
-    """Copies the ids of the bags `order` to the places that `take_splits` found; whether all are 0 to size - 1."""
-    limit = np.uint64(size)
-    outside = False
+def narrow(source: np.ndarray, size: int, out: np.ndarray) -> bool:
+    """out[i] = source[i], int32 or int64, in the order of the source; whether all are 0 to size - 1."""
+    # As unsigned numbers, negative ids are beyond every table; the largest one tells of all.
+    largest = np.uint64(0)
+    for i in range(len(source)):
+        largest = max(largest, np.uint64(source[i]))
+        out[i] = source[i]
+    return bool(largest < np.uint64(size))
+
+
+@numba.njit(nogil=True, cache=True)
+def take_bags(source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits: np.ndarray, out: np.ndarray) -> None:
+    """Copies the ids of the bags `order` to the places that `take_splits` found. `source` and `out` are of one type."""
+    width = source.itemsize
+    start_of_source, start_of_out = source.ctypes.data, out.ctypes.data
     for i in range(len(order)):
-        start, into = np.int64(offsets[np.uint64(order[i])]), splits[i]
-        for k in range(splits[i + 1] - into):
-            number = source[np.uint64(start + k)]
-            outside |= np.uint64(number) >= limit
-            out[np.uint64(into + k)] = number
-    return not outside
+        start = np.int64(offsets[np.uint64(order[i])])
+        length = splits[i + 1] - splits[i]
+        copy_bytes(start_of_out + width * splits[i], start_of_source + width * start, width * length)
+
+
+@numba.njit(nogil=True, cache=True)
+def even_length(offsets: np.ndarray) -> int:
+    """The number of ids that every bag has, or -1 if they differ or there is no bag."""
+    if len(offsets) < 2:
+        return -1
+    length = offsets[1] - offsets[0]
+    same = True
+    for i in range(len(offsets) - 1):
+        same &= offsets[i + 1] - offsets[i] == length
+    return int(length) if same else -1
+
+
+@numba.njit(nogil=True, cache=True)
+def take_even_bags(source: np.ndarray, length: int, order: np.ndarray, out: np.ndarray) -> None:
+    """`take_bags` for bags of one length, which lie one behind the other in the source as well."""
+    num_bytes = source.itemsize * length
+    start_of_source, start_of_out = source.ctypes.data, out.ctypes.data
+    for i in range(len(order)):
+        copy_bytes(start_of_out + num_bytes * i, start_of_source + num_bytes * np.int64(order[i]), num_bytes)
 
 
 @numba.njit(nogil=True, cache=True)

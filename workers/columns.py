@@ -21,7 +21,7 @@ from workers.batch import PADDING_SAMPLE_ID, Batch
 from workers.column_kernels import frozen, take_numbers
 from workers.data_config import DenseColumn, InputData
 from workers.gather import Block
-from workers.id_stage import IdStage
+from workers.id_stage import BagLayouts, IdStage
 from workers.input_errors import InputError
 from workers.vocabulary import Vocabulary
 
@@ -68,6 +68,12 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
         _check_column(schema, data.sample_id, pa.types.is_integer, "a column of integers", path=path)
 
 
+def id_kinds(schema: pa.Schema, data: InputData) -> str:
+    """What the id columns of a checked schema hold, a few words for each: with other words equal values would become other rows."""
+    names = dict.fromkeys(source.column for source in data.id_columns.values())
+    return ", ".join(f"{name}: {id_stage.kind_of(schema.field(name).type)}" for name in names)
+
+
 class Decoder:
     """Decodes row groups of declared data. Calls change nothing."""
 
@@ -88,6 +94,9 @@ class Decoder:
             name: IdStage(source, None if source.vocabulary is None else given[source.vocabulary])
             for name, source in data.id_columns.items()
         }
+        largest = max((source.vocabulary_size or 0 for source in data.id_columns.values()), default=0)
+        # As narrow as it goes: rows wait in memory for their step, and are copied once more on the way.
+        self._id_dtype = np.int32 if largest <= 1 << 31 else np.int64
 
     def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:
         """An empty account of a row group's malformed rows, which are tolerated if the data declares so."""
@@ -112,37 +121,40 @@ class Decoder:
         """
         faults = raw.faults
         order = np.arange(len(faults.is_bad)) if order is None else order
-        # One array for all features with one id a row: see the comment in workers/batch.py.
-        one_each = np.arange(len(order) + 1)
-        singles = np.empty((len(self._stages), len(order)), np.int64)
+        # Half as wide: the order is read once for every column.
+        places = order.astype(np.uint32) if len(faults.is_bad) < 1 << 32 else order
+        # One array of offsets for all features with one id a row: see the comment in workers/batch.py.
+        layouts = BagLayouts(len(order))
+        one_each = layouts.even(1)
+        singles = np.empty((len(self._stages), len(order)), self._id_dtype)
         columns = _Given(raw.columns, self._shared)
-        labels = _required_numbers(columns.get(self._data.label), self._data.label, order, faults)
-        dense = np.empty((len(order), len(self._data.dense_columns)), np.float32)
+        labels = _required_numbers(columns.get(self._data.label), self._data.label, places, faults)
+        # Column after column, as they come; `workers.gather` makes rows of them.
+        dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
         for at, declared in enumerate(self._data.dense_columns):
-            _take_dense(columns.get(declared.name), declared, order, dense[:, at], faults)
+            _take_dense(columns.get(declared.name), declared, places, dense[:, at], faults)
         features: dict[str, Ragged] = {}
         num_singles = 0
         for name, stage in self._stages.items():
             features[name] = stage.rows(
                 columns.get(stage.source.column),
-                order,
+                places,
                 singles=singles[num_singles],
-                one_each=one_each,
+                layouts=layouts,
                 faults=faults,
             )
             num_singles += features[name].row_splits is one_each
         rows = Batch(
             dense=dense,
             labels=labels,
-            weights=self._weights(columns, order, faults),
+            weights=self._weights(columns, places, faults),
             features=features,
             sample_ids=self._sample_ids(columns, order, first_position, faults),
         )
         single_names = tuple(name for name, bags in features.items() if bags.row_splits is one_each)
-        is_bad = faults.is_bad[order]
-        if is_bad.any():
-            return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
-        return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
+        if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
+            return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
+        return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
 
     def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
         name = self._data.sample_weight
@@ -256,7 +268,7 @@ def _check_column(
         found = f"{len(at)} columns" if at else "no column"
         raise InputError(
             f"Found {found} named {name!r} in {path}. Expected {expected} of that name among {schema.names}. "
-            "Correct the name in ParquetData, or write the column."
+            "Correct the name in the job's data, or write the column."
         )
     if not accepts(schema.field(at[0]).type):
         raise InputError(

@@ -15,6 +15,8 @@ from workers.input_errors import InputError
 
 # A quote that never closes would otherwise make the rest of a file one row.
 LONGEST_ROW_BYTES = 16 << 20
+# What `line_faults` finds.
+LINE_IS_GOOD, OTHER_FIELDS, OPEN_QUOTE, STRAY_TEXT = range(4)
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
 
 
@@ -90,6 +92,17 @@ def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     return bool(state[2])
 
 
+def line_faults(text: bytes, ends: np.ndarray, *, delimiter: str, num_fields: int) -> np.ndarray:
+    """int8 `[len(ends)]`: what is wrong with each line of text in which a line is a record, whatever stands in it.
+
+    Args:
+      ends: int64, position of the newline of each line.
+    """
+    found = np.zeros(len(ends), np.int8)
+    _look_at_lines(np.frombuffer(text, np.uint8), ends, ord(delimiter), num_fields, found)
+    return found
+
+
 def blocks_of(
     pieces: Iterator[bytes], scanner: RecordScanner, *, rows_per_block: int, block_bytes: int
 ) -> Iterator[tuple[int, int]]:
@@ -126,6 +139,35 @@ def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.nd
     for piece in pieces:
         yield scanner.feed(piece)
     yield scanner.finish()
+
+
+@numba.njit(nogil=True, cache=True)
+def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_fields: int, found: np.ndarray) -> None:
+    at = 0
+    for line in range(len(ends)):
+        mode, fields = _FIELD_START, 1
+        while at < ends[line]:
+            character = text[at]
+            if mode == _QUOTED:
+                if character == 34:
+                    mode = _QUOTE_IN_QUOTED
+            elif mode == _QUOTE_IN_QUOTED and character == 34:
+                mode = _QUOTED
+            elif character == delimiter:
+                mode = _FIELD_START
+                fields += 1
+            elif character == 34 and mode == _FIELD_START:
+                mode = _QUOTED
+            elif character != 13:
+                if mode == _QUOTE_IN_QUOTED:
+                    found[line] = STRAY_TEXT
+                mode = _PLAIN
+            at += 1
+        at += 1
+        if mode == _QUOTED:
+            found[line] = OPEN_QUOTE
+        elif found[line] == LINE_IS_GOOD and fields != num_fields:
+            found[line] = OTHER_FIELDS
 
 
 @numba.njit(nogil=True, cache=True)

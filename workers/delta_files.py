@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from workers.chunks import ChunkDamaged
+from workers.file_threads import FileThreads
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, WrongSize
 from workers.whole_files import DenseFile, read_dense, safe_segment, write_array
@@ -83,13 +86,14 @@ class PartWriter:
     Attributes:
       folder: of the table in the attempt.
       names: of the table's arrays, in order.
-      parts: written so far.
+      threads: write parts meanwhile, one at a time, so that no more than two are in memory; None writes them at once.
     """
 
     store: Store
     folder: str
     names: Sequence[str]
-    parts: list[DeltaPart] = field(default_factory=list)
+    threads: FileThreads | None = None
+    _parts: list[Future[DeltaPart]] = field(default_factory=list)
     _counts: dict[int, int] = field(default_factory=dict)
     _ids: list[np.ndarray] = field(default_factory=list)
     _values: list[list[np.ndarray]] = field(default_factory=list)
@@ -113,16 +117,28 @@ class PartWriter:
         """Writes what is left. Returns all parts."""
         if self._counts:
             self._flush()
-        return tuple(self.parts)
+        return tuple(part.result() for part in self._parts)
 
     def _flush(self) -> None:
-        folder = f"{self.folder}/delta-{next(iter(self._counts))}"
-        files = [write_array(self.store, f"{folder}/{IDS}", IDS, np.concatenate(self._ids))]
-        for name, pieces in zip(self.names, zip(*self._values, strict=True), strict=True):
-            files.append(write_array(self.store, f"{folder}/arrays/{safe_segment(name)}", name, np.concatenate(pieces)))
-        counts = self._counts
-        self.parts.append(DeltaPart(buckets=tuple(counts), counts=tuple(counts.values()), files=tuple(files)))
+        counts, ids, values = self._counts, self._ids, self._values
         self._counts, self._ids, self._values, self._size_bytes = {}, [], [], 0
+        if self._parts:
+            self._parts[-1].result()
+        if self.threads is None:
+            written: Future[DeltaPart] = Future()
+            written.set_result(self._write(counts, ids, values))
+        else:
+            written = self.threads.submit(lambda: self._write(counts, ids, values))
+        self._parts.append(written)
+
+    def _write(self, counts: dict[int, int], ids: list[np.ndarray], values: list[list[np.ndarray]]) -> DeltaPart:
+        folder = f"{self.folder}/delta-{next(iter(counts))}"
+        with self.threads.writes() if self.threads is not None else nullcontext():
+            files = [write_array(self.store, f"{folder}/{IDS}", IDS, np.concatenate(ids))]
+            for name, pieces in zip(self.names, zip(*values, strict=True), strict=True):
+                path = f"{folder}/arrays/{safe_segment(name)}"
+                files.append(write_array(self.store, path, name, np.concatenate(pieces)))
+        return DeltaPart(buckets=tuple(counts), counts=tuple(counts.values()), files=tuple(files))
 
 
 def read_part(
@@ -175,7 +191,7 @@ def read_slice(store: Store, file: DenseFile, rows: slice) -> np.ndarray:
             raise ChunkDamaged(file.chunk_file, f"{found} bytes", f"{file.size_bytes} bytes as written")
         data = store.read_range(file.chunk_file, start=rows.start * row_bytes, length=shape[0] * row_bytes)
     except (NameNotFound, WrongSize) as error:
-        raise ChunkDamaged(file.chunk_file, str(error), f"{file.size_bytes} bytes as written") from error
+        raise ChunkDamaged(file.chunk_file, error.found, f"{file.size_bytes} bytes as written") from error
     return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
 
 

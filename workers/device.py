@@ -7,8 +7,9 @@ process of the gang dies, all of them may be aborted and started again without l
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,10 +23,14 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from workers.fault_points import FaultPoints, spoil
+from workers.gang_errors import GangError
 from workers.handover import HandoverEnd, Record, RecordKind
 from workers.job import DENSE_PARTS, JobConfig
+from workers.progress import Laps
 
 AXIS = "data"
+_COORDINATOR_LOOK_S = 0.01
 Blocks = tuple[jax.Array, ...]
 
 
@@ -47,20 +52,49 @@ def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: 
 
     Raises:
       RuntimeError: the gang did not form within `timeout_s`.
+      GangError: it formed, and the devices of its members are not joined.
     """
     # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
     jax.config.update("jax_enable_preemption_service", False)
     if num_processes == 1:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if process > 0:
+        _await_listener(coordinator, timeout_s=timeout_s)
     jax.distributed.initialize(
         coordinator_address=coordinator,
         # Without this, the coordinator listens on every interface.
         coordinator_bind_address=coordinator if process == 0 else None,
         num_processes=num_processes,
         process_id=process,
+        # The driver said all that there is to say; a batch system around it counts processes in its own way.
+        cluster_detection_method="deactivate",
         initialization_timeout=timeout_s,
     )
+    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum its gradients with
+    # nobody's, and train a model of its own.
+    if jax.process_count() != num_processes:
+        mine = jax.local_devices()
+        raise GangError(
+            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x {mine[0].device_kind} sees it. "
+            f"Expected {num_processes}, one a host. Give each host whole GPUs or whole machines of one TPU slice, the same for all "
+            f"(--resources, resources_per_host), and see whether a device process fell back to the CPU."
+        )
+
+
+def _await_listener(address: str, *, timeout_s: float) -> None:
+    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it tries again."""
+    host, _, port = address.rpartition(":")
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as link:
+                # Dialing a free local port over and over can hit the port that the dial itself was given.
+                if link.getsockname() != link.getpeername():
+                    return
+        except OSError:
+            pass
+        time.sleep(_COORDINATOR_LOOK_S)
 
 
 def leave_gang() -> None:
@@ -100,6 +134,8 @@ class DeviceWorker:
     Attributes:
       job: the declared job.
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
+      faults: injected ones.
+      build_s: seconds of the parts of `build`.
     """
 
     job: JobConfig
@@ -110,22 +146,39 @@ class DeviceWorker:
     _forward: Callable[..., Any] = field(init=False)
     _sharding: NamedSharding = field(init=False)
     _replicated: NamedSharding = field(init=False)
+    _devices: tuple[Any, ...] = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
+    faults: FaultPoints | None = None
+    build_s: dict[str, float] = field(default_factory=dict)
     _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
 
-    def build(self) -> float:
+    def build(self, *, is_filled_later: bool = False, is_rehearsal: bool = False) -> float:
         """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
+
+        Args:
+          is_filled_later: `load_dense_arrays` follows with all of them, so that first values need not be computed.
+          is_rehearsal: nothing is compiled in the end; the worker is of no use afterwards.
 
         Raises:
           DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss does not return one
             number a sample, or two parameters have one key.
         """
-        if self.num_samples % jax.local_device_count():
+        laps = Laps()
+        num_local = jax.local_device_count()
+        if self.num_samples % num_local:
             raise DenseStateError(
-                f"Found {self.num_samples} samples a host for {jax.local_device_count()} local devices. Expected a multiple. "
-                f"Choose batch_size and num_lanes so that batch_size / num_lanes is a multiple of {jax.local_device_count()}."
+                f"Found {self.num_samples} samples a host for {num_local} local devices. Expected a multiple. "
+                f"Choose batch_size and num_lanes so that batch_size / num_lanes is a multiple of {num_local}."
             )
-        mesh = DeviceMesh(np.asarray(jax.devices()), (AXIS,))
+        devices, mine = jax.devices(), set(jax.local_devices())
+        # In the order of the mesh: JAX promises no order of its own, and rows come back in that of the mesh.
+        self._devices = tuple(device for device in devices if device in mine)
+        if len(devices) != len(self._devices) * jax.process_count():
+            raise GangError(
+                f"Found {len(self._devices)} devices here and {len(devices)} in all {jax.process_count()} JAX processes. Expected as many in each, "
+                f"since every host has an equal share of a batch. Reserve the same for every host (--resources, resources_per_host)."
+            )
+        mesh = DeviceMesh(np.asarray(devices), (AXIS,))
         self._sharding = NamedSharding(mesh, P(AXIS))
         self._replicated = NamedSharding(mesh, P())
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
@@ -135,10 +188,21 @@ class DeviceWorker:
             params = self.job.model.init(jax.random.key(self.job.seed), num_dense, self.job.widths)
             return params, self._optimizer.init(params)
 
-        self.params, self.optimizer_state = jax.jit(initial, out_shardings=self._replicated)()
+        if is_filled_later:
+            first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(initial))
+        else:
+            first = jax.jit(initial, out_shardings=self._replicated)()
+        self.params, self.optimizer_state = first
+        self._keyed_leaves()
+        laps.end("first values")
         self._check_shapes(num_dense)
-        self.dense_arrays()
-        return self._compile(mesh, num_dense)
+        laps.end("shapes")
+        compile_s = self._compile(mesh, num_dense, laps, is_rehearsal=is_rehearsal)
+        self.build_s = laps.seconds
+        return compile_s
+
+    def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
 
     def _check_shapes(self, num_dense: int) -> None:
         """Other shapes would be broadcast against each other and train something else without a word."""
@@ -150,7 +214,7 @@ class DeviceWorker:
         _check_column("model.apply", scores, n)
         _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
 
-    def _compile(self, mesh: DeviceMesh, num_dense: int) -> float:
+    def _compile(self, mesh: DeviceMesh, num_dense: int, laps: Laps, *, is_rehearsal: bool) -> float:
         started = time.perf_counter()
         rows = self.num_samples * jax.process_count()
         shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -172,10 +236,12 @@ class DeviceWorker:
             jax.shard_map(partial(_forward, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
         )
         scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        self._train = train.lower(
-            self.params, self.optimizer_state, dense, activations, column, column, scale
-        ).compile()
-        self._forward = forward.lower(self.params, dense, activations).compile()
+        train_step = train.lower(self.params, self.optimizer_state, dense, activations, column, column, scale)
+        forward_step = forward.lower(self.params, dense, activations)
+        laps.end("trace")
+        if not is_rehearsal:
+            self._train, self._forward = train_step.compile(), forward_step.compile()
+            laps.end("compile")
         return time.perf_counter() - started
 
     def serve_window(
@@ -192,11 +258,15 @@ class DeviceWorker:
             if record.kind is RecordKind.END:
                 return DeviceWindow(losses=tuple(float(x) for x in losses), num_steps=num_steps, seconds=seconds)
             started = time.perf_counter()
+            if self.faults is not None:
+                spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
             share = self._share_of(end, record.buffer)
             if record.kind is RecordKind.TRAIN:
                 losses.append(self.train(share, weight_sum=record.weight_sum))
             else:
                 self.evaluate(share)
+            if self.faults is not None:
+                spoil(self.faults, "device.gradients", step=record.step, arrays=share.gradients)
             num_steps += 1
             seconds += time.perf_counter() - started
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
@@ -233,42 +303,53 @@ class DeviceWorker:
             inputs.activations,
             inputs.labels,
             inputs.weights,
-            jax.device_put(scale, self._replicated),
+            self._everywhere(scale),
         )
-        for gradient, block in zip(gradients, share.gradients, strict=True):
-            _to_host(gradient, block, scale)
+        found = [_own_parts(gradient) for gradient in gradients]
+        for parts, block in zip(found, share.gradients, strict=True):
+            _to_host(parts, block, scale)
         return loss
 
     def evaluate(self, share: _Share) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        _to_host(self._forward(self.params, share.inputs.dense, share.inputs.activations), share.scores)
+        _to_host(_own_parts(self._forward(self.params, share.inputs.dense, share.inputs.activations)), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:
-        """This host's rows as its part of the global array. On one CPU device the memory is used in place."""
-        devices = jax.local_devices()
+        """This host's rows as its part of the global array. On one CPU device the memory is used in place.
+
+        Elsewhere the copy may still be under way when this returns. What is computed from it is waited for before the step is answered, and the
+        host writes the memory again only after that.
+        """
         shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
         if _reads_in_place():
             parts = [jax.dlpack.from_dlpack(array)]
         else:
             parts = [
                 jax.device_put(part, device)
-                for part, device in zip(np.split(array, len(devices)), devices, strict=True)
+                for part, device in zip(np.split(array, len(self._devices)), self._devices, strict=True)
             ]
         return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
 
+    def _everywhere(self, values: np.ndarray | np.float32) -> jax.Array:
+        """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it over the gang first."""
+        parts = [jax.device_put(values, device) for device in self._devices]
+        return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
+
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
+        return {key: np.asarray(leaf) for key, leaf in self._keyed_leaves().items()}
+
+    def _keyed_leaves(self) -> dict[str, Any]:
         state = {"params": self.params, "optimizer": self.optimizer_state}
         leaves = jax.tree_util.tree_leaves_with_path(state)
-        arrays = {_key(path): np.asarray(leaf) for path, leaf in leaves}
-        if len(arrays) != len(leaves):
-            keys = [_key(path) for path, _ in leaves]
+        keys = [_key(path) for path, _ in leaves]
+        if len(set(keys)) != len(keys):
             doubled = sorted({key for key in keys if keys.count(key) > 1})
             raise DenseStateError(
                 f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them so. "
                 f"Leave '/' out of the names of the model's parameters."
             )
-        return arrays
+        return {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True)}
 
     def load_dense_arrays(self, arrays: Mapping[str, np.ndarray], *, parts: Collection[str] = DENSE_PARTS) -> None:
         """Replaces parameters and optimizer state. Keys, shapes and dtypes must be those of `dense_arrays`.
@@ -294,10 +375,7 @@ class DeviceWorker:
                     f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {leaf.dtype}{list(leaf.shape)}. "
                     f"Resume with the model and the dense optimizer of the run."
                 )
-        values = [
-            jax.device_put(arrays[key], self._replicated) if (key := _key(path)) in known else leaf
-            for path, leaf in leaves
-        ]
+        values = [self._everywhere(arrays[key]) if (key := _key(path)) in known else leaf for path, leaf in leaves]
         restored = jax.tree_util.tree_unflatten(structure, values)
         self.params, self.optimizer_state = restored["params"], restored["optimizer"]
 
@@ -350,11 +428,24 @@ def _train_step(
     return optax.apply_updates(params, updates), state, gradients, total[-1]
 
 
-def _to_host(array: jax.Array, out: np.ndarray, scale: np.float32 | None = None) -> None:
-    """Copies this host's rows of a global array, times `scale`; its shards lie one after another in the order of their devices."""
+def _own_parts(array: jax.Array) -> list[jax.Array]:
+    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process under way.
+
+    On one CPU device there is nothing to copy.
+    """
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    parts = [shard.data for shard in shards]
+    if not _reads_in_place():
+        for part in parts:
+            part.copy_to_host_async()
+    return parts
+
+
+def _to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
+    """Waits for the parts of `_own_parts` and copies them, times `scale`."""
     at = 0
-    for shard in sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0):
-        rows = np.asarray(shard.data)
+    for part in parts:
+        rows = np.asarray(part)
         if scale is None:
             out[at : at + len(rows)] = rows
         else:

@@ -9,17 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from workers.compile_cache import every_member_writes, use_compile_cache
 from workers.device import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
+from workers.fault_points import FaultPlan, FaultPoints
+from workers.faulty_files import with_faults
 from workers.handover import HandoverEnd, HandoverError, Invitation
 from workers.job import JobConfig, JobReference
-from workers.progress import Progress, Tracker
+from workers.progress import Laps, Progress, Tracker
+from workers.save_pace import SavePace
 from workers.shards import CheckpointMismatch, DenseFile, read_dense, write_dense
 from workers.storage import Store
+
+_LOOK_S = 0.1
+# Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.
+_FILES_AS_BYTES = 512 << 10
 
 __all__ = ["DenseReceipt", "DeviceProcess", "DeviceReady", "DeviceSpec", "DeviceWindow"]
 
@@ -32,6 +42,10 @@ class DeviceSpec:
       coordinator: `address:port` of the gang's coordinator; unused by a gang of one.
       num_samples: rows of the host's share of a batch.
       invitation: how to reach the host process.
+      lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
+      fault_plan: faults to be injected.
+      compile_cache: folder of compiled programs on this machine; empty for none.
+      is_filled_later: `restore` of a commit follows, which gives all dense arrays their values.
     """
 
     job: JobConfig | JobReference
@@ -43,24 +57,37 @@ class DeviceSpec:
     storage_url: str
     start_timeout_s: float
     step_timeout_s: float
+    lease_timeout_s: float = 30.0
+    fault_plan: FaultPlan | None = None
+    compile_cache: str = ""
+    is_filled_later: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReady:
-    """A started device process. `compile_s` is what building both steps took."""
+    """A started device process.
+
+    Attributes:
+      compile_s: what building both steps took.
+      kind: what JAX calls its devices, such as `NVIDIA H200`.
+      start_s: seconds of the parts of its start.
+    """
 
     process: int
     platform: str
     num_devices: int
     compile_s: float
+    kind: str = ""
+    start_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseReceipt:
-    """The dense replica of one host: its digest, and its files where this host wrote them."""
+    """The dense replica of one host: its digest, its files where this host wrote them, and a parameter that is not finite any more, if any."""
 
     digest: str
     files: tuple[DenseFile, ...]
+    spoilt: str | None = None
 
 
 class DeviceProcess:
@@ -71,6 +98,9 @@ class DeviceProcess:
         self._end: HandoverEnd | None = None
         self._abort_reason: str | None = None
         self._frozen: dict[str, np.ndarray] = {}
+        self._is_frozen = threading.Event()
+        self._never_finite: frozenset[str] = frozenset()
+        self._pace = SavePace(self._tracker)
 
     def reserve_coordinator(self, address: str) -> str:
         """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails and is retried."""
@@ -86,23 +116,39 @@ class DeviceProcess:
           RuntimeError: the gang did not form.
         """
         self._spec = spec
+        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"device {spec.host}")
+        self._tracker.point("start.begin")
+        laps = Laps()
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
+        if spec.compile_cache:
+            use_compile_cache(spec.compile_cache)
+        laps.end("job")
         with self._tracker.phase("join"):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
+            laps.end("handover")
             join_gang(
                 coordinator=spec.coordinator,
                 num_processes=spec.num_hosts,
                 process=spec.host,
                 timeout_s=int(spec.start_timeout_s),
             )
-        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples)
-        with self._tracker.phase("compile"):
-            compile_s = self._worker.build()
+            laps.end("gang")
+        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults)
+        with self._tracker.phase("compile"), every_member_writes(spec.compile_cache):
+            compile_s = self._worker.build(is_filled_later=spec.is_filled_later)
+        if not spec.is_filled_later:
+            self._note_never_finite()
+        self._tracker.point("start.ready")
         import jax
 
         device = jax.local_devices()[0]
         return DeviceReady(
-            process=os.getpid(), platform=device.platform, num_devices=jax.local_device_count(), compile_s=compile_s
+            process=os.getpid(),
+            platform=device.platform,
+            num_devices=jax.local_device_count(),
+            compile_s=compile_s,
+            start_s=laps.seconds | self._worker.build_s,
+            kind=device.device_kind,
         )
 
     def restore(self, files: Sequence[DenseFile] | None) -> None:
@@ -114,7 +160,12 @@ class DeviceProcess:
         """
         if files is not None:
             with self._tracker.phase("restore"):
-                self._worker.load_dense_arrays(read_dense(Store(self._spec.storage_url), files))
+                self._worker.load_dense_arrays(read_dense(self._store, files))
+            self._note_never_finite()
+
+    def _note_never_finite(self) -> None:
+        """A model may declare a constant such as a mask of infinities among its parameters. A commit holds no others that are not finite."""
+        self._never_finite = frozenset(_not_finite(self._worker.dense_arrays()))
 
     def warm_start(self, location: str, files: Sequence[DenseFile], parts: Sequence[str]) -> None:
         """Loads what a new run takes over of another run's dense state.
@@ -154,6 +205,7 @@ class DeviceProcess:
         """Copies the dense arrays: the next step gives their memory away."""
         with self._tracker.phase("copy for save"):
             self._frozen = {key: values.copy() for key, values in self._worker.dense_arrays().items()}
+        self._is_frozen.set()
 
     def write_save(self, attempt: str, is_writer: bool) -> DenseReceipt:
         """Writes the arrays of `begin_save` below `data/<attempt>` if this is the writer; all replicas answer with their digest.
@@ -163,14 +215,46 @@ class DeviceProcess:
         Raises:
           StorageError: the storage failed or held such files already.
         """
+        deadline_s = time.monotonic() + self._spec.step_timeout_s
+        while not self._is_frozen.wait(_LOOK_S):
+            self._raise_if_aborted()
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(
+                    "A save was to be written and nothing was copied for it. Expected begin_save with it."
+                )
+        self._is_frozen.clear()
         arrays, self._frozen = self._frozen, {}
-        files = write_dense(Store(self._spec.storage_url), attempt, arrays) if is_writer else ()
+        # An update may spoil the parameters although the loss before it was finite; the next loss would tell, but comes too late.
+        spoilt = next((key for key in _not_finite(arrays) if key not in self._never_finite), None)
+        if spoilt is not None:
+            return DenseReceipt(digest=_digest(arrays), files=(), spoilt=spoilt)
+        self._pace.begin()
+        files = write_dense(self._store, attempt, arrays, before_each=self._leave_room_for_files) if is_writer else ()
+        digest = _digest(arrays, before_each=self._leave_room)
         self._tracker.mark_saved()
-        return DenseReceipt(digest=_digest(arrays), files=files)
+        return DenseReceipt(digest=digest, files=files)
+
+    def _leave_room(self, values: np.ndarray) -> None:
+        """Training beside the save comes first."""
+        self._pace.keep_to(values.nbytes, is_urgent=self._is_urgent)
+
+    def _leave_room_for_files(self, values: np.ndarray) -> None:
+        self._pace.keep_to(values.nbytes + _FILES_AS_BYTES, is_urgent=self._is_urgent)
+
+    def _is_urgent(self) -> bool:
+        self._raise_if_aborted()
+        return False
+
+    @property
+    def _store(self) -> Store:
+        return with_faults(Store(self._spec.storage_url), self._tracker.faults)
 
     def status(self) -> Progress:
-        """Where the working thread is. From any thread."""
-        return self._tracker.progress()
+        """Where the working thread is, and whether it waits for its host. From any thread."""
+        progress, end = self._tracker.progress(), self._end
+        if end is None or not end.is_waiting:
+            return progress
+        return replace(progress, phase="wait for host", waits_for=(f"host {self._spec.host}",))
 
     def abort(self, reason: str) -> None:
         """Ends a wait for the host within 100 ms. From any thread."""
@@ -188,9 +272,18 @@ class DeviceProcess:
             raise HandoverError(f"The driver ended this generation: {self._abort_reason}.")
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
+def _not_finite(arrays: dict[str, np.ndarray]) -> list[str]:
+    """Keys of parameters with a value that is infinite or no number. An optimizer's state may hold such on purpose."""
+    params = {key: values for key, values in arrays.items() if key.startswith("params/")}
+    # Types that numpy does not know by itself, such as bfloat16, have the kind V.
+    wide = {key: values.astype(np.float32) if values.dtype.kind == "V" else values for key, values in params.items()}
+    return [key for key, values in wide.items() if values.dtype.kind in "fc" and not np.isfinite(values).all()]
+
+
+def _digest(arrays: dict[str, np.ndarray], before_each: Callable[[np.ndarray], None] = lambda values: None) -> str:
     digest = hashlib.sha256()
     for key in sorted(arrays):
+        before_each(arrays[key])
         array = np.ascontiguousarray(arrays[key])
         digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
         digest.update(array.tobytes())

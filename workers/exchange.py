@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from workers.aborting import AbortSignal
 from workers.exchange_statistics import ExchangeStatistics
+from workers.faulty_frames import Spoil
 from workers.forming import Address, Forming, Refusal, Refusals, open_listener
 from workers.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
 from workers.handshake import MeshIdentity
@@ -60,12 +61,14 @@ class MeshOptions:
       payload_crc: whether payloads carry a checksum, about 0.2 ms per MB and direction on top of TCP's own.
       handshake_timeout_s: how long one connection may take to prove itself.
       socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is small.
+      spoil: injects faults into frames; this host's own.
     """
 
     max_frame_bytes: int = 4 << 30
     payload_crc: bool = False
     handshake_timeout_s: float = 5.0
     socket_buffer_bytes: int | None = None
+    spoil: Spoil | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,6 +182,7 @@ class Mesh:
             generation=self.identity.generation,
             max_frame_bytes=self._options.max_frame_bytes,
             flags=FrameFlag.PAYLOAD_CHECKSUM if self._options.payload_crc else FrameFlag.NONE,
+            spoil=self._options.spoil,
         )
         self._links = [Link(rank=rank, connection=connections[rank], rules=rules) for rank in sorted(connections)]
         self._is_connected = True
@@ -298,6 +302,15 @@ class Mesh:
     def refusals(self) -> tuple[Refusal, ...]:
         """The last connections that were not let in, oldest first."""
         return self._refusals.last
+
+    def describe_refusals(self) -> tuple[str, ...]:
+        """The last connections that were not let in, one line each."""
+        return self._refusals.describe()
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may be another one."""
+        return tuple(link.rank for link in self._links if not link.is_received)
 
     @property
     def num_refusals(self) -> int:

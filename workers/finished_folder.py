@@ -31,13 +31,17 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
+    if not folder.is_dir():
+        raise FolderError(
+            f"Found a file in the place of the folder {folder}. Expected a folder, or nothing. Choose another name."
+        )
     try:
         report = json.loads((folder / REPORT_NAME).read_text())
         sizes = {str(name): int(size) for name, size in report["file_bytes"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FolderError(
-            f"Found {folder} without a readable {REPORT_NAME} ({error!r}). Expected a folder that was prepared to its end. "
-            "Remove the folder, or choose another one."
+            f"Found the folder {folder} without a readable {REPORT_NAME} ({error!r}). Expected none, an empty one, or one that was prepared to "
+            "its end. Choose another name; or remove it, if nothing in it is needed."
         ) from error
     for name, size_bytes in sizes.items():
         path = folder / name

@@ -27,6 +27,7 @@ _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
 _KEPT_REFUSALS = 100
 _SPARE_CANDIDATES = 64
+_NAMED_REFUSALS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,13 @@ class Refusals:
     @property
     def last(self) -> tuple[Refusal, ...]:
         return tuple(self._last)
+
+    def describe(self) -> tuple[str, ...]:
+        """The last few, one line each, and how many more there were: whoever knocks often must not fill a log."""
+        named = tuple(
+            f"a connection from {refusal.address}: {refusal.reason}" for refusal in self.last[-_NAMED_REFUSALS:]
+        )
+        return (*named, f"{self.count - len(named)} more connections") if self.count > len(named) else named
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -153,7 +161,7 @@ class Forming:
                 self._abort_signal.raise_if_requested()
                 if self._clock() >= deadline_s:
                     problems = {rank: text for rank, text in self._problems.items() if rank in missing}
-                    raise MeshConnectTimeout(missing, timeout_s, problems)
+                    raise MeshConnectTimeout(missing, timeout_s, problems, self._refusals.describe())
                 self._drop_overdue()
                 self._dial_due()
                 for key, _ in self._selector.select(self._seconds_to_wait(deadline_s)):

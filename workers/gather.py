@@ -9,13 +9,17 @@ down); `Batch.concatenate` and slices are their oracle in the tests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from embedding.ragged import Ragged
 from workers.batch import PADDING_SAMPLE_ID, Batch
-from workers.run_kernels import copy_bags, copy_runs, lay_out_bags, plan_runs
+from workers.run_kernels import copy_bags, copy_columns, copy_ids, copy_runs, lay_out_bags, plan_runs
+
+# The arrays of a block by their place in `Block.addresses`; behind them the offsets and the ids of each feature.
+_LABELS, _WEIGHTS, _SAMPLE_IDS, _DENSE, _SINGLES, _FEATURES = range(6)
+_NOWHERE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -23,15 +27,29 @@ class Block:
     """Decoded rows.
 
     Attributes:
-      rows: in the order in which they are read.
+      rows: in the order in which they are read. Ids may be int32, which is widened on the way to a batch, and dense numbers lie best
+        column after column.
       single_names: features with exactly one id in every row.
-      singles: int64 `[len(single_names), rows]`, the ids of these features; the values of `rows.features` are views of it, so that all of
+      singles: int32 or int64 `[len(single_names), rows]`, the ids of these features; the values of `rows.features` are views of it, so that all of
         them can be copied at once.
+      dense: `rows.dense` column after column, float32 `[columns, rows]`.
+      addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a run of it, and a block is
+        copied from in many windows.
     """
 
     rows: Batch
     single_names: tuple[str, ...]
     singles: np.ndarray
+    dense: np.ndarray = field(init=False)
+    addresses: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        dense = np.asfortranarray(self.rows.dense).T
+        arrays = [self.rows.labels, self.rows.weights, self.rows.sample_ids, dense, self.singles]
+        for bags in self.rows.features.values():
+            arrays += [bags.row_splits, bags.values]
+        object.__setattr__(self, "dense", dense)
+        object.__setattr__(self, "addresses", np.array([array.ctypes.data for array in arrays], np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +100,35 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     dense = np.zeros((num_samples, like.num_dense), np.float32)
     labels, weights = np.zeros(num_samples, np.float32), np.zeros(num_samples, np.float32)
     sample_ids = np.full(num_samples, PADDING_SAMPLE_ID, np.int64)
-    # A row of dense numbers is one item of the memory.
-    _copy(runs, [block.rows.dense for block in blocks], dense, width=4 * like.num_dense)
-    _copy(runs, [block.rows.labels for block in blocks], labels, width=4)
-    _copy(runs, [block.rows.weights for block in blocks], weights, width=4)
-    _copy(runs, [block.rows.sample_ids for block in blocks], sample_ids, width=8)
+    # A row for each array, with its address in every part.
+    addresses = (
+        np.array([block.addresses for block in blocks], np.int64).reshape(len(blocks), _num_arrays(like)).T.copy()
+    )
+    if blocks:
+        copy_runs(runs, addresses[_LABELS], labels.ctypes.data, 4)
+        copy_runs(runs, addresses[_WEIGHTS], weights.ctypes.data, 4)
+        copy_runs(runs, addresses[_SAMPLE_IDS], sample_ids.ctypes.data, 8)
+        copy_columns(runs, addresses[_DENSE], _column_bytes([block.dense for block in blocks]), dense)
     is_full = sum(part.num_rows for part in parts) == num_samples
-    features = _gather_singles(blocks, runs, num_samples) if is_full else {}
+    features = _gather_singles(blocks, runs, addresses, num_samples) if is_full else {}
     layouts: dict[tuple[int, ...], np.ndarray] = {}
+    places = {name: at for at, name in enumerate(blocks[0].rows.features if blocks else ())}
     for name in like.features:
         if name not in features:
-            features[name] = _gather_bags([block.rows.features[name] for block in blocks], runs, num_samples, layouts)
+            at = _FEATURES + 2 * places.get(name, 0)
+            features[name] = _gather_bags(
+                [block.rows.features[name] for block in blocks],
+                runs,
+                addresses[at : at + 2],
+                num_samples,
+                layouts,
+            )
     ordered = {name: features[name] for name in like.features}
     return Batch(dense=dense, labels=labels, weights=weights, features=ordered, sample_ids=sample_ids)
+
+
+def _num_arrays(like: Batch) -> int:
+    return _FEATURES + 2 * len(like.features)
 
 
 def _runs(parts: Sequence[Part], shape: WindowShape) -> np.ndarray:
@@ -108,43 +142,47 @@ def _runs(parts: Sequence[Part], shape: WindowShape) -> np.ndarray:
     return runs[:count]
 
 
-def _copy(
-    runs: np.ndarray, sources: Sequence[np.ndarray], target: np.ndarray, *, width: int, num_columns: int = 1
-) -> None:
-    """Rows of `width` bytes; arrays with several columns are `[columns, rows]`."""
-    column_bytes = np.array([source.strides[0] if num_columns > 1 else 0 for source in sources], np.int64)
-    target_bytes = target.strides[0] if num_columns > 1 else 0
-    copy_runs(runs, _addresses(sources), column_bytes, target.ctypes.data, target_bytes, num_columns, width)
+def _column_bytes(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Bytes from one column to the next of arrays `[columns, rows]`."""
+    return np.array([array.strides[0] for array in columns], np.int64)
 
 
-def _addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    # A quarter of the time of `ctypes.data`, which counts here.
-    return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
-
-
-def _gather_singles(blocks: Sequence[Block], runs: np.ndarray, num_samples: int) -> dict[str, Ragged]:
+def _gather_singles(
+    blocks: Sequence[Block], runs: np.ndarray, addresses: np.ndarray, num_samples: int
+) -> dict[str, Ragged]:
     """The features with one id in every row of a window without padding; none unless all blocks agree about them."""
     names = {block.single_names for block in blocks}
     if len(names) != 1:
         return {}
     (common,) = names
     values = np.empty((len(common), num_samples), np.int64)
-    _copy(runs, [block.singles for block in blocks], values, width=8, num_columns=len(common))
+    singles = [block.singles for block in blocks]
+    copy_ids(runs, addresses[_SINGLES], _column_bytes(singles), _width(singles), values)
     # One array of offsets for all of them: see the comment in workers/batch.py.
     splits = np.arange(num_samples + 1)
     return {name: Ragged(values[at], splits) for at, name in enumerate(common)}
 
 
 def _gather_bags(
-    bags: Sequence[Ragged], runs: np.ndarray, num_samples: int, layouts: dict[tuple[int, ...], np.ndarray]
+    bags: Sequence[Ragged],
+    runs: np.ndarray,
+    addresses: np.ndarray,
+    num_samples: int,
+    layouts: dict[tuple[int, ...], np.ndarray],
 ) -> Ragged:
-    """One feature. `layouts` keeps the offsets of features whose blocks share theirs, so that they share them again."""
+    """One feature, whose offsets and ids lie at the two rows of addresses. `layouts` keeps the offsets of features whose blocks share theirs,
+    so that they share them again."""
     key = tuple(id(bag.row_splits) for bag in bags)
-    splits_of_parts = _addresses([bag.row_splits for bag in bags])
+    splits_of_parts, values_of_parts = addresses if len(bags) else (_NOWHERE, _NOWHERE)
     if key not in layouts:
         layouts[key] = np.empty(num_samples + 1, np.int64)
         lay_out_bags(runs, splits_of_parts, layouts[key])
     splits = layouts[key]
     values = np.empty(int(splits[-1]), np.int64)
-    copy_bags(runs, splits_of_parts, _addresses([bag.values for bag in bags]), splits, values.ctypes.data)
+    copy_bags(runs, splits_of_parts, values_of_parts, _width([bag.values for bag in bags]), splits, values)
     return Ragged(values, splits)
+
+
+def _width(ids: Sequence[np.ndarray]) -> int:
+    """Bytes of an id; blocks of one decoder have ids of one width."""
+    return ids[0].itemsize if ids else 8

@@ -119,7 +119,11 @@ def _aligned(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class HandoverEnd:
-    """One end of the handover: shared arrays and the record socket. Mutated by `close` only."""
+    """One end of the handover: shared arrays and the record socket. Mutated by `close` only, and by waiting.
+
+    Attributes:
+      is_waiting: whether a thread is in `receive`.
+    """
 
     layout: HandoverLayout
     buffers: tuple[Mapping[str, np.ndarray], ...]
@@ -127,6 +131,7 @@ class HandoverEnd:
     _memory: mmap.mmap
     _partner: str
     _pending: bytes = field(default=b"")
+    is_waiting: bool = False
 
     def send(self, record: Record) -> None:
         """Announces a record.
@@ -151,7 +156,17 @@ class HandoverEnd:
           HandoverLost: the other process is gone.
           HandoverTimeout: nothing came within `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        self.is_waiting = True
+        try:
+            self._fill(time.monotonic() + timeout_s, timeout_s, keep_waiting)
+        finally:
+            self.is_waiting = False
+        packed, self._pending = self._pending[: _RECORD.size], self._pending[_RECORD.size :]
+        kind, step, buffer, weight_sum, loss = _RECORD.unpack(packed)
+        return Record(kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss)
+
+    def _fill(self, deadline: float, timeout_s: float, keep_waiting: Callable[[], None] | None) -> None:
+        """Reads until a whole record is there."""
         while len(self._pending) < _RECORD.size:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -166,9 +181,6 @@ class HandoverEnd:
                 self._pending += self._read()
             elif keep_waiting is not None:
                 keep_waiting()
-        packed, self._pending = self._pending[: _RECORD.size], self._pending[_RECORD.size :]
-        kind, step, buffer, weight_sum, loss = _RECORD.unpack(packed)
-        return Record(kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss)
 
     def _read(self) -> bytes:
         try:

@@ -1,8 +1,9 @@
 """`HostWorker`: what one host does. It owns a shard of every table with its slots, its lanes of the input, and its files.
 
-A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works (`start`, `connect`,
-`restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in `write_save` meanwhile (`workers.background_save`); `status` and
-`abort` may be called from a third at any time. The driver names steps, not data: reading, exchange and handover follow from the step's number.
+A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works (`start`, `rejoin`,
+`connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in `write_save` meanwhile (`workers.background_save`);
+`status`, `acknowledge` and `abort` may be called from a third at any time. The driver names steps, not data: reading, exchange and handover
+follow from the step's number.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import resource
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,113 +22,36 @@ from embedding.kernels import compile_kernels
 from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
+from embedding.table import Table
 from embedding.table_spec import TableSpec
 from workers.background_save import BackgroundSave
-from workers.bad_rows import BadRow, BadRowLog
+from workers.bad_rows import BadRowLog
 from workers.batch import Batch
 from workers.exchange import Mesh, MeshOptions
-from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Invitation, Record, RecordKind
+from workers.fault_points import FaultPoints
+from workers.faulty_files import with_faults
+from workers.faulty_frames import frame_spoiler
+from workers.faulty_updates import arm_updates
+from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Record, RecordKind
 from workers.handshake import MeshIdentity
+from workers.held_rows import Filled, HeldRows
+from workers.host_values import HostReady, HostSpec, HostWindow, ScoredSamples
 from workers.id_exchange import Early, IdExchange
 from workers.input import evaluation_plan, training_plan
-from workers.input_index import InputIndex
-from workers.job import JobConfig, JobReference
 from workers.neighbours import Neighbour, meet
-from workers.progress import Progress, Tracker
+from workers.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
 from workers.read_ahead import ReadAhead
-from workers.shards import ShardReceipt, TableFiles, read_shard
+from workers.shards import ShardReceipt, TableFiles
 from workers.sources import open_reader
 from workers.storage import Store
 from workers.table_start import TableStart, begin_tables
 from workers.tables import feature_bindings, table_specs
+from workers.undo import Undo
 from workers.vectors import Splits, VectorExchange
 
 READ_AHEAD_BATCHES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpec:
-    """All that a host needs to know of a generation.
-
-    Attributes:
-      job: the declared job, or the function that returns it.
-      run_id, generation, token, plan_hash: what peers must agree on.
-      host, num_hosts: this host's number, from 0, and how many there are.
-      lanes: per host, the lanes that it reads.
-      table_buckets: per table, the number of buckets.
-      placement: per table, int32 `[num_buckets]`, the owner of each bucket.
-      storage_url: folder of the run.
-      train_index, eval_index: the data's files; no evaluation without the latter.
-      bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
-      step_timeout_s: longest wait for a peer or the device within a step.
-      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
-      tracks_changes: whether saves may be deltas.
-    """
-
-    job: JobConfig | JobReference
-    run_id: str
-    generation: int
-    token: bytes
-    plan_hash: bytes
-    host: int
-    num_hosts: int
-    lanes: tuple[range, ...]
-    table_buckets: tuple[int, ...]
-    placement: tuple[np.ndarray, ...]
-    storage_url: str
-    train_index: InputIndex
-    eval_index: InputIndex | None
-    bind_address: str
-    step_timeout_s: float
-    shares_memory: bool = True
-    tracks_changes: bool = False
-
-    def resolve_job(self) -> JobConfig:
-        return self.job.resolve() if isinstance(self.job, JobReference) else self.job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostReady:
-    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside them."""
-
-    mesh_address: tuple[str, int]
-    invitation: Invitation
-    num_samples: int
-    process: int
-    hostname: str
-    shard_bytes: int
-    save_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWindow:
-    """What a host did in one window of steps.
-
-    Attributes:
-      num_samples: samples trained, without padding.
-      phase_s: seconds of each phase.
-      bytes_sent: payload on the mesh.
-      peak_rss_bytes: of the process, since its start.
-      bad_rows: malformed rows that were met for the first time, also by reading ahead.
-    """
-
-    num_samples: int
-    phase_s: dict[str, float]
-    bytes_sent: int
-    peak_rss_bytes: int
-    bad_rows: tuple[BadRow, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScoredSamples:
-    """Evaluation samples of one host: float32 arrays `[n]`, padding left out; per feature of `JobConfig.group_features` int64 `[n]`; and
-    malformed rows that were met for the first time."""
-
-    scores: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray
-    groups: dict[str, np.ndarray] = field(default_factory=dict)
-    bad_rows: tuple[BadRow, ...] = ()
+# A survivor of a fault that is still reading input after so long is not waited for.
+LEAVE_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +88,7 @@ class HostWorker:
         self._neighbours: dict[int, Neighbour] = {}
         self._looked_up: _Step | None = None
         self._found_early = Early.ROWS | Early.POOLED
+        self._undo: Undo | None = None
 
     def start(self, spec: HostSpec) -> HostReady:
         """Allocates the shard and listens for peers and for the device process.
@@ -172,18 +97,73 @@ class HostWorker:
           MemoryError: the shard does not fit.
           InputError, JobError, OSError: the data, the job or the address cannot be used.
         """
+        return self._begin(spec, None)
+
+    def rejoin(self, spec: HostSpec) -> HostReady:
+        """Leaves a generation that was aborted and begins another one, with what is here of the rows of `spec.base`.
+
+        The tables go back to that commit as far as the way back reaches; `restore` verifies that and reads the rest.
+
+        Raises:
+          As `start`; ReadAheadError: the storage holds up a read of the old generation.
+        """
+        # The driver waits for the answer to `abort` before it calls this; a later one is meant for the new generation.
+        self._abort_reason = None
+        if not hasattr(self, "_lookup"):
+            # It was lost sight of before it had begun.
+            self.close()
+            return self._begin(spec, None)
+        self._tracker.take_phase_s()
+        with self._tracker.phase("undo"):
+            known = self._undo.back_to(spec.base or "") if self._undo is not None else None
+            if known is not None:
+                self._held = HeldRows(spec.base or "", known)
+            elif self._held.commit != spec.base:
+                self._held = HeldRows.none_of(self._lookup.tables)
+            tables = [*self._lookup.tables]
+            self._leave_generation()
+            specs = table_specs(spec.resolve_job(), spec.table_buckets)
+            tables = self._held.recut(tables, specs, spec.placement, host=spec.host)
+        return self._begin(spec, tables)
+
+    def _leave_generation(self) -> None:
+        """Frees all that belongs to a generation, but for the rows."""
+        for table in self._lookup.tables:
+            # It leads to all tables, so that none could go before the last one is cut anew.
+            table.before_change = None
+        if self._read_ahead is not None:
+            self._read_ahead.close(deadline_s=LEAVE_TIMEOUT_S)
+            self._read_ahead = None
+        else:
+            self._reader.close()
+        self.close()
+        self._mesh = self._server = self._end = self._looked_up = self._undo = None
+        self._found_early = Early.ROWS | Early.POOLED
+        self._neighbours = {}
+        # Each of them leads to the tables, which are cut anew one by one.
+        for name in ("_lookup", "_pooled", "_save", "_ids", "_vectors"):
+            self.__dict__.pop(name, None)
+
+    def settle(self) -> None:
+        """Answers when the calls before it have ended, well or not; this is how a driver knows that a host is free again."""
+
+    def _begin(self, spec: HostSpec, held: Sequence[Table] | None) -> HostReady:
+        """Builds all that belongs to a generation, around tables that are here already or around new ones."""
         job = spec.resolve_job()
         self._spec, self._job = spec, job
         self._specs: tuple[TableSpec, ...] = table_specs(job, spec.table_buckets)
         self._features: tuple[FeatureBinding, ...] = feature_bindings(job)
-        self._store = Store(spec.storage_url)
+        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"host {spec.host}")
+        self._tracker.point("start.begin")
+        self._store = with_faults(Store(spec.storage_url), faults)
         plan = training_plan(spec.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
         self._bad_rows = BadRowLog(job.data.max_bad_rows)
         lanes = spec.lanes[spec.host]
         self._reader = open_reader(job.resolved_data, spec.train_index, plan, lanes, bad_rows=self._bad_rows)
         # Every host hands its device the same shape: the largest share, padded with weight 0.
         num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
-        self._build_lookups(num_samples)
+        self._build_lookups(num_samples, held)
+        arm_updates(self._lookup.tables, faults, lambda: self._tracker.progress().step)
         compile_kernels(self._specs)
         layout = HandoverLayout(num_dense=len(job.data.dense), activations=self._layout, num_buffers=self._num_buffers)
         self._server = HandoverServer(layout, generation=spec.generation)
@@ -195,7 +175,10 @@ class HostWorker:
             num_ranks=spec.num_hosts,
             plan_hash=spec.plan_hash,
         )
-        self._mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=MeshOptions())
+        self._mesh = Mesh.listen(
+            identity, bind_address=spec.bind_address, options=MeshOptions(spoil=frame_spoiler(faults))
+        )
+        self._tracker.point("start.ready")
         return HostReady(
             mesh_address=self._mesh.address,
             invitation=self._server.invitation,
@@ -206,8 +189,9 @@ class HostWorker:
             save_bytes=self._save.size_bytes,
         )
 
-    def _build_lookups(self, num_samples: int) -> None:
+    def _build_lookups(self, num_samples: int, held: Sequence[Table] | None) -> None:
         """Allocates the shard, and decides for each table what will cross the network: vectors pooled at its owner, or rows."""
+        self._rows_asked = np.zeros(len(self._specs), np.int64)
         spec = self._spec
         whole = pooling_owners(spec.placement)
         owners = [owner if can_pool_at_owner(table) else -1 for owner, table in zip(whole, self._specs, strict=True)]
@@ -224,7 +208,11 @@ class HostWorker:
             host=spec.host,
             num_hosts=spec.num_hosts,
             elsewhere=elsewhere,
+            tables=held,
         )
+        if held is None:
+            self._held = HeldRows.none_of(self._lookup.tables)
+        self._undo = Undo(self._lookup.tables, share=spec.undo_share) if spec.undo_share else None
         self._pooled = PooledLookup(
             self._lookup.tables,
             self._features,
@@ -240,6 +228,7 @@ class HostWorker:
             stalled_after_s=spec.step_timeout_s / 2,
             raise_if_aborted=self._raise_if_aborted,
             tracks_changes=spec.tracks_changes,
+            undo=self._undo,
         )
 
     @property
@@ -247,13 +236,14 @@ class HostWorker:
         """Where the lookup of a step begins before the device is done with the one before, each has memory of its own."""
         return 2 if self._job.overlap or self._job.staleness else 1
 
-    def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> None:
-        """Joins the mesh and waits for the device process.
+    def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> tuple[str, ...]:
+        """Joins the mesh and waits for the device process. Returns a line for each connection that was not let in.
 
         Raises:
           MeshError: a peer is missing or refused us.
           HandoverTimeout: the device process did not come.
         """
+        self._raise_if_aborted()
         self._connected_mesh.connect(addresses, timeout_s=timeout_s)
         if self._server is None:
             raise RuntimeError("connect was called before start. Expected start first.")
@@ -278,21 +268,32 @@ class HostWorker:
             wire_dtype=self._job.wire_dtype,
             timeout_s=self._spec.step_timeout_s,
         )
+        return tuple(
+            f"host {self._spec.host} refused {refused}" for refused in self._connected_mesh.describe_refusals()
+        )
 
-    def restore(self, tables: Sequence[TableFiles] | None) -> None:
-        """Fills the shard from a commit, or with first values.
+    def restore(self, tables: Sequence[TableFiles] | None) -> Filled:
+        """Fills the shard from a commit, or with first values. What a survivor holds of the commit is verified instead of read.
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
         """
         with self._tracker.phase("restore"):
             if tables is None:
+                self._held = HeldRows.none_of(self._lookup.tables)
                 for table in self._lookup.tables:
                     table.initialize()
-                    self._tracker.mark()
-            else:
-                read_shard(self._store, self._lookup.tables, tables, on_chunk=self._tracker.mark)
-                self._save.track(tables)
+                    self._go_on()
+                return Filled()
+            filled = self._held.fill(self._store, self._lookup.tables, tables, on_chunk=self._go_on)
+            # From here on the way back knows.
+            self._held = HeldRows.none_of(self._lookup.tables)
+            self._save.track(tables, self._spec.base or "")
+        return replace(filled, undo_s=self._tracker.phase_s.get("undo", 0.0))
+
+    def _go_on(self) -> None:
+        self._tracker.mark()
+        self._raise_if_aborted()
 
     def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
         """Fills the shard with what a new run begins from.
@@ -321,6 +322,7 @@ class HostWorker:
         reader = self._reading(first_step)
         sent_before = self._connected_mesh.statistics.bytes_sent
         num_samples = 0
+        self._rows_asked[:] = 0
         self._tracker.take_phase_s()
         looks_ahead = is_followed and self._job.staleness > 0
         upcoming = self._first_lookup(reader, first_step)
@@ -343,11 +345,13 @@ class HostWorker:
             self._tracker.finish_step()
         self._looked_up = upcoming if looks_ahead else None
         self._device.send(Record(kind=RecordKind.END, step=last_step))
+        self._tracker.point("step.end_of_window")
         return HostWindow(
             num_samples=num_samples,
             phase_s=self._tracker.take_phase_s(),
             bytes_sent=self._connected_mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            rows_asked=tuple(int(rows) for rows in self._rows_asked),
             bad_rows=self._bad_rows.take(),
         )
 
@@ -404,9 +408,14 @@ class HostWorker:
             scores=scores, labels=labels, weights=weights, groups=named, bad_rows=self._bad_rows.take()
         )
 
-    def begin_save(self) -> None:
-        """Makes the present moment the one that `write_save` writes. Takes no time."""
-        self._save.freeze()
+    def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:
+        """Makes the present moment the one that `write_save` writes, as the commit `attempt`. Takes no time.
+
+        Args:
+          before_failed: the save before did not become a commit.
+        """
+        self._tracker.point("save.begin")
+        self._save.freeze(attempt, before_failed=before_failed)
 
     def write_save(self, attempt: str, is_delta: bool) -> ShardReceipt:
         """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own, while another trains.
@@ -420,8 +429,19 @@ class HostWorker:
         return self._save.write(self._store, attempt, is_first=self._spec.host == 0, is_delta=is_delta)
 
     def status(self) -> Progress:
-        """Where the working thread is. From any thread."""
-        return self._tracker.progress()
+        """Where the working thread is, and for whom it waits. From any thread."""
+        progress = self._tracker.progress()
+        if progress.phase == DEVICE_PHASE:
+            return replace(progress, waits_for=(f"device {self._spec.host}",))
+        if is_waiting_phase(progress.phase) and self._mesh is not None:
+            return replace(progress, waits_for=tuple(f"host {rank}" for rank in self._mesh.waiting_for))
+        return progress
+
+    def acknowledge(self, commit: str) -> None:
+        """The commit stands: what the way back to the one before needed may go. From any thread."""
+        undo = self._undo
+        if undo is not None:
+            undo.acknowledge(commit)
 
     def abort(self, reason: str) -> None:
         """Ends a wait for peers at once, and one for the device process within 100 ms. From any thread."""
@@ -459,6 +479,7 @@ class HostWorker:
         with self._tracker.phase("id exchange"):
             asked = self._ids.exchange(number, prepared, request, weight=weight, found_early=self._found_early)
             self._lookup.accept(prepared, asked.wanted, asked.wanted_counts)
+            self._rows_asked += asked.wanted_counts.sum(axis=0)
         with self._tracker.phase("group"):
             self._pooled.accept(request, asked.frames, self._device.buffers[buffer]["gradients"])
         return _Step(

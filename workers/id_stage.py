@@ -30,7 +30,16 @@ import pyarrow.compute
 
 from embedding.ragged import Ragged
 from workers.bad_rows import RowFaults
-from workers.column_kernels import frozen, hash_in_place, take_bags, take_ids, take_splits
+from workers.column_kernels import (
+    even_length,
+    frozen,
+    hash_in_place,
+    narrow,
+    take_bags,
+    take_even_bags,
+    take_ids,
+    take_splits,
+)
 from workers.data_config import IdColumn
 from workers.input_errors import InputError
 from workers.mixing import combine
@@ -39,6 +48,21 @@ from workers.vocabulary import Vocabulary, text_of
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
+
+
+class BagLayouts:
+    """Offsets of bags that all have as many ids, for a number of samples. Features with the same lengths share one array, so what is done
+    with offsets afterwards is done once. Filled by `even`."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._counts = np.arange(num_samples + 1)
+        self._by_length = {1: self._counts}
+
+    def even(self, length: int) -> np.ndarray:
+        """int64 `[num_samples + 1]`; the same array for the same length."""
+        if length not in self._by_length:
+            self._by_length[length] = self._counts * length
+        return self._by_length[length]
 
 
 class IdStage:
@@ -69,15 +93,16 @@ class IdStage:
         self._offset = np.uint64(combine(source.salt) if source.salt else 0)
 
     def rows(
-        self, column: pa.Array, order: np.ndarray, *, singles: np.ndarray, one_each: np.ndarray, faults: RowFaults
+        self, column: pa.Array, order: np.ndarray, *, singles: np.ndarray, layouts: BagLayouts, faults: RowFaults
     ) -> Ragged:
         """The rows of the table for the samples `order`, in that order.
 
         Args:
           column: integers, strings, or lists of them, of all samples of a row group.
-          order: int64, samples of the row group.
-          singles: int64 `[len(order)]`; receives the ids if every sample has exactly one value, and is then the result's `values`.
-          one_each: `arange(len(order) + 1)`, the result's `row_splits` in that case.
+          order: uint32 or int64, samples of the row group.
+          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table; receives the ids if every sample has exactly one value,
+            and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other results have values of the same width.
+          layouts: of bags in `len(order)` samples.
           faults: of the row group.
 
         Raises:
@@ -86,39 +111,53 @@ class IdStage:
         column = _plain(column)
         is_list = _is_list(column.type)
         items = column.flatten() if is_list else column
-        if pa.types.is_integer(items.type) and not items.null_count and not column.null_count:
-            raw = frozen(items.to_numpy(zero_copy_only=False), np.int64)
-            if not is_list:
-                is_inside = take_ids(raw, order, self._size, singles)
-                self._finish(singles, items, None, is_inside, faults)
-                return Ragged(singles, one_each)
-            offsets = _offsets(column)
-            splits = np.empty(len(order) + 1, np.int64)
-            take_splits(offsets, order, splits)
-            values = np.empty(int(splits[-1]), np.int64)
-            is_inside = take_bags(raw, offsets, order, splits, self._size, values)
-            self._finish(values, items, offsets, is_inside, faults)
-            return Ragged(values, splits)
-        bags = self._bags_with_gaps(column, items, is_list=is_list, faults=faults)
-        splits = np.empty(len(order) + 1, np.int64)
-        offsets, source = frozen(bags.row_splits, np.int64), frozen(bags.values, np.int64)
-        take_splits(offsets, order, splits)
-        is_single = not is_list and np.array_equal(splits, one_each)
-        values = singles if is_single else np.empty(int(splits[-1]), np.int64)
-        # Not by row as above: rows without an id have none in the source.
-        take_bags(source, offsets, order, splits, self._size, values)
-        return Ragged(values, one_each if is_single else splits)
-
-    def _finish(
-        self, values: np.ndarray, items: pa.Array, offsets: np.ndarray | None, is_inside: bool, faults: RowFaults
-    ) -> None:
-        """Values that were copied to their place become rows there, by the mode; `is_inside`: each is a row number of the table."""
-        if self.source.mode == "hash":
-            hash_in_place(values, self._offset, self._size - 1)
-        elif self._vocabulary is not None:
-            values[:] = self._vocabulary.rows_of_integers(values, num_reserved=self.source.num_reserved)
-        elif not is_inside:
+        if not pa.types.is_integer(items.type) or items.null_count or column.null_count:
+            bags = self._bags_with_gaps(column, items, is_list=is_list, faults=faults)
+            # Not by row as below: rows without an id have none in the source.
+            return self._taken(frozen(bags.values, np.int64), bags.row_splits, order, singles, layouts)[0]
+        raw = self._rows_of_integers(items)
+        offsets = _offsets(column) if is_list else None
+        bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
+        if not is_inside:
             self._refuse_outside(items, offsets, faults)
+        return bags
+
+    def _taken(
+        self,
+        source: np.ndarray,
+        offsets: np.ndarray | None,
+        order: np.ndarray,
+        singles: np.ndarray,
+        layouts: BagLayouts,
+    ) -> tuple[Ragged, bool]:
+        """The bags `order` of int64 rows, one id each without `offsets`; and whether all are rows of the table."""
+        length = 1 if offsets is None else even_length(frozen(offsets, offsets.dtype))
+        if length == 1:
+            return Ragged(singles, layouts.even(1)), take_ids(source, order, self._size, singles)
+        # Narrowed as they come, which is fast, so that half the bytes are moved out of order, which is not.
+        narrowed = np.empty(len(source), singles.dtype)
+        is_inside = narrow(source, self._size, narrowed)
+        if offsets is None or length >= 0:
+            values = np.empty(len(order) * length, singles.dtype)
+            take_even_bags(narrowed, length, order, values)
+            return Ragged(values, layouts.even(length)), is_inside
+        offsets = frozen(offsets, offsets.dtype)
+        splits = np.empty(len(order) + 1, np.int64)
+        take_splits(offsets, order, splits)
+        values = np.empty(int(splits[-1]), singles.dtype)
+        take_bags(narrowed, offsets, order, splits, values)
+        return Ragged(values, splits), is_inside
+
+    def _rows_of_integers(self, items: pa.Array) -> np.ndarray:
+        """int64 of integers without nulls: rows by the mode, of which those `as_is` may lie outside the table."""
+        raw = frozen(items.to_numpy(zero_copy_only=False), np.int64)
+        if self._vocabulary is not None:
+            return frozen(self._vocabulary.rows_of_integers(raw, num_reserved=self.source.num_reserved), np.int64)
+        if self.source.mode == "hash":
+            hashed = raw.copy()
+            hash_in_place(hashed, self._offset, self._size - 1)
+            return frozen(hashed, np.int64)
+        return raw
 
     def _refuse_outside(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
         """Finds the samples with an id outside the table. `items` have no nulls."""
@@ -207,6 +246,14 @@ def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     return pa.types.is_integer(item) or (is_text and source.mode != "as_is")
 
 
+def kind_of(kind: pa.DataType) -> str:
+    """What a column that is accepted holds, in words."""
+    item = kind.value_type if _is_list(kind) else kind
+    item = item.value_type if pa.types.is_dictionary(item) else item
+    words = "integers" if pa.types.is_integer(item) else "text"
+    return f"lists of {words}" if _is_list(kind) else words
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
@@ -229,11 +276,11 @@ def _without_empty(items: pa.Array) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> np.ndarray:
-    """int64 offsets of lists without nulls in their flattened values."""
+    """Offsets of lists without nulls in their flattened values, int32 or int64."""
     if pa.types.is_fixed_size_list(column.type):
-        return frozen(np.arange(len(column) + 1) * column.type.list_size, np.int64)
+        return np.arange(len(column) + 1) * column.type.list_size
     offsets = column.offsets.to_numpy()
-    return frozen(offsets - offsets[0] if offsets[0] else offsets, np.int64)
+    return offsets - offsets[0] if offsets[0] else offsets
 
 
 def _insert_zero_rows(bags: Ragged, where: np.ndarray) -> Ragged:

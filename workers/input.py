@@ -187,9 +187,13 @@ class InputReader:
         group = self._row_groups[piece.row_group]
         # Shuffled while the columns are in the processor's cache: from here on the lane reads them front to back.
         order = self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop]
-        block, bad_rows = self._decoder.decode(
-            self._opened(group).read(group, self._decoder), first_position=group.first_position, order=order
-        )
+        opened = self._opened(group)
+        try:
+            raw = opened.read(group, self._decoder)
+            block, bad_rows = self._decoder.decode(raw, first_position=group.first_position, order=order)
+        finally:
+            # Behind what was read, too: an open file may be replaced between two requests, and what then does not decode is not damaged.
+            check_unchanged(group.file, self._data, storage_options=self._storage_options)
         self._bad_rows.add(bad_rows)
         self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
         return block

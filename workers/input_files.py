@@ -15,6 +15,8 @@ class InputFile:
       version: what the filesystem tells of the last change: an etag or a time.
       row_group_rows: rows of each row group or block.
       group_offsets: position in the unpacked text at which each block begins, and the end; empty where the file itself knows.
+      content: what of the content may not change under a run: the kinds of the id columns as the file has them, or the digest of a
+        vocabulary's values. Empty where the declaration says it all.
     """
 
     path: str
@@ -22,6 +24,7 @@ class InputFile:
     version: str
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
+    content: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -45,3 +48,4 @@ class FileLayout:
 
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
+    content: str = ""

@@ -201,6 +201,7 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
         version=version,
         row_group_rows=layout.row_group_rows,
         group_offsets=layout.group_offsets,
+        content=layout.content,
     )
 
 
@@ -209,7 +210,13 @@ def _look_at_vocabulary(path: str, storage_options: dict[str, Any] | None) -> In
     path = local_path(path, storage_options=storage_options) or path
     vocabulary = load_vocabulary(path, storage_options=storage_options)
     size_bytes, version = file_version(path, storage_options=storage_options)
-    return InputFile(path=path, size_bytes=size_bytes, version=version, row_group_rows=(vocabulary.num_values,))
+    return InputFile(
+        path=path,
+        size_bytes=size_bytes,
+        version=version,
+        row_group_rows=(vocabulary.num_values,),
+        content=vocabulary.digest(vocabulary.num_values),
+    )
 
 
 def _file_of(entry: dict[str, Any]) -> InputFile:
@@ -219,6 +226,7 @@ def _file_of(entry: dict[str, Any]) -> InputFile:
         version=str(entry["version"]),
         row_group_rows=tuple(int(rows) for rows in entry["row_group_rows"]),
         group_offsets=tuple(int(offset) for offset in entry["group_offsets"]),
+        content=str(entry["content"]),
     )
 
 

@@ -257,3 +257,29 @@ def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> 
             f"Found arguments {sorted(arguments)} for job '{name}' ({error}). Expected some of {', '.join(signature.parameters) or 'none'}. "
             f"Give them as --set name=value, or in JobReference(arguments=...)."
         ) from error
+    for argument, value in arguments.items():
+        declared = signature.parameters[argument].annotation if argument in signature.parameters else None
+        # With `from __future__ import annotations` the declaration is text.
+        kinds = {
+            part.strip()
+            for part in (declared if isinstance(declared, str) else getattr(declared, "__name__", "")).split("|")
+        }
+        if kinds and kinds <= _PLAIN_KINDS.keys() and not any(_is_a(value, kind) for kind in kinds):
+            raise JobError(
+                f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set {argument}=VALUE, or in "
+                f"JobReference(arguments=...)."
+            )
+
+
+# Declarations that are simple enough to be checked before the function runs; a whole number will do for a float.
+_PLAIN_KINDS: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "bool": (bool,),
+    "None": (type(None),),
+}
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    return isinstance(value, _PLAIN_KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))

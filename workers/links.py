@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from workers.faulty_frames import Spoil
 from workers.frames import (
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -41,12 +42,14 @@ class LinkRules:
       own_rank, generation: written into every header.
       max_frame_bytes: longest payload taken.
       flags: options of every frame.
+      spoil: injects faults into frames.
     """
 
     own_rank: int
     generation: int
     max_frame_bytes: int
     flags: FrameFlag
+    spoil: Spoil | None = None
 
 
 class Link:
@@ -119,6 +122,8 @@ class Link:
         self._sent_frames += 1
         trailer = [memoryview(trailer_of(header))] if views else []
         self._out, self._out_at = [memoryview(header), *views, *trailer], 0
+        if self._rules.spoil is not None:
+            self._out = self._rules.spoil(self.connection, self.rank, tag, step, self._out)
         self._expected, self._receive = (tag, step), receive
         self.write()
         if self._header is not None:

@@ -1,8 +1,9 @@
 """Files of one folder on a local or mounted disk, reached without ever following a link below its root.
 
 Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads nowhere. A write is
-durable when it returns: the file and each folder that names it are synced. Creation of a name is decided by the kernel (`O_EXCL`, hard
-link), never by looking first. Names arrive validated; see `storage`.
+durable when it returns: the file and each folder that names it are synced; or, for a thread inside `sync_later`, when `sync` returns, which
+asks the disk once for many files. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names arrive
+validated; see `storage`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from workers.storage_errors import NameNotFound, NameTaken, NotAPlainFile, WrongSize
@@ -30,6 +33,27 @@ _TEMPORARY = ".tmp-"
 _MAX_VECTORS = 512
 
 
+@dataclass(slots=True)
+class Unsynced:
+    """What was written and may still be lost with the machine. Mutated by writes inside `sync_later`, and by `add`.
+
+    Attributes:
+      files: names.
+      folders: those in which a file or a folder was made; the root is "".
+      size_bytes: of the files.
+    """
+
+    files: list[str] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    size_bytes: int = 0
+
+    def add(self, other: Unsynced) -> None:
+        """Takes over what another one notes."""
+        self.files += other.files
+        self.folders |= other.folders
+        self.size_bytes += other.size_bytes
+
+
 class LocalFiles:
     """The files below `root`, an absolute path. The root itself may be a link: it is the user's own choice."""
 
@@ -38,6 +62,7 @@ class LocalFiles:
 
     def __init__(self, root: str):
         self.root = root
+        self._thread = threading.local()
 
     @property
     def location(self) -> str:
@@ -67,6 +92,7 @@ class LocalFiles:
 
     def write_new(self, name: str, buffers: Sequence[Buffer]) -> None:
         *folders, leaf = name.split("/")
+        later = self._later
         with self._folder(name, folders, create=True) as folder:
             try:
                 handle = os.open(leaf, _NEW_FLAGS, 0o666, dir_fd=folder)
@@ -74,14 +100,42 @@ class LocalFiles:
                 raise NameTaken(name, self.location) from None
             try:
                 _write_all(handle, buffers)
-                os.fsync(handle)
+                if later is None:
+                    os.fsync(handle)
             except BaseException:
                 # The name is ours alone (O_EXCL), so nobody else's bytes can be removed here.
                 os.unlink(leaf, dir_fd=folder)
                 raise
             finally:
                 os.close(handle)
-            os.fsync(folder)
+            if later is None:
+                os.fsync(folder)
+            else:
+                later.files.append(name)
+                later.folders.add("/".join(folders))
+                later.size_bytes += sum(memoryview(buffer).nbytes for buffer in buffers)
+
+    @contextmanager
+    def sync_later(self, unsynced: Unsynced) -> Iterator[None]:
+        """Inside, new files of this thread are noted in `unsynced` instead of synced. Other threads and other calls are as ever."""
+        self._thread.later = unsynced
+        try:
+            yield
+        finally:
+            self._thread.later = None
+
+    def sync(self, unsynced: Unsynced) -> None:
+        """Makes what was noted durable: every file, then every folder, each once, the deepest first."""
+        for name in unsynced.files:
+            with self._open(name) as handle:
+                _sync_file(handle, name)
+        for name in sorted(unsynced.folders, key=lambda name: -name.count("/") if name else 1):
+            with self._folder(name, name.split("/") if name else [], create=False) as folder:
+                os.fsync(folder)
+
+    @property
+    def _later(self) -> Unsynced | None:
+        return getattr(self._thread, "later", None)
 
     def create_exclusive(self, name: str, data: bytes) -> bool:
         """Makes a complete, durable file appear under the name, or finds it taken."""
@@ -129,6 +183,12 @@ class LocalFiles:
             except IsADirectoryError:
                 raise NotAPlainFile(name, self.location, "a folder") from None
         self._remove_empty(folders)
+
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Removes a folder and those in it, as far as they hold nothing."""
+        *folders, leaf = prefix.split("/")
+        with suppress(NameNotFound), self._folder(prefix, folders, create=False) as parent:
+            _remove_empty_tree(parent, leaf)
 
     def remove_stale_temporaries(self, prefix: str, *, written_before_unix_s: float) -> int:
         """Removes what writers that were killed left in a folder; returns how many files. A living writer needs seconds, not hours."""
@@ -181,35 +241,43 @@ class LocalFiles:
         if create and not os.path.isdir(self.root):
             os.makedirs(self.root, exist_ok=True)
             _sync_folder(os.path.dirname(self.root))
+        later = self._later if create else None
         try:
             folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NameNotFound(name, self.location) from None
         try:
-            for segment in segments:
-                inner = self._step(name, folder, segment, create=create)
+            for at, segment in enumerate(segments):
+                try:
+                    inner = self._step(name, folder, segment)
+                except FileNotFoundError:
+                    if not create:
+                        raise NameNotFound(name, self.location) from None
+                    self._make_folder(folder, segment, above="/".join(segments[:at]), later=later)
+                    inner = self._step(name, folder, segment)
                 os.close(folder)
                 folder = inner
             yield folder
         finally:
             os.close(folder)
 
-    def _step(self, name: str, folder: int, segment: str, *, create: bool) -> int:
+    def _step(self, name: str, folder: int, segment: str) -> int:
         try:
             return os.open(segment, _FOLDER_FLAGS, dir_fd=folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotAPlainFile(name, self.location, f"a link or file at '{segment}'") from None
-            if error.errno != errno.ENOENT:
-                raise
-        if not create:
-            raise NameNotFound(name, self.location)
+            raise
+
+    def _make_folder(self, parent: int, segment: str, *, above: str, later: Unsynced | None) -> None:
         try:
-            os.mkdir(segment, dir_fd=folder)
-            os.fsync(folder)
+            os.mkdir(segment, dir_fd=parent)
         except FileExistsError:
-            pass  # Another writer of the same run made it in between; the next open decides what it is.
-        return self._step(name, folder, segment, create=False)
+            return  # Another writer of the same run made it in between, and syncs it; the next open decides what it is.
+        if later is None:
+            os.fsync(parent)
+        else:
+            later.folders.add(above)
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
@@ -229,6 +297,14 @@ class LocalFiles:
             yield handle
         finally:
             os.close(handle)
+
+
+def _sync_file(handle: int, name: str) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        error.filename = name
+        raise
 
 
 def _sync_folder(path: str) -> None:
@@ -251,6 +327,23 @@ def _link(temporary: str, leaf: str, folder: int) -> bool:
 def _unlink_if_there(leaf: str, folder: int) -> None:
     with suppress(FileNotFoundError):  # It was renamed into place.
         os.unlink(leaf, dir_fd=folder)
+
+
+def _remove_empty_tree(parent: int, leaf: str) -> None:
+    """Removes a folder below another one if nothing but empty folders is in it. Links are no folders and stay."""
+    try:
+        folder = os.open(leaf, _FOLDER_FLAGS, dir_fd=parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for name in inner:
+            _remove_empty_tree(folder, name)
+    finally:
+        os.close(folder)
+    with suppress(OSError):  # It holds something.
+        os.rmdir(leaf, dir_fd=parent)
 
 
 def _collect(folder: int, prefix: str, found: dict[str, int]) -> None:

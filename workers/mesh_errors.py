@@ -24,16 +24,21 @@ class MeshConnectTimeout(MeshError):
       missing: ranks without a connection, ascending.
       timeout_s: how long they were waited for.
       problems: last thing that went wrong with a missing rank, where anything did.
+      refused: the last connections that were not let in, one line each; a missing host may be among them.
     """
 
-    def __init__(self, missing: Sequence[int], timeout_s: float, problems: Mapping[int, str]) -> None:
-        super().__init__(tuple(missing), timeout_s, dict(problems))
+    def __init__(
+        self, missing: Sequence[int], timeout_s: float, problems: Mapping[int, str], refused: Sequence[str] = ()
+    ) -> None:
+        super().__init__(tuple(missing), timeout_s, dict(problems), tuple(refused))
         self.missing = tuple(missing)
         self.timeout_s = timeout_s
         self.problems = dict(problems)
+        self.refused = tuple(refused)
 
     def __str__(self) -> str:
         details = "".join(f" Rank {rank}: {problem}." for rank, problem in sorted(self.problems.items()))
+        details += "".join(f" Refused {line}." for line in self.refused)
         return (
             f"Found no connection to ranks {list(self.missing)} after {self.timeout_s:.1f} s. Expected every host of the "
             f"generation to connect.{details} Check that these hosts run and that their data ports are reachable."

@@ -90,7 +90,7 @@ class OpenedNpy:
             names = _names(kind, header)
             if self._columns.isdisjoint(names):
                 continue
-            rows = _read_rows(header, file, first, group.num_rows)
+            rows = read_rows(header, file, first, group.num_rows)
             for at, name in enumerate(names):
                 if name in self._columns:
                     columns[name] = pa.array(np.ascontiguousarray(rows[:, at]))
@@ -117,7 +117,7 @@ def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tu
         for kind, sibling in _siblings(path).items():
             file = open_ranges(sibling, storage_options=storage_options)
             try:
-                opened[kind] = _read_header(kind, sibling, file), file
+                opened[kind] = read_header(kind, sibling, file), file
             except BaseException:
                 file.close()
                 raise
@@ -133,7 +133,12 @@ def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tu
     return opened
 
 
-def _read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
+def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
+    """What a file of that kind (`labels`, `dense`, `sparse`) says of itself.
+
+    Raises:
+      InputError: it is no array of that kind, or not as long as it says.
+    """
     # A buffered reader answers in full whatever size is asked for, also with less memory than a hostile header names.
     size_bytes = file.seek(0, 2)
     file.seek(0)
@@ -177,7 +182,12 @@ def _names(kind: str, header: _Header) -> list[str]:
     return [_KINDS[kind][0].format(at) for at in range(header.num_columns)]
 
 
-def _read_rows(header: _Header, file: IO[bytes], first: int, count: int) -> np.ndarray:
+def read_rows(header: _Header, file: IO[bytes], first: int, count: int) -> np.ndarray:
+    """Rows `first` to `first + count - 1` in the byte order of this machine, `[count, columns]`, read-only.
+
+    Raises:
+      InputError: the file ends before.
+    """
     file.seek(header.start + first * header.row_bytes)
     data = file.read(count * header.row_bytes)
     if len(data) != count * header.row_bytes:

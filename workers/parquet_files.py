@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workers.bad_rows import Origin
-from workers.columns import Decoder, RawRows, check_schema
+from workers.columns import Decoder, RawRows, check_schema, id_kinds
 from workers.data_config import InputData
 from workers.files import local_path, open_ranges
 from workers.input_errors import InputError
@@ -29,7 +29,8 @@ def parquet_layout(path: str, data: InputData, *, storage_options: dict[str, Any
         check_schema(opened.schema_arrow, data, path=path)
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    return FileLayout(row_group_rows=rows)
+        kinds = id_kinds(opened.schema_arrow, data)
+    return FileLayout(row_group_rows=rows, content=kinds)
 
 
 class OpenedParquet:
@@ -42,14 +43,12 @@ class OpenedParquet:
         self._opened = _open(file.path, storage_options)
         self._is_local = local_path(file.path, storage_options=storage_options) is not None
         self._columns = list(columns)
+        self._parts = _parts(self._opened.metadata, self._columns) if self._is_local else [self._columns]
 
     def read(self, group: RowGroup, decoder: Decoder) -> RawRows:
         """The declared columns of one row group; asking for a column raises InputError if its pages are damaged."""
         origin = Origin(path=group.file.path, group=group.group_in_file, first_row=group.first_row)
-        together = len(self._columns)
-        if self._is_local:
-            together = max(1, _HOT_BYTES // (8 * group.num_rows))
-        columns = _GroupColumns(self._opened, group, self._columns, together=together)
+        columns = _GroupColumns(self._opened, group, self._parts)
         return RawRows(columns=columns, faults=decoder.faults_of(origin, group.num_rows))
 
     def close(self) -> None:
@@ -59,11 +58,10 @@ class OpenedParquet:
 class _GroupColumns:
     """The columns of one row group, some at a time: what was just decoded is used while it is in the processor's cache."""
 
-    def __init__(self, opened: pq.ParquetFile, group: RowGroup, names: Sequence[str], *, together: int) -> None:
+    def __init__(self, opened: pq.ParquetFile, group: RowGroup, parts: Sequence[Sequence[str]]) -> None:
         self._opened = opened
         self._group = group
-        self._names = names
-        self._together = together
+        self._parts = parts
         self._table: pa.Table | None = None
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -71,8 +69,7 @@ class _GroupColumns:
         if table is None or name not in table.column_names:
             # Given up before the next ones are read, so that Arrow can have the same memory again.
             table = self._table = None
-            at = self._names.index(name)
-            table = self._table = self._read(self._names[at : at + self._together])
+            table = self._table = self._read(next(part for part in self._parts if name in part))
         return table.column(name)
 
     def _read(self, names: Sequence[str]) -> pa.Table:
@@ -92,6 +89,26 @@ class _GroupColumns:
                 "new index, and start a run on it."
             )
         return table
+
+
+def _parts(metadata: pq.FileMetaData, names: Sequence[str]) -> list[list[str]]:
+    """The columns in runs that are about as large as `_HOT_BYTES` when they are decoded, by the file's first row group."""
+    sizes: dict[str, int] = {}
+    if metadata.num_row_groups:
+        first = metadata.row_group(0)
+        for at in range(first.num_columns):
+            chunk = first.column(at)
+            name = chunk.path_in_schema.partition(".")[0]
+            sizes[name] = sizes.get(name, 0) + 8 * chunk.num_values
+    parts: list[list[str]] = []
+    room = 0
+    for name in names:
+        if not parts or sizes.get(name, 0) > room:
+            parts.append([])
+            room = _HOT_BYTES
+        parts[-1].append(name)
+        room -= sizes.get(name, 0)
+    return parts
 
 
 def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import fsspec
@@ -17,7 +18,7 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from workers.local_files import Buffer
+from workers.local_files import Buffer, Unsynced
 from workers.retry import http_code
 from workers.storage_errors import NameNotFound, NameTaken, ServiceRefused, StorageError, WrongSize
 
@@ -106,6 +107,17 @@ class RemoteFiles:
     def delete(self, name: str) -> None:
         self._named(name, lambda: self._call("info", self._path(name)))
         self._named(name, lambda: self._call("rm_file", self._path(name)))
+
+    @contextmanager
+    def sync_later(self, unsynced: Unsynced) -> Iterator[None]:
+        """An object is durable when its request is answered, so nothing is left for later."""
+        yield
+
+    def sync(self, unsynced: Unsynced) -> None:
+        """Nothing to do; see `sync_later`."""
+
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Folders are parts of names and go with the files; where they are things of their own they may stay."""
 
     def remove_stale_temporaries(self, prefix: str, *, written_before_unix_s: float) -> int:
         """An object appears whole or not at all, so there is never anything to remove."""

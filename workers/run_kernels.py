@@ -33,6 +33,16 @@ def _copy(typing_context, target, source, num_bytes):
 
 
 @intrinsic
+def _pointer(typing_context, address):
+    """The address as what `numba.carray` takes."""
+
+    def generate(context, builder, sig, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
 def _load(typing_context, address):
     """The int64 at an address."""
 
@@ -43,8 +53,10 @@ def _load(typing_context, address):
 
 
 # Numba gives the first parameter itself, which type checkers do not know.
-_copy_bytes: Any = _copy
+copy_bytes: Any = _copy
 _int64_at: Any = _load
+_pointer_to: Any = _pointer
+_carray: Any = getattr(numba, "carray")  # noqa: B009 - a function that numba does not list as its own
 
 
 @numba.njit(nogil=True, cache=True)
@@ -75,27 +87,56 @@ def plan_runs(parts: np.ndarray, per_step: int, step_rows: int, runs: np.ndarray
 
 
 @numba.njit(nogil=True, cache=True)
-def copy_runs(
-    runs: np.ndarray,
-    sources: np.ndarray,
-    source_column_bytes: np.ndarray,
-    target: int,
-    target_column_bytes: int,
-    num_columns: int,
-    width: int,
-) -> None:
-    """Copies the rows of all runs, of `width` bytes each, in each of the columns.
+def copy_runs(runs: np.ndarray, sources: np.ndarray, target: int, width: int) -> None:
+    """Copies the rows of all runs, of `width` bytes each.
 
     Args:
-      sources: per part, the address of its first column.
-      source_column_bytes: per part, bytes from one column to the next.
+      sources: per part, the address of its first row.
     """
-    for column in range(num_columns):
-        into = target + column * target_column_bytes
+    for at in range(len(runs)):
+        copy_bytes(target + runs[at, 2] * width, sources[runs[at, 0]] + runs[at, 1] * width, runs[at, 3] * width)
+
+
+@numba.njit(nogil=True, cache=True)
+def _widen(address: int, width: int, target: np.ndarray, start: Any, count: int) -> None:
+    """target[start:start + count] = the numbers at an address, signed, of 4 or 8 bytes."""
+    if width == 8:
+        copy_bytes(target.ctypes.data + 8 * start, address, 8 * count)
+    else:
+        source = _carray(_pointer_to(address), (count,), np.int32)
+        into = target[start : start + count]
+        for i in range(count):
+            into[i] = source[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def copy_ids(
+    runs: np.ndarray, sources: np.ndarray, source_column_bytes: np.ndarray, width: int, target: np.ndarray
+) -> None:
+    """As `copy_runs` for ids of 4 or 8 bytes, into int64 `[columns, rows]`.
+
+    Args:
+      sources, source_column_bytes: per part, the address of its first column, and bytes from one column to the next.
+    """
+    for column in range(len(target)):
+        into = target[column]
         for at in range(len(runs)):
             part = runs[at, 0]
             start = sources[part] + column * source_column_bytes[part] + runs[at, 1] * width
-            _copy_bytes(into + runs[at, 2] * width, start, runs[at, 3] * width)
+            _widen(start, width, into, runs[at, 2], runs[at, 3])
+
+
+@numba.njit(nogil=True, cache=True)
+def copy_columns(runs: np.ndarray, sources: np.ndarray, source_column_bytes: np.ndarray, target: np.ndarray) -> None:
+    """As `copy_runs` for float32 columns, into rows of float32 `[rows, columns]`."""
+    for at in range(len(runs)):
+        part, row, count = runs[at, 0], runs[at, 2], runs[at, 3]
+        # A run of all columns stays in the first cache while it is turned.
+        for column in range(target.shape[1]):
+            start = sources[part] + column * source_column_bytes[part] + runs[at, 1] * 4
+            source = _carray(_pointer_to(start), (count,), np.float32)
+            for i in range(count):
+                target[row + i, column] = source[i]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -115,11 +156,16 @@ def lay_out_bags(runs: np.ndarray, splits_of_parts: np.ndarray, splits: np.ndarr
 
 @numba.njit(nogil=True, cache=True)
 def copy_bags(
-    runs: np.ndarray, splits_of_parts: np.ndarray, values_of_parts: np.ndarray, splits: np.ndarray, target: int
+    runs: np.ndarray,
+    splits_of_parts: np.ndarray,
+    values_of_parts: np.ndarray,
+    width: int,
+    splits: np.ndarray,
+    target: np.ndarray,
 ) -> None:
-    """Copies the ids of all runs to where `lay_out_bags` has put their bags."""
+    """Copies the ids of all runs, of 4 or 8 bytes, to where `lay_out_bags` has put their bags; `target` is int64."""
     for at in range(len(runs)):
         part = runs[at, 0]
         source = splits_of_parts[part] + 8 * runs[at, 1]
         start, stop = _int64_at(source), _int64_at(source + 8 * runs[at, 3])
-        _copy_bytes(target + 8 * splits[runs[at, 2]], values_of_parts[part] + 8 * start, 8 * (stop - start))
+        _widen(values_of_parts[part] + width * start, width, target, splits[runs[at, 2]], stop - start)

@@ -7,6 +7,7 @@ manifests or leases. A `Store` holds no open file and no lock and may be used fr
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
 import os
@@ -14,9 +15,10 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from workers.local_files import Buffer, LocalFiles
+from workers.local_files import Buffer, LocalFiles, Unsynced
 from workers.remote_files import RemoteFiles
 from workers.retry import RetryPolicy, Waiting, call_with_retries
 from workers.storage_errors import (
@@ -59,6 +61,9 @@ class Files(Protocol):
     def sizes(self, prefix: str) -> dict[str, int]: ...
     def children(self, prefix: str) -> Sequence[str]: ...
     def delete(self, name: str) -> None: ...
+    def sync_later(self, unsynced: Unsynced) -> AbstractContextManager[None]: ...
+    def sync(self, unsynced: Unsynced) -> None: ...
+    def remove_empty_folders(self, prefix: str) -> None: ...
     def remove_stale_temporaries(self, prefix: str, *, written_before_unix_s: float) -> int: ...
 
 
@@ -117,10 +122,21 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
+    def through(self, layer: Callable[[Files], Files]) -> Store:
+        """The same store with another layer between it and its backend."""
+        layered = copy.copy(self)
+        layered._files = layer(self._files)
+        return layered
+
     @property
     def location(self) -> str:
         """The root as a person would open it: an absolute path or a URL."""
         return self._files.location
+
+    @property
+    def answers_late(self) -> bool:
+        """Whether a request that failed here may still take effect later, as with services that are reached over a network."""
+        return self._files.repeats_requests
 
     def locate(self, name: str) -> str:
         """The full path or URL of a name, for messages and for other tools."""
@@ -192,6 +208,22 @@ class Store:
 
         self._run("write", name, attempt)
 
+    def sync_later(self, unsynced: Unsynced) -> AbstractContextManager[None]:
+        """A block in which `write_new`, called by this thread, returns before the file is durable and notes it in `unsynced`."""
+        return self._files.sync_later(unsynced)
+
+    def sync(self, unsynced: Unsynced) -> None:
+        """Makes what was written inside `sync_later` durable. A failure is final: what the disk lost cannot be synced again.
+
+        Raises:
+          StorageError, OSError: the storage lost some of it.
+        """
+        if not unsynced.files:
+            return
+        once = dataclasses.replace(self._retry, max_attempts=1)
+        what = f"sync '{unsynced.files[0]}' and {len(unsynced.files) - 1} more"
+        self._insist(what, lambda _: self._files.sync(unsynced), policy=once)
+
     def create_exclusive(self, name: str, data: bytes) -> bool:
         """Creates a small complete file unless the name is taken; of several callers exactly one gets True.
 
@@ -236,6 +268,16 @@ class Store:
                 return
 
         self._run("delete", name, attempt)
+
+    def delete_folder(self, folder: str) -> None:
+        """Removes all files below a folder, and the folder."""
+        for name in self.sizes(folder):
+            self.delete(name)
+        self.remove_empty_folders(folder)
+
+    def remove_empty_folders(self, folder: str) -> None:
+        """Removes a folder and those in it, as far as they hold nothing: what writers that were killed had made for files to come."""
+        self._run("delete", folder, lambda _: self._files.remove_empty_folders(folder))
 
     def remove_stale_temporaries(self, folder: str, *, written_before_unix_s: float) -> int:
         """Removes half-written files that killed writers left in a folder; their names never show elsewhere. Returns how many."""
@@ -290,6 +332,9 @@ class Store:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(what, error) from error
+            if error.errno is not None:
+                # The system's own words name the last segment at best.
+                error.filename = what
             raise
 
 

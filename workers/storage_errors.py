@@ -8,11 +8,26 @@ from __future__ import annotations
 
 
 class StorageError(Exception):
-    """Base of everything the storage layer raises on purpose."""
+    """Base of everything the storage layer raises on purpose.
+
+    Attributes:
+      may_pass: whether a later save may work although nothing in this program changes. False where the run's own rules are broken: a name
+        that is taken, a store that two writers can win.
+    """
+
+    may_pass = True
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a save that failed so is worth another one later. Whatever the system says of a file may be mended from outside: a disk that is
+    full, a mount that is gone, rights or credentials that ran out."""
+    return error.may_pass if isinstance(error, StorageError) else isinstance(error, OSError)
 
 
 class UnsafeName(StorageError):
     """A name that could leave the store's root, or that no writer of ours would have made."""
+
+    may_pass = False
 
     def __init__(self, name: str, reason: str):
         shown = repr(name if len(name) <= 120 else name[:117] + "...")
@@ -34,9 +49,16 @@ class NameNotFound(StorageError):
         self.name = name
         self.location = location
 
+    @property
+    def found(self) -> str:
+        """A phrase for messages that say the rest themselves."""
+        return "no file"
+
 
 class NameTaken(StorageError):
     """A write that must not replace anything met an existing file."""
+
+    may_pass = False
 
     def __init__(self, name: str, location: str):
         super().__init__(
@@ -69,6 +91,11 @@ class WrongSize(StorageError):
         )
         self.name = name
         self.found_bytes = found_bytes
+
+    @property
+    def found(self) -> str:
+        """A phrase for messages that say the rest themselves."""
+        return f"{self.found_bytes} bytes"
 
 
 class StoreUnavailable(StorageError):
@@ -108,6 +135,8 @@ class ServiceRefused(StorageError):
 
 class StoreCannotCreateExclusively(StorageError):
     """Two writers could both believe that they created a file, so two drivers could both commit."""
+
+    may_pass = False
 
     def __init__(self, location: str, found: str):
         super().__init__(

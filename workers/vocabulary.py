@@ -7,6 +7,7 @@ table that is built when the first column of its kind asks.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cached_property
 from typing import Any
@@ -83,6 +84,13 @@ class Vocabulary:
         """The value of a line, counted from 0."""
         start, stop = self._offsets[number : number + 2].tolist()
         return self._text[start:stop].tobytes().decode()
+
+    def digest(self, num_values: int) -> str:
+        """Hexadecimal SHA-256 of the first lines, and where each begins."""
+        stop = int(self._offsets[num_values])
+        hashed = hashlib.sha256(self._offsets[: num_values + 1].tobytes())
+        hashed.update(self._text[:stop].tobytes())
+        return hashed.hexdigest()
 
     @cached_property
     def _string_keys(self) -> np.ndarray:

@@ -7,8 +7,6 @@ hexadecimal categories and text for CSV, and so they stand in vocabulary files; 
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,9 +16,10 @@ import pyarrow as pa
 
 from jobs.prepare.settings import PrepareError, PrepareSettings
 from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
+from workers.csv_parser import CsvFault, CsvParser, header_names
+from workers.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
 from workers.text_lines import blocks_of_lines
 
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _QUOTED_CHARACTERS = 60
 # Training reads numbers as float32 and refuses those that become infinite.
 _LARGEST_NUMBER = float(np.finfo(np.float32).max)
@@ -54,8 +53,8 @@ class TextForm(Protocol):
     value_type: pa.DataType
     header_lines: int
 
-    def parse(self, block: bytes) -> ParsedBlock:
-        """Reads a block of whole lines, without the header."""
+    def parse(self, block: bytes, *, max_faults: int) -> ParsedBlock:
+        """Reads a block of whole lines, without the header. With more faults than that, the rest of the block may be left unread."""
         ...
 
     def dense_type(self, name: str) -> pa.DataType: ...
@@ -72,7 +71,7 @@ class CriteoForm:
     value_type = pa.int64()
     header_lines = 0
 
-    def parse(self, block: bytes) -> ParsedBlock:
+    def parse(self, block: bytes, *, max_faults: int) -> ParsedBlock:
         parsed = parse_lines(block)
         good = np.flatnonzero(parsed.is_good)
         faults = []
@@ -103,7 +102,8 @@ class CriteoForm:
 
 @dataclass(frozen=True, slots=True)
 class CsvForm:
-    """Comma-separated values, quoted as in RFC 4180 but for line ends in values. Values of fields are text.
+    """Comma-separated values, quoted as in RFC 4180 but for line ends in values. Values of fields are text. Parsed as training parses CSV
+    (`workers.csv_parser`), a line at a time in meaning though not in work.
 
     Attributes:
       header: names of all columns, in order.
@@ -125,72 +125,105 @@ class CsvForm:
                 "Correct the names given for --label, --dense and --fields, or the header."
             )
 
-    def parse(self, block: bytes) -> ParsedBlock:
-        lines = block.split(b"\n")[:-1]
-        rows: list[list[str]] = []
-        numbers: list[list[float | None]] = []
-        faults: list[tuple[int, Fault, bytes]] = []
-        number_columns = [(name, self.header.index(name)) for name in (self.label, *self.dense)]
-        for at, line in enumerate(lines):
-            row = self._row(line)
-            read = row if isinstance(row, Fault) else self._numbers(row, number_columns)
-            if isinstance(read, Fault):
-                faults.append((at, read, line))
-            elif not isinstance(row, Fault):
-                rows.append(row)
-                numbers.append(read)
-        columns = list(zip(*numbers, strict=True)) or [()] * len(number_columns)
+    @property
+    def _parser(self) -> CsvParser:
+        kinds: dict[str, pa.DataType] = {name: pa.float64() for name in (self.label, *self.dense)}
+        return CsvParser(names=self.header, kinds=kinds | dict.fromkeys(self.fields, pa.string()))
+
+    def parse(self, block: bytes, *, max_faults: int) -> ParsedBlock:
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+        bounds = np.concatenate([np.zeros(1, np.int64), ends + 1])
+        kinds = line_faults(block, ends, delimiter=",", num_fields=len(self.header))
+        faults: dict[int, Fault] = {}
+        lines = np.flatnonzero(kinds == LINE_IS_GOOD)
+        table = None
+        try:
+            for at in np.flatnonzero(kinds).tolist():
+                _put(faults, at, self._line_fault(block[bounds[at] : ends[at]], int(kinds[at])), max_faults)
+            table = self._table(block, bounds, lines, faults, max_faults)
+            self._check_numbers(table, block, bounds, lines, faults, max_faults)
+        except _EnoughFaults:
+            lines = lines[:0]
+            table = pa.table({name: pa.nulls(0, kind) for name, kind in self._parser.kinds.items()})
+        is_good = np.array([at not in faults for at in lines.tolist()], bool)
+        columns = {name: table[name].combine_chunks().filter(pa.array(is_good)) for name in table.column_names}
         return ParsedBlock(
-            num_lines=len(lines),
-            label=pa.array(columns[0], pa.float64()),
-            dense={name: pa.array(columns[1 + at], pa.float64()) for at, name in enumerate(self.dense)},
-            values={name: self._text(rows, self.header.index(name)) for name in self.fields},
-            faults=faults,
+            num_lines=len(ends),
+            label=columns[self.label],
+            dense={name: columns[name] for name in self.dense},
+            values={name: columns[name] for name in self.fields},
+            faults=[(at, faults[at], block[bounds[at] : ends[at]]) for at in sorted(faults)],
         )
 
-    def _row(self, line: bytes) -> list[str] | Fault:
-        try:
-            text = line.removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            return Fault(
-                field="line", found=f"byte {line[error.start]:#04x} at {error.start}", reason="a line is UTF-8 text"
-            )
-        try:
-            row = next(csv.reader([text], strict=True), [])
-        except csv.Error as error:
-            return Fault(
-                field="line",
-                found=f"{_quoted(text)} ({error})",
-                reason="a line is a row, and quotes are closed in their line",
-            )
-        if len(row) != len(self.header):
-            reason = f"a line has {len(self.header)} values, as the header"
-            return Fault(field="line", found=f"{len(row)} values: {_quoted(text)}", reason=reason)
-        return row
+    def _table(
+        self, block: bytes, bounds: np.ndarray, lines: np.ndarray, faults: dict[int, Fault], max_faults: int
+    ) -> pa.Table:
+        """A row for each of the lines, which have all fields; nulls for those that do not parse."""
+        text, starts = block, bounds
+        if len(lines) + 1 != len(bounds):
+            text = b"".join(block[bounds[at] : bounds[at + 1]] for at in lines.tolist())
+            starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(bounds)[lines])])
+        table = self._parser.parse(text) if len(lines) else None
+        if table is not None and table.num_rows == len(lines):
+            return table
 
-    def _numbers(self, row: list[str], columns: list[tuple[str, int]]) -> list[float | None] | Fault:
-        """The label and the dense numbers of a row, None for an empty one."""
-        read: list[float | None] = []
-        for name, at in columns:
-            text = row[at]
-            if not text and name != self.label:
-                read.append(None)
-                continue
-            if not _NUMBER.fullmatch(text) or abs(value := float(text)) > _LARGEST_NUMBER:
-                reason = "a label is a number" if name == self.label else "a dense value is a finite number or empty"
-                reason += f", at most {_LARGEST_NUMBER:.2g}"
-                return Fault(field=name, found=_quoted(text), reason=reason)
-            read.append(value)
-        return read
+        def add(fault: CsvFault) -> None:
+            found = Fault(field=fault.column, found=fault.found, reason=self._reason(fault.column))
+            _put(faults, int(lines[fault.row]), found, max_faults)
 
-    def _text(self, rows: list[list[str]], at: int) -> pa.Array:
-        return pa.array([row[at] or None for row in rows], pa.string())
+        return self._parser.salvage(text, starts, add)
+
+    def _check_numbers(
+        self,
+        table: pa.Table,
+        block: bytes,
+        bounds: np.ndarray,
+        lines: np.ndarray,
+        faults: dict[int, Fault],
+        max_faults: int,
+    ) -> None:
+        """Adds the lines with a number that training would refuse."""
+        for name in (self.label, *self.dense):
+            numbers = table[name].to_numpy()
+            is_bad = ~(np.abs(numbers) <= _LARGEST_NUMBER)
+            if name != self.label:
+                is_bad &= table[name].is_valid().to_numpy()
+            for at in lines[is_bad].tolist():
+                if at not in faults:
+                    texts = self._parser.texts(block[bounds[at] : bounds[at + 1]]) or {}
+                    found = Fault(field=name, found=_quoted(texts.get(name, "")), reason=self._reason(name))
+                    _put(faults, at, found, max_faults)
+
+    def _line_fault(self, line: bytes, kind: int) -> Fault:
+        shown = _quoted(line[: 4 * _QUOTED_CHARACTERS].decode("utf-8", "backslashreplace"))
+        if kind == OTHER_FIELDS:
+            return Fault(field="line", found=shown, reason=f"a line has {len(self.header)} values, as the header")
+        if kind == OPEN_QUOTE:
+            return Fault(field="line", found=shown, reason="a line is a row, and quotes are closed in their line")
+        return Fault(field="line", found=shown, reason="in a line nothing stands between a closing quote and a comma")
+
+    def _reason(self, column: str) -> str:
+        if column == self.label:
+            return f"a label is a number, at most {_LARGEST_NUMBER:.2g}"
+        if column in self.dense:
+            return f"a dense value is a finite number or empty, at most {_LARGEST_NUMBER:.2g}"
+        return "a line is a row of text in UTF-8"
 
     def dense_type(self, name: str) -> pa.DataType:
         return pa.float64()
 
     def text_of(self, values: pa.Array) -> list[str]:
         return values.to_pylist()
+
+
+class _EnoughFaults(Exception):
+    """The block is not worth going on with."""
+
+
+def _put(faults: dict[int, Fault], at: int, fault: Fault, max_faults: int) -> None:
+    faults[at] = fault
+    if len(faults) > max_faults:
+        raise _EnoughFaults
 
 
 def _quoted(text: str) -> str:
@@ -221,9 +254,11 @@ def open_form(settings: PrepareSettings, files: Sequence[str]) -> TextForm:
 def _header(path: str) -> tuple[str, ...]:
     for block in blocks_of_lines(path):
         try:
-            line = block[: block.index(b"\n")].removesuffix(b"\r").decode("utf-8-sig")
-            return tuple(next(csv.reader([line], strict=True)))
-        except (UnicodeDecodeError, csv.Error, StopIteration) as error:
+            line = block[: block.index(b"\n")].removesuffix(b"\r")
+            if line_faults(line, np.array([len(line)]), delimiter=",", num_fields=0)[0] != OTHER_FIELDS:
+                raise ValueError("quotes that do not close, or text behind one")
+            return tuple(header_names(line, delimiter=","))
+        except (ValueError, pa.ArrowException) as error:
             raise PrepareError(
                 f"Found no header in {path} ({error!r}). Expected names of columns in UTF-8 in its first line. Write one."
             ) from error

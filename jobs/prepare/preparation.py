@@ -188,8 +188,27 @@ def _difference(found: Any, expected: dict[str, Any]) -> str:
         return f"source {sorted(before ^ now)[0][0]} was added, removed or changed"
     for name, value in expected["settings"].items():
         if found.get("settings", {}).get(name) != value:
-            return f"{name} was {str(found.get('settings', {}).get(name))[:80]} and is {str(value)[:80]}"
+            return _first_difference(name, found.get("settings", {}).get(name), value)
     return "its format has another version"
+
+
+def _first_difference(where: str, was: Any, now: Any) -> str:
+    """The first value within two settings that differs; members of a list are called by their names."""
+    if isinstance(was, dict) and isinstance(now, dict) and was.get("name") == now.get("name"):
+        key = next(key for key in {**was, **now} if was.get(key) != now.get(key))
+        return _first_difference(
+            f"{key} of {now['name']}" if "name" in now else f"{where}.{key}", was.get(key), now.get(key)
+        )
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        at = next(at for at, (one, other) in enumerate(zip(was, now, strict=True)) if one != other)
+        return _first_difference(where, was[at], now[at])
+    return f"{where} was {_shown(was)} and is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    return str(value["name"] if isinstance(value, dict) and "name" in value else value)[:80]
 
 
 @contextmanager

@@ -259,7 +259,7 @@ def _parsed_blocks(place: Workplace, piece: Piece, record: PieceRecord) -> Itera
             if span.start == 0 and line < place.form.header_lines:
                 block = block[block.index(b"\n") + 1 :]
                 line = place.form.header_lines
-            parsed = place.form.parse(block)
+            parsed = place.form.parse(block, max_faults=place.max_bad_lines - len(record.bad_lines))
             for at, fault, text in parsed.faults:
                 bad = BadLine(
                     file=span.path,

@@ -1,0 +1,37 @@
+"""`Quarantine`: machines on which hosts failed again and again, and until when they are not used. A value; it knows no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """See the module.
+
+    Attributes:
+      after: faults within `period_s` after which a machine rests.
+      first_s: how long at first; each further fault doubles it, up to `period_s`.
+      faults: by machine, when its hosts failed, rising.
+    """
+
+    after: int
+    first_s: float
+    period_s: float
+    faults: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def noted(self, machine: str, now_s: float) -> Quarantine:
+        """The same with one more fault; those older than the period are forgotten."""
+        recent = tuple(at for at in self.faults.get(machine, ()) if now_s - at < self.period_s)
+        return replace(self, faults={**self.faults, machine: (*recent, now_s)})
+
+    def resting(self, now_s: float) -> dict[str, float]:
+        """Machines that are not to be used, and for how many seconds yet."""
+        left = {machine: self._until_s(times) - now_s for machine, times in self.faults.items()}
+        return {machine: seconds for machine, seconds in left.items() if seconds > 0}
+
+    def _until_s(self, times: tuple[float, ...]) -> float:
+        if len(times) < self.after:
+            return times[-1]
+        return times[-1] + min(self.first_s * 2 ** (len(times) - self.after), self.period_s)

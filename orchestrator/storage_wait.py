@@ -1,0 +1,73 @@
+"""Waiting for a storage that is away, where a run cannot go on without it: while it claims its next generation.
+
+Between two commits training goes on without the storage, and a save that it fails is another one's business (`background_commit`). After a fault
+nothing trains, so the driver asks again until there is an answer or the time is over. Damage is no outage and is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from orchestrator.clock import Clock
+from orchestrator.signals import StopSignals
+from workers.storage_errors import ServiceRefused, StorageFull, StoreUnavailable
+
+Answer = TypeVar("Answer")
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 30.0
+_LOOK_S = 0.25
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a storage that failed so may answer later: it was not reached, has no room, or refuses rights that can be renewed."""
+    return isinstance(error, StoreUnavailable | StorageFull | ServiceRefused | OSError)
+
+
+class StorageWait:
+    """Asks again and again.
+
+    Args:
+      timeout_s: for each question; 0 never asks twice.
+      stop: a run that was asked to end does not wait.
+      notice: told when a wait begins.
+    """
+
+    def __init__(self, timeout_s: float, *, stop: StopSignals, notice: Callable[[str], None], clock: Clock) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._stop = stop
+        self._notice = notice
+
+    def __call__(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer.
+
+        Raises:
+          Exception: what `ask` raised, if it is no outage or came to the end.
+        """
+        started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                over_s = started_s + self._timeout_s
+                if not is_away(error) or self._clock.monotonic_s() + wait_s > over_s or self._stop.reason is not None:
+                    raise
+                if wait_s == FIRST_WAIT_S:
+                    self._notice(
+                        f"the storage is away, and the run cannot go on without it; it is asked again for up to {self._timeout_s:.0f} s. "
+                        f"{type(error).__name__}: {error}"
+                    )
+            self._rest(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _rest(self, seconds: float) -> None:
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > 0 and self._stop.reason is None:
+            self._clock.sleep(min(_LOOK_S, left_s))
+
+
+def at_once(ask: Callable[[], Answer]) -> Answer:
+    """Asks once."""
+    return ask()
