@@ -4,12 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help train test check env clean
+.PHONY: help train test check fuzz env clean simulate lease-races chaos chaos-short elastic faults
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
 	@echo "make test    checks and tests"
 	@echo "make check   ruff and pyright only"
+	@echo "make simulate SEEDS=1000        random faults over the real driver, on a fake clock; SEED=17 replays one"
+	@echo "make lease-races ROUNDS=200     three real drivers that fight for one run"
+	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
+	@echo "make chaos-short   the same in about a minute"
+	@echo "make faults  all fault tests with real processes, also those that make test leaves out; some minutes"
+	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
+	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
 	@echo "make clean   remove the environment, generated data and runs"
 
 env: $(STAMP)
@@ -28,8 +35,44 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Tests without Ray share the CPUs; those with Ray follow, one by one, since Ray runs its workers at a low priority and they starve beside others.
 test: check
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m ray
+endif
+
+# make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.
+SEEDS ?= 1000
+FIRST ?= 1
+PROCESSES ?= $(shell nproc)
+
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES))
+
+lease-races: $(STAMP)
+	$(BIN)/python -m tests.orchestrator.lease_races --rounds $(or $(ROUNDS),200)
+
+# The whole list, then make chaos ROUNDS=50 SEED=1 random schedules; each is replayed by its own SEED and ROUNDS=1.
+chaos: $(STAMP)
+	$(BIN)/podembed chaos --only all --rounds $(or $(ROUNDS),50) --seed $(or $(SEED),1)
+
+chaos-short: $(STAMP)
+	$(BIN)/podembed chaos --only F1.4
+	$(BIN)/podembed chaos --in-process --only F6,F16,F19,F26
+
+faults: $(STAMP)
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/test_kill_during_save.py
+
+elastic: $(STAMP)
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/test_placement.py tests/faults/test_node_loss.py
+
+SECONDS ?= 60
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
 clean:
-	rm -rf $(VENV) .data .runs .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .data .runs .fuzz .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -15,7 +15,9 @@ KNOWS_RAY = {
     "workers/actor.py",
     "workers/stepwise_actor.py",
     "orchestrator/cluster.py",
+    "orchestrator/places.py",
     "orchestrator/ray_jobs.py",
+    "orchestrator/ray_nodes.py",
     "orchestrator/strategy.py",
 }
 # Files, sockets, processes and threads are the business of `workers`.
@@ -36,7 +38,13 @@ NOT_IN_EMBEDDING = {
     "threading",
     "time",
 }
-READS_ENVIRONMENT = {"jobs/cli.py", "orchestrator/cluster.py", "orchestrator/run_folder.py", "orchestrator/tpu.py"}
+READS_ENVIRONMENT = {
+    "jobs/chaos.py",
+    "jobs/cli.py",
+    "orchestrator/cluster.py",
+    "orchestrator/run_folder.py",
+    "orchestrator/tpu.py",
+}
 NEVER = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80

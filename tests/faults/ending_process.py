@@ -13,7 +13,7 @@ import sys
 
 import psutil
 
-from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from orchestrator.errors import JobFailed
 from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
@@ -39,7 +39,13 @@ def main() -> None:
             arguments={"folder": data, "model": "later" if mode == "fail" else "none", "epochs": 2_000},
         ),
         scaling_config=ScalingConfig(num_hosts=2, threads_per_host=1),
-        run_config=RunConfig(name="run", storage_path=storage, checkpoint_config=CheckpointConfig(every_steps=None)),
+        run_config=RunConfig(
+            name="run",
+            storage_path=storage,
+            checkpoint_config=CheckpointConfig(every_steps=None),
+            # Processes that stand by are still coming up when the end comes.
+            failure_config=FailureConfig(max_user_errors=0, standby_after_s=0.0),
+        ),
         reporter=Interrupter() if mode == "stop" else SilentReporter(),
     )
     try:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint
+from orchestrator import checkpoint, driver
+from orchestrator.background_commit import Patience
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import Manifest, commit_file, to_json
 from orchestrator.records import encode
@@ -211,6 +212,8 @@ def test_a_disk_that_is_full_keeps_the_commit_before(run: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patched:
         patched.setattr(local_files.os, "writev", writev)
+        # Nobody makes room here, so there is nothing to wait for.
+        patched.setattr(driver, "Patience", lambda **_: Patience(max_failed_saves=0, timeout_s=0.0))
         code, _, err = resume(run)
     assert (code, "No space left on device" in err, "keep fewer commits" in err) == (87, True, True)
     assert not list(run.rglob(".tmp-*"))

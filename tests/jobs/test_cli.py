@@ -60,9 +60,9 @@ def documented(command: type) -> dict[str, str]:
     body = source[source.index(f"class {command.__name__}:") :]
     found = {}
     for field in dataclasses.fields(command):
-        match = re.search(rf'\n    {field.name}: .*\n    """(.+?)"""', body)
+        match = re.search(rf'\n    {field.name}: .*\n    """([^"]+)"""', body)
         assert match, f"--{field.name} of {command.__name__} has no text"
-        found[field.name] = match.group(1)
+        found[field.name] = flat(match.group(1))
     return found
 
 
@@ -94,8 +94,8 @@ def test_the_overview_names_every_command_and_what_it_does() -> None:
 
 def test_flags_are_few() -> None:
     """One more flag is a decision, not an accident."""
-    assert len(dataclasses.fields(Train)) <= 22
-    assert len(dataclasses.fields(Resume)) <= 16
+    assert len(dataclasses.fields(Train)) <= 24
+    assert len(dataclasses.fields(Resume)) <= 18
 
 
 def test_help_does_not_wait_for_jax_or_ray() -> None:
@@ -143,10 +143,13 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
     ("arguments", "words"),
     [
         (["train", *JOB, "--hosts", "0"], "num_hosts=0"),
-        (["train", *JOB, "--hosts", "-2"], "num_hosts=-2"),
+        (["train", *JOB, "--hosts", "-2"], "Found --hosts -2"),
         (["train", *JOB, "--hosts", "13"], "13 hosts for the 12 lanes"),
         (["train", *JOB, "--hosts", "2", "--in-process"], "Leave in_process out"),
         (["train", *JOB, "--threads-per-host", "0"], "threads_per_host=0"),
+        (["train", *JOB, "--resources", "GPU"], "Found --resources GPU."),
+        (["train", *JOB, "--resources", "CPU=1", "GPU=nan"], "Found --resources GPU=nan."),
+        (["train", *JOB, "--hosts", "2", "--resources", "GPU=0.5"], "Found 0.5 GPU a host"),
         (["train", *JOB, "--checkpoint-every", "0"], "every_steps=0"),
         (["train", *JOB, "--eval-every", "0"], "eval_every_steps=0"),
         (["train", *JOB, "--max-steps", "-1"], "max_steps=-1"),
@@ -154,6 +157,8 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
         (["train", *JOB, "--keep", "1"], "num_to_keep=1"),
         (["train", *JOB, "--keep-every", "0"], "keep_every_steps=0"),
         (["train", *JOB, "--keep-best", "-1"], "keep_best=-1"),
+        (["train", *JOB, "--set", "folder=/no/such"], "/no/such/part-*.parquet"),
+        (["train", *JOB, "--warm-start", "/no/such/run"], "/no/such/run"),
         (["train", *JOB, "--set", "folder"], "Expected name=value"),
         (["train", *JOB, "--set", "folder=/x", "colour=1"], "unexpected keyword argument 'colour'"),
         (["train", "--job", "no.such.module:job"], "cannot be imported"),
@@ -175,11 +180,21 @@ def test_what_cannot_work_is_said_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_commits_by_the_clock_with_stale_lookups_are_refused_before_anything_is_made(
+    tmp_path: Path, small_data: str
+) -> None:
+    job = ["--job", "tests.small_job:small_job", "--set", f"folder={small_data}", "staleness=1"]
+    code, _, err = run("train", *job, "--checkpoint-seconds", "5", "--storage", str(tmp_path / "runs"), "--name", "x")
+    assert (code, "every_seconds=5.0 with staleness=1" in err) == (87, True)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_commands_on_a_folder_that_is_no_run(tmp_path: Path) -> None:
     code, _, err = run("resume", str(tmp_path))
     assert (code, "Found no run in" in err) == (87, True)
-    code, out, _ = run("inspect", str(tmp_path))
-    assert (code, "is not a run: RUN.json is missing" in out) == (87, True)
+    code, out, err = run("inspect", str(tmp_path))
+    assert (code, "") == (87, out)
+    assert "Found no run in" in err
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +274,21 @@ def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
     done = podembed(["train", "--job", "my_job:job"], tmp_path)
     assert done.returncode == 87
     assert "Job 'my_job:job' returned a str. Expected a JobConfig." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"), [("1", 1), ("12", 12), ("2-8", (2, 8)), ("2-2", (2, 2)), ("0", 0), ("8-2", (8, 2))]
+)
+def test_hosts_are_a_number_or_a_range(text: str, hosts: int | tuple[int, int]) -> None:
+    """What cannot work is refused by the config."""
+    from jobs.launch import parse_hosts
+
+    assert parse_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "-", "2-", "-2", "two", "2-8-9", "2.5", "2 - 8"])
+def test_hosts_that_are_neither_are_refused(text: str) -> None:
+    from jobs.launch import parse_hosts
+
+    with pytest.raises(ConfigurationError, match="Expected a number such as 4, or a range such as 2-8"):
+        parse_hosts(text)

@@ -39,3 +39,17 @@ def test_without_the_interface_it_is_plain_jax(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(interaction_cpu, "is_available", lambda: False)
     vectors = [jnp.ones((2, 3)), 2 * jnp.ones((2, 3))]
     np.testing.assert_allclose(interaction.with_products(vectors)[:, 3], [6.0, 6.0])
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_programs_for_accelerators_know_nothing_of_the_kernel(platform: str) -> None:
+    """The kernel is code for the processor; its gradient must not be in there either."""
+    vectors = [jnp.ones((4, 8)), 2 * jnp.ones((4, 8)), jnp.zeros((4, 8))]
+
+    def text(platform: str) -> str:
+        traced = jax.jit(jax.grad(lambda *v: interaction.with_products(v).sum(), argnums=(0, 1, 2))).trace(*vectors)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert "podembed_interaction" not in text(platform)
+    if interaction_cpu.is_available():
+        assert "podembed_interaction" in text("cpu")

@@ -166,7 +166,7 @@ def test_who_rated_every_movie_gives_likes_alone(tmp_path: Path) -> None:
 
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(InputError, match=r"Found \['a.txt'\] in .* Expected ratings.csv and movies.csv"):
+    with pytest.raises(InputError, match=r"Found a.txt in .* Expected ratings.csv and movies.csv"):
         write_movielens(tmp_path, tmp_path / "cache", SPEC)
     (tmp_path / "ratings.csv").write_text("user,item\n1,2\n")
     (tmp_path / "movies.csv").write_text("movieId,title,genres\n1,a,b\n")
@@ -174,6 +174,15 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
         write_movielens(tmp_path, tmp_path / "cache", SPEC)
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,2,5,7\n")
     with pytest.raises(InputError, match="Found movie 2 in the ratings and not among the movies"):
+        write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,good,7\n")
+    with pytest.raises(InputError, match="Found values of type string as rating"):
+        write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,5,7\n1,1,,8\n")
+    with pytest.raises(InputError, match="Found 1 empty values as rating"):
+        write_movielens(tmp_path, tmp_path / "cache", SPEC)
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,5,7\n")
+    with pytest.raises(InputError, match="Found no user with a held-out like"):
         write_movielens(tmp_path, tmp_path / "cache", SPEC)
     with pytest.raises(ConfigurationError, match="Expected the one folder with ratings.csv and movies.csv"):
         data_arguments("movielens", [str(tmp_path / "ratings.csv")], [], max_bad_lines=0, notice=print)

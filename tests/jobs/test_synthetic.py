@@ -91,6 +91,6 @@ def test_the_same_spec_gives_the_same_rows_and_another_replaces_them(tmp_path: P
 
 def test_a_strangers_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FolderError, match="choose another one"):
+    with pytest.raises(FolderError, match="Choose another name"):
         write_synthetic(tmp_path, SPEC)
     assert (tmp_path / "notes.txt").read_text() == "mine"

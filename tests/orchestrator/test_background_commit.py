@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from orchestrator import checkpoint
-from orchestrator.background_commit import BackgroundCommits
+from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, SavesFailed
 from orchestrator.config import CheckpointConfig, Result
-from orchestrator.errors import Failure, FailureKind, WorkerFailure, WorkerRefused
-from orchestrator.lease import read_lineage
+from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.worker_group import WorkerGroup
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.orchestrator.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
 from tests.run_state import assert_same_bytes, committed_state, tables_of
 from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage_errors import NameTaken
 
 PATIENCE_S = 60.0
 
@@ -118,38 +117,9 @@ def test_the_next_commit_waits_for_the_one_before(
     assert len(seen) == 5
 
 
-def test_a_write_that_fails_beside_training_ends_the_run_and_the_commit_before_stands(
-    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(name: str) -> None:
-        if name.startswith("data/s000000020") and name.endswith("tables/b/velocity/c/3/0/0"):
-            raise StorageError("found the disk full. Expected room. Make some")
-
-    before_each_file(monkeypatch, full)
-    with pytest.raises(WorkerRefused, match="host 0 failed: StorageError: found the disk full"):
-        train(small_data, tmp_path / "run")
-    store = Store(str(tmp_path / "run"))
-    assert read_lineage(store) == ("s000000010-g00000001",)
-    assert checkpoint.verify(store, checkpoint.load(store, "s000000010-g00000001")).is_intact
-    monkeypatch.undo()
-    again = train(small_data, tmp_path / "run")
-    assert sorted(again.losses) == list(range(10, STEPS))
-
-
-def test_a_dense_write_that_fails_ends_the_run_too(
-    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(name: str) -> None:
-        if "/dense/" in name:
-            raise StorageError("found the disk full")
-
-    before_each_file(monkeypatch, full)
-    with pytest.raises(WorkerRefused, match="device 0 failed: StorageError: found the disk full"):
-        train(small_data, tmp_path / "run")
-    assert read_lineage(Store(str(tmp_path / "run"))) == ()
-
-
-def commits_of(script: dict[tuple[str, str], Any]) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
+def commits_of(
+    script: dict[tuple[str, str], Any], **options: Any
+) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
     """A group of one host on a script, and the steps that were acknowledged."""
 
     def answer(worker: str, method: str) -> Any:
@@ -164,6 +134,7 @@ def commits_of(script: dict[tuple[str, str], Any]) -> tuple[BackgroundCommits, S
         head=None,
         full_every=2,
         acknowledge=lambda manifest, seconds: acknowledged.append(manifest.step),
+        **options,
     )
     return commits, backend, acknowledged
 
@@ -221,23 +192,119 @@ def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
     commits.close()
 
 
-def test_an_error_of_the_publication_reaches_the_driver_and_acknowledges_nothing() -> None:
-    def refuse(*_: Any) -> Any:
-        raise StorageError("not published")
-
-    commits, _, acknowledged = commits_of({})
-    commits.begin(10, refuse)
-    with pytest.raises(StorageError, match="not published"):
-        commits.begin(20, published(20))
-    assert (commits.committed_step, acknowledged) == (0, [])
-    commits.close()
-
-
 def test_a_worker_that_is_gone_is_found_by_who_waits_for_it() -> None:
     lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
     commits, _, _ = commits_of({("host 0", "write_save"): lost})
     commits.begin(10, published(10))
     commits.poll()
     with pytest.raises(WorkerFailure, match="host 0 died"):
+        commits.finish()
+    commits.close()
+
+
+def storage_failure(worker: str) -> Failure:
+    return Failure(worker=worker, kind=FailureKind.ERROR, message="StorageFull: no room", is_storage=True)
+
+
+class Hours:
+    """A clock on which sleeping takes no time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_the_next_one_knows() -> None:
+    answers: dict[tuple[str, str], Any] = {("host 0", "write_save"): storage_failure("host 0")}
+    left = iter([NEVER] * 3)
+    answers["device 0", "write_save"] = lambda: next(left, "dense")
+    events: list[Any] = []
+    commits, backend, acknowledged = commits_of(answers, failed=events.append, remove=events.append)
+    commits.begin(10, published(10))
+    commits.poll()
+    assert events == [], "removed while another worker still writes"
+    commits.finish()
+    assert events[0] == "s000000010-g00000003"
+    assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in str(events[1])
+    answers["host 0", "write_save"] = "rows"
+    commits.begin(20, published(20))
+    begun = [arguments for worker, method, arguments in backend.asked if (worker, method) == ("host 0", "begin_save")]
+    assert begun == [("s000000010-g00000003", False), ("s000000020-g00000003", True)]
+    commits.finish()
+    assert (acknowledged, commits.failed_in_a_row) == ([20], 0)
+    commits.begin(30, published(30))
+    assert [arguments for worker, method, arguments in backend.asked if method == "begin_save"][-2][1] is False
+    commits.close()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 100.0])
+def test_the_end_waits_for_its_commit_as_long_as_it_may(timeout_s: float) -> None:
+    failures: list[FailedSave] = []
+    commits, _, acknowledged = commits_of(
+        {("host 0", "write_save"): storage_failure("host 0")},
+        failed=failures.append,
+        patience=Patience(timeout_s=timeout_s),
+        clock=Hours(),
+    )
+    commits.begin(10, published(10))
+    with pytest.raises(SavesFailed, match=f"within {timeout_s:.0f} s: host 0 failed: StorageFull: no room"):
+        commits.conclude(10, published(10))
+    # After 1, 2, 4, 8, 16 and twice 30 s; one more wait would be beyond.
+    assert len(failures) == (1 if timeout_s == 0 else 8)
+    assert [failure.in_a_row for failure in failures] == list(range(1, len(failures) + 1))
+    assert acknowledged == []
+    commits.close()
+
+
+def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> None:
+    """The same step has the same names."""
+    refusals, failed = iter(range(3)), iter([storage_failure("host 0")])
+
+    def remove(attempt: str) -> None:
+        if next(refusals, None) is not None:
+            raise PermissionError(13, "not yours")
+
+    answer: list[Any] = []
+
+    def write() -> Any:
+        # One answer for each call, however often it is looked at.
+        asked = sum(method == "write_save" and worker == "host 0" for worker, method, _ in backend.asked)
+        while len(answer) < asked:
+            answer.append(next(failed, "rows"))
+        return answer[-1]
+
+    failures: list[FailedSave] = []
+    commits, backend, acknowledged = commits_of(
+        {("host 0", "write_save"): write}, failed=failures.append, remove=remove, clock=Hours()
+    )
+    commits.begin(10, published(10))
+    commits.conclude(10, published(10))
+    assert [failure.left is None for failure in failures] == [False, False, False, True]
+    assert len(answer) == 2
+    assert acknowledged == [10]
+    commits.close()
+
+
+def test_errors_that_no_waiting_mends_end_the_run() -> None:
+    def refuse(*_: Any) -> Any:
+        raise NameTaken("data/x", "/run")
+
+    commits, _, _ = commits_of({})
+    commits.begin(10, refuse)
+    with pytest.raises(NameTaken):
+        commits.finish()
+    commits.close()
+    broken = Failure(worker="host 0", kind=FailureKind.ERROR, message="ValueError: ours")
+    commits, _, _ = commits_of({("host 0", "write_save"): broken, ("device 0", "write_save"): storage_failure("d")})
+    commits.begin(10, published(10))
+    with pytest.raises(WorkerFailure, match="ours"):
         commits.finish()
     commits.close()

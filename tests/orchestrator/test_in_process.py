@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.config import CheckpointConfig, ConfigurationError, FailureConfig, Result, RunConfig, ScalingConfig
 from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
 from orchestrator.in_process import InProcessBackend
@@ -234,12 +234,15 @@ def test_a_finished_run_started_again_does_nothing_but_says_where_it_stands(whol
     assert_same_bytes(committed_state(whole.path), before)
 
 
-def fit_broken(model: str, folder: str, tmp_path: Path) -> Result:
+def fit_broken(model: str, folder: str, tmp_path: Path, *, commit_every: int = 5, max_user_errors: int = 0) -> Result:
     return Trainer(
         JobReference(function="tests.faults.broken_jobs:broken_job", arguments={"folder": folder, "model": model}),
         scaling_config=ScalingConfig(in_process=True),
         run_config=RunConfig(
-            name="broken", storage_path=str(tmp_path), checkpoint_config=CheckpointConfig(every_steps=5)
+            name="broken",
+            storage_path=str(tmp_path),
+            checkpoint_config=CheckpointConfig(every_steps=commit_every),
+            failure_config=FailureConfig(max_user_errors=max_user_errors),
         ),
         reporter=SilentReporter(),
     ).fit()
@@ -263,6 +266,16 @@ def test_an_error_of_the_users_model_ends_the_run_with_its_traceback(
     assert words in text
     assert line in text
     assert "broken_jobs.py" in text
+
+
+def test_the_same_exception_at_the_same_step_twice_ends_the_run_which_says_so(small_data: str, tmp_path: Path) -> None:
+    """It comes in the eleventh step of each process, and without a commit in between that is the same step."""
+    with pytest.raises(JobFailed) as caught:
+        fit_broken("later", small_data, tmp_path, commit_every=50, max_user_errors=5)
+    text = str(caught.value)
+    assert "\nIt came twice at step 10, so it would come again.\n" in text
+    assert "in count" in text
+    assert read_claims(Store(str(tmp_path / "broken")))[-1] == 2
 
 
 def test_after_a_failure_the_run_is_free_and_its_commits_stand(small_data: str, tmp_path: Path) -> None:
@@ -311,6 +324,15 @@ def test_more_hosts_than_lanes_are_refused_before_anything_is_made(small_data: s
         trainer.fit()
     assert list(tmp_path.iterdir()) == []
 
+    trainer = Trainer(
+        small_job(folder=small_data),
+        scaling_config=ScalingConfig(num_hosts=(2, 13)),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path)),
+        reporter=SilentReporter(),
+    )
+    with pytest.raises(ConfigurationError, match="Found up to 13 hosts for the 12 lanes"):
+        trainer.fit()
+
 
 def test_one_process_is_one_host() -> None:
     with pytest.raises(ConfigurationError, match="2 hosts in one process"):
@@ -324,6 +346,17 @@ def test_one_process_is_one_host() -> None:
     [
         (lambda: ScalingConfig(num_hosts=0), "num_hosts=0"),
         (lambda: ScalingConfig(num_hosts=-1), "num_hosts=-1"),
+        (lambda: ScalingConfig(num_hosts=(3, 2)), r"num_hosts=\(3, 2\)"),
+        (lambda: ScalingConfig(num_hosts=(0, 2)), r"num_hosts=\(0, 2\)"),
+        (lambda: ScalingConfig(num_hosts=(1, 2, 3)), r"num_hosts=\(1, 2, 3\)"),  # type: ignore[arg-type]
+        (lambda: FailureConfig(max_failures=-1), "max_failures=-1"),
+        (lambda: FailureConfig(max_user_errors=-1), "max_user_errors=-1"),
+        (lambda: FailureConfig(wait_for_hosts_s=float("nan")), "wait_for_hosts_s=nan"),
+        (lambda: FailureConfig(quarantine_after=0), "quarantine_after=0"),
+        (
+            lambda: FailureConfig(quarantine_s=60.0, quarantine_period_s=50.0),
+            "quarantine_s=60.0 and quarantine_period_s=50.0",
+        ),
         (lambda: ScalingConfig(threads_per_host=0), "threads_per_host=0"),
         (lambda: CheckpointConfig(every_steps=0), "every_steps=0"),
         (lambda: CheckpointConfig(every_seconds=0.0), "every_seconds=0.0"),

@@ -19,6 +19,7 @@ from orchestrator import checkpoint
 from orchestrator.keep import keep_latest
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import parse_commit_name
+from tests.long_tests import is_long
 from tests.orchestrator.checkpoint_samples import take, write_next
 from tests.orchestrator.saving_process import COUNTS, live, live_and_train
 from workers.checkpoint_files import read_bucket
@@ -90,7 +91,7 @@ def test_a_kill_anywhere_leaves_every_acknowledged_commit(
     kill_at(range(1 + MOMENTS.index(moment), num_operations + 1, 3), beginning, scratch, moment)
 
 
-@pytest.mark.slow
+@is_long
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_at_each_operation(beginning: Path, num_operations: int, scratch: Path, moment: str) -> None:
     kill_at(range(1, num_operations + 1), beginning, scratch, moment)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from orchestrator.lease import (
     HEARTBEAT_FRESH_S,
     Fenced,
     Holder,
+    PublicationUnsettled,
     RunIsHeld,
     acquire,
     read_claims,
@@ -55,6 +58,37 @@ def name(step: int, generation: int) -> str:
     return commit_name(step=step, generation=generation)
 
 
+class FailsOnce:
+    """A store whose request number `at` fails, before or after it took effect."""
+
+    def __init__(self, store: Store, at: int, *, is_done: bool) -> None:
+        self._store, self._left, self._is_done = store, at, is_done
+        self.has_failed = False
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._store, attribute)
+        return self._failing(found) if callable(found) else found
+
+    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def request(*arguments: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left == -1:
+                self.has_failed = True
+                if self._is_done:
+                    call(*arguments, **more)
+                raise StoreUnavailable("request", attempts=1, elapsed_s=0.0, last=TimeoutError())
+            return call(*arguments, **more)
+
+        return request
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """Twice, if need be."""
+        try:
+            return question()
+        except StoreUnavailable:
+            return question()
+
+
 class TestGenerations:
     def test_they_grow_by_one(self, store: Store) -> None:
         assert [acquire(store, holder=elsewhere("a")).generation for _ in range(3)] == [1, 2, 3]
@@ -93,6 +127,36 @@ class TestGenerations:
         assert read_head(store) == name(10, 1)
         assert acquire(store, holder=elsewhere("a")).generation == 3
 
+    @pytest.mark.parametrize("is_done", [False, True])
+    def test_an_outage_at_any_request_of_a_claim_can_be_waited_for(self, tmp_path: Path, is_done: bool) -> None:
+        """Every request fails once, before or after it took effect; a driver that recovers takes its own claim for nobody else's."""
+        for at in range(100):
+            store = Store(tmp_path / str(at))
+            first = acquire(store, holder=elsewhere("a"))
+            first.publish(name(10, 1), b"{}")
+            failing = FailsOnce(store, at, is_done=is_done)
+            lease = acquire(failing, holder=elsewhere("a"), held=1, patiently=failing.ask)  # type: ignore[arg-type]
+            assert (lease.generation, lease.head) == (2, name(10, 1))
+            assert read_claims(store) == [1, 2]
+            if not failing.has_failed:
+                break
+            lease.publish(name(20, 2), b"{}")
+            assert read_lineage(store) == (name(20, 2), name(10, 1))
+        assert 8 < at < 99
+
+    def test_a_storage_that_fails_does_not_hide_why_a_driver_gave_up(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def damaged(newest: str | None) -> str | None:
+            raise DocumentRefused("commit/x.json", "half of it", "all of it")
+
+        def away(name: str) -> None:
+            raise StorageError("the storage is away")
+
+        monkeypatch.setattr(store, "delete", away)
+        with pytest.raises(DocumentRefused):
+            acquire(store, holder=elsewhere("a"), choose_base=damaged)
+
 
 class TestFencing:
     def test_an_older_driver_cannot_check_publish_or_acknowledge(self, store: Store) -> None:
@@ -119,19 +183,94 @@ class TestFencing:
             acquire(store, holder=elsewhere("a"), choose_base=overtaken)
         assert read_claims(store) == [1, 2]
 
-    def test_a_failed_publication_ends_the_lease(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whether the commit stands is unknown, so nothing may follow it."""
+    def test_a_driver_that_recovers_does_not_take_the_run_back(self, store: Store) -> None:
+        """Also not with `take_over`, which was meant for the driver that it met when it started."""
+        first = acquire(store, holder=elsewhere("a"), take_over=True)
+        again = acquire(store, holder=elsewhere("a"), take_over=True, held=first.generation)
+        newer = acquire(store, holder=elsewhere("b"), take_over=True)
+        with pytest.raises(Fenced) as caught:
+            acquire(store, holder=elsewhere("a"), take_over=True, held=again.generation)
+        assert (caught.value.generation, caught.value.newest) == (2, 3)
+        assert read_claims(store) == [1, 2, 3]
+        newer.check()
+
+    def test_nor_if_the_newer_claim_is_made_just_before_its_own(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = acquire(store, holder=elsewhere("a"))
+        create, met = store.create_exclusive, []
+
+        def overtaken(name: str, data: bytes) -> bool:
+            if name.endswith("2.claim") and not met:
+                met.append(acquire(Store(store.url), holder=elsewhere("b"), take_over=True))
+            return create(name, data)
+
+        monkeypatch.setattr(store, "create_exclusive", overtaken)
+        with pytest.raises(Fenced):
+            acquire(store, holder=elsewhere("a"), take_over=True, held=first.generation)
+        assert read_claims(store) == [1, 2]
+        met[0].check()
+
+    @pytest.mark.parametrize("was_created", [False, True])
+    def test_a_publication_without_an_answer_is_settled_before_another(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, was_created: bool
+    ) -> None:
+        """Whether the commit stands is unknown, so nothing may follow it until that is known."""
+        lease, real = acquire(store, holder=elsewhere("a")), store.create_exclusive
+
+        def fail(name: str, data: bytes) -> bool:
+            if was_created:
+                real(name, data)
+            raise ConnectionError("answer lost")
+
+        monkeypatch.setattr(store, "create_exclusive", fail)
+        monkeypatch.setattr(Store, "answers_late", True)
+        with pytest.raises(PublicationUnsettled, match="unknown") as caught:
+            lease.publish(name(10, 1), b"{}")
+        with pytest.raises(PublicationUnsettled) as again:
+            caught.value.settle()
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match="fenced"):
+            lease.publish(name(20, 1), b"{}")
+        assert lease.head is None
+        again.value.settle()
+        assert lease.head == name(10, 1)
+        lease.publish(name(20, 1), b"{}")
+        assert read_lineage(store) == (name(20, 1), name(10, 1))
+
+    def test_where_nothing_takes_effect_late_a_failed_publication_was_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path / "local")
+        lease = acquire(store, holder=elsewhere("a"))
+
+        def fail(*_: object) -> bool:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(store, "create_exclusive", fail)
+        with pytest.raises(OSError, match="No space left"):
+            lease.publish(name(10, 1), b"{}")
+        monkeypatch.undo()
+        lease.publish(name(20, 1), b"{}")
+        assert read_lineage(store) == (name(20, 1),)
+
+    def test_a_publication_that_is_settled_after_a_takeover_is_not_acknowledged(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         lease = acquire(store, holder=elsewhere("a"))
 
         def fail(*_: object) -> bool:
             raise ConnectionError("answer lost")
 
         monkeypatch.setattr(store, "create_exclusive", fail)
-        with pytest.raises(ConnectionError):
+        monkeypatch.setattr(Store, "answers_late", True)
+        with pytest.raises(PublicationUnsettled) as caught:
             lease.publish(name(10, 1), b"{}")
         monkeypatch.undo()
-        with pytest.raises(ValueError, match="fenced"):
-            lease.publish(name(20, 1), b"{}")
+        successor = acquire(store, holder=elsewhere("b"), take_over=True)
+        with pytest.raises(Fenced):
+            caught.value.settle()
+        assert (lease.head, successor.head, read_head(store)) == (None, None, None)
 
     def test_a_commit_that_somebody_put_there_by_hand_is_not_ours(self, store: Store) -> None:
         lease = acquire(store, holder=elsewhere("a"))
@@ -215,6 +354,27 @@ class TestHeartbeat:
         clock.now_s += HEARTBEAT_EVERY_S
         lease.heartbeat()
         assert read_heartbeat(store, 1) is not None
+
+
+class TestAnAwakenedDriver:
+    """One that was frozen while another took the run over, and would now begin its next generation."""
+
+    @pytest.mark.parametrize("take_over", [False, True])
+    def test_it_never_takes_the_run_back(self, store: Store, take_over: bool) -> None:
+        old = acquire(store, holder=elsewhere("old"))
+        old.require_newest()
+        new = acquire(store, holder=elsewhere("new"), take_over=True)
+        with pytest.raises(Fenced) as caught:
+            old.require_newest()
+        assert (caught.value.generation, caught.value.newest) == (1, 2)
+        with pytest.raises(Fenced):
+            acquire(store, holder=elsewhere("old"), take_over=take_over, held=old.generation)
+        assert read_claims(store) == [1, 2]
+        new.require_newest()
+
+    def test_one_that_nobody_replaced_goes_on(self, store: Store) -> None:
+        lease = acquire(store, holder=elsewhere("a"))
+        assert acquire(store, holder=elsewhere("a"), held=lease.generation).generation == 2
 
 
 class TestDamage:

@@ -19,6 +19,16 @@ def ready(generation: int = 3, commit: str | None = None) -> DriverState:
 
 
 class TestTransitions:
+    def test_a_driver_that_finds_the_base_of_a_newer_generation_is_too_late(self) -> None:
+        """It was held up between its claim and this look. Its own base would name a commit of the future."""
+        claimed = DriverState(phase=Phase.READ_BASE, generation=3)
+        assert after(claimed, Base(4, name(9, 2))).phase is Phase.FENCED
+        assert after(claimed, Base(2, name(9, 1))).phase is Phase.LIST_COMMITS
+        assert after(claimed, None).phase is Phase.LIST_COMMITS
+        choosing = DriverState(phase=Phase.CHOOSE_BASE, generation=3, head=name(9, 2))
+        assert after(choosing, name(12, 4)).phase is Phase.FENCED
+        assert after(choosing, name(9, 2)).phase is Phase.CREATE_BASE
+
     def test_an_undisturbed_driver_claims_then_looks_then_commits(self) -> None:
         state = DriverState()
         answers = [[1, 2], True, Base(2, None), [name(5, 2)], name(5, 2), True, [1, 2, 3]]

@@ -1,36 +1,90 @@
-"""A loss that is not finite ends the run before it is committed."""
+"""A loss, a dense parameter or a row that is not finite ends the run before it is committed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
+from embedding.config import FeatureConfig, TableConfig
+from embedding.optimizers import SGD
 from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
 from orchestrator.errors import JobFailed
 from orchestrator.progress import SilentReporter
 from orchestrator.trainer import Trainer
 from tests.small_job import small_job
+from workers.job import JobConfig
 from workers.storage import Store
 
 
-def test_a_loss_that_is_not_finite_is_named_and_not_committed(small_data: str, tmp_path: Path) -> None:
-    # One ordinary commit first; then a rate beyond float32.
-    rates = optax.join_schedules([optax.constant_schedule(0.01), optax.constant_schedule(float("inf"))], [5])
-    job = replace(small_job(folder=small_data, audit=False), dense_optimizer=optax.sgd(rates))
+def rates(step: int, rate: float) -> Callable[..., Any]:
+    """An ordinary learning rate, and from that step on another one."""
+    return optax.join_schedules([optax.constant_schedule(0.01), optax.constant_schedule(rate)], [step])
+
+
+def dense(job: JobConfig, schedule: Callable[..., Any]) -> JobConfig:
+    return replace(job, dense_optimizer=optax.sgd(schedule))
+
+
+def rows(job: JobConfig, schedule: Callable[..., Any]) -> JobConfig:
+    table = TableConfig(50, 8, name="a", combiner="sum", optimizer=SGD(schedule))
+    return replace(job, features={**job.features, "a": FeatureConfig(table)})
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "rate", "max_steps", "message"),
+    [
+        (dense, 5, float("inf"), 15, r"loss of step \d+ is (nan|inf)"),
+        # The update of the last step before the commit: no loss has seen it yet.
+        (dense, 9, float("inf"), 10, r"'params/\w+' not finite after 10 steps"),
+        (dense, 9, float("nan"), 10, r"'params/\w+' not finite after 10 steps"),
+        (rows, 9, float("inf"), 10, r"rows [\d, ]+ and at least \d+ more of table 'a' not finite after 10 steps"),
+    ],
+)
+def test_what_is_not_finite_is_named_and_not_committed(
+    small_data: str, tmp_path: Path, part: Any, step: int, rate: float, max_steps: int, message: str
+) -> None:
+    """One ordinary commit first."""
     trainer = Trainer(
-        job,
+        part(small_job(folder=small_data, audit=False), rates(step, rate)),
         scaling_config=ScalingConfig(in_process=True),
         run_config=RunConfig(
-            name="overflow", storage_path=str(tmp_path), max_steps=15, checkpoint_config=CheckpointConfig(every_steps=5)
+            name="spoilt",
+            storage_path=str(tmp_path),
+            max_steps=max_steps,
+            checkpoint_config=CheckpointConfig(every_steps=5),
         ),
         reporter=SilentReporter(),
     )
-    with pytest.raises(JobFailed, match=r"loss of step \d+ is (nan|inf).*last commit, from before, stands"):
+    with pytest.raises(JobFailed, match=message + r".*last commit, from before, stands"):
         trainer.fit()
-    head = checkpoint.load_head(Store(str(tmp_path / "overflow")))
+    head = checkpoint.load_head(Store(str(tmp_path / "spoilt")))
     assert head is not None
     assert head.step == 5
+
+
+def test_a_constant_that_is_not_finite_spoils_no_commit_also_after_a_restore(small_data: str, tmp_path: Path) -> None:
+    job = small_job(folder=small_data, audit=False)
+
+    class Masked:
+        def init(self, key, num_dense, widths):
+            return {"model": job.model.init(key, num_dense, widths), "mask": jnp.array([0.0, -jnp.inf])}
+
+        def apply(self, params, dense, activations):
+            return job.model.apply(params["model"], dense, activations) + jax.nn.softmax(params["mask"])[1]
+
+    for max_steps in (2, 4):
+        result = Trainer(
+            replace(job, model=Masked()),
+            scaling_config=ScalingConfig(in_process=True),
+            run_config=RunConfig(name="masked", storage_path=str(tmp_path), max_steps=max_steps),
+            reporter=SilentReporter(),
+        ).fit()
+        assert (result.step, result.commit) == (max_steps, f"s{max_steps:09d}-g{max_steps // 2:08d}")

@@ -6,17 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import CheckpointConfig
-from orchestrator.errors import Failure, FailureKind, cause, is_host_fault
+from orchestrator.config import CheckpointConfig, ConfigurationError
+from orchestrator.errors import (
+    CrashLoop,
+    Failure,
+    FailureKind,
+    JobFailed,
+    WorkerFailure,
+    WorkerRefused,
+    cause,
+    is_host_fault,
+    listed,
+)
 from orchestrator.policies import (
     CALL_CPU_S,
     CALLS_PER_HOST,
     LONGEST_WINDOW_S,
     WINDOW_TARGET_S,
+    Budget,
+    FaultClass,
     GiveUp,
     Recover,
     Schedule,
     after_failure,
+    ending,
+    fault_class,
     window_end,
     window_target_s,
 )
@@ -130,32 +144,190 @@ def test_the_root_of_a_group_of_failures(kinds: list[FailureKind], is_fault: boo
     assert cause(failures(*kinds)) == root
 
 
+def hosts_of(*labels: str, kind: FailureKind = ERROR, message: str = "m", **marks: object) -> list[Failure]:
+    return [Failure(worker=label, kind=kind, message=message, **marks) for label in labels]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (["host 0"], "host 0"),
+        (["host 0", "host 1"], "hosts 0-1"),
+        ([f"host {at}" for at in (9, 0, 1, 2, 5)], "hosts 0-2, 5, 9"),
+        (["device 3", "host 0", "device 4"], "devices 3-4 and host 0"),
+        (["host 2", "host 2"], "host 2"),
+        (["the cluster"], "the cluster"),
+    ],
+)
+def test_many_workers_are_named_in_few_words(workers: list[str], words: str) -> None:
+    assert listed(workers) == words
+
+
+def test_equal_errors_of_many_hosts_are_said_once_with_the_hosts() -> None:
+    failures = [*hosts_of(*[f"host {at}" for at in range(64)]), *hosts_of("device 7", message="other")]
+    assert cause(failures) == "hosts 0-63 failed: m"
+    assert str(WorkerFailure(failures)) == "hosts 0-63 error: m; device 7 error: other"
+
+
+GONE = {"kind": DIED, "is_preemption": True}
+
+
+@pytest.mark.parametrize(
+    ("failures", "charged"),
+    [
+        (hosts_of("host 1", kind=DIED), FaultClass.HOST),
+        (hosts_of("host 1", kind=HUNG), FaultClass.HOST),
+        (hosts_of("host 1", kind=PEER), FaultClass.HOST),
+        (hosts_of("host 1", **GONE), FaultClass.PREEMPTION),
+        ([*hosts_of("host 1", **GONE), *hosts_of("host 2", kind=DIED)], FaultClass.HOST),
+        # JAX aborts the device processes of a gang that lost a member: they say nothing about their own machines.
+        ([*hosts_of("device 2", kind=DIED), *hosts_of("host 1", **GONE)], FaultClass.PREEMPTION),
+        ([*hosts_of("device 2", kind=DIED), *hosts_of("host 0", kind=PEER)], FaultClass.HOST),
+        (hosts_of("host 0"), FaultClass.USER),
+        (hosts_of("host 0", is_refusal=True), FaultClass.REFUSAL),
+        ([*hosts_of("host 0", is_refusal=True), *hosts_of("device 0")], FaultClass.USER),
+        (hosts_of("host 0", memory="host"), FaultClass.HOST_MEMORY),
+        (hosts_of("host 0", kind=DIED, memory="host"), FaultClass.HOST_MEMORY),
+        ([*hosts_of("host 1", kind=PEER), *hosts_of("device 0", memory="device")], FaultClass.DEVICE_MEMORY),
+    ],
+)
+def test_what_a_failure_is_charged_to(failures: list[Failure], charged: FaultClass) -> None:
+    assert fault_class(failures) is charged
+
+
 @pytest.mark.parametrize(
     ("kinds", "before", "max_failures", "decision"),
     [
-        ([DIED], 0, 3, Recover(cause="host 0 died: m0", failures_since_commit=1)),
-        ([DIED], 2, 3, Recover(cause="host 0 died: m0", failures_since_commit=3)),
-        ([DIED], 3, 3, GiveUp(cause="host 0 died: m0", is_job_error=False)),
-        ([DIED], 0, 0, GiveUp(cause="host 0 died: m0", is_job_error=False)),
-        ([ERROR], 0, 3, GiveUp(cause="host 0 failed: m0", is_job_error=True)),
-        ([ERROR], 9, 3, GiveUp(cause="host 0 failed: m0", is_job_error=True)),
-        ([ERROR, DIED], 0, 3, Recover(cause="host 1 died: m1", failures_since_commit=1)),
+        ([DIED], 0, 3, Recover(cause="host 0 died: m0", budget=Budget(host_faults=1))),
+        ([DIED], 2, 3, Recover(cause="host 0 died: m0", budget=Budget(host_faults=3))),
+        ([DIED], 3, 3, GiveUp(cause="host 0 died: m0", kind=FaultClass.HOST)),
+        ([DIED], 0, 0, GiveUp(cause="host 0 died: m0", kind=FaultClass.HOST)),
+        ([ERROR], 0, 3, GiveUp(cause="host 0 failed: m0", kind=FaultClass.USER)),
+        ([ERROR], 9, 3, GiveUp(cause="host 0 failed: m0", kind=FaultClass.USER)),
+        ([ERROR, DIED], 0, 3, Recover(cause="host 1 died: m1", budget=Budget(host_faults=1))),
     ],
 )
 def test_what_to_do_after_a_failure(
     kinds: list[FailureKind], before: int, max_failures: int, decision: Recover | GiveUp
 ) -> None:
-    assert after_failure(failures(*kinds), failures_since_commit=before, max_failures=max_failures) == decision
+    assert after_failure(failures(*kinds), budget=Budget(host_faults=before), max_failures=max_failures) == decision
+
+
+def test_announced_losses_use_up_nothing() -> None:
+    budget = Budget(host_faults=3)
+    for number in range(1, 10):
+        decision = after_failure(hosts_of("host 1", **GONE), budget=budget, max_failures=3)
+        assert isinstance(decision, Recover)
+        budget = decision.budget
+        assert budget == Budget(host_faults=3, preemptions=number)
+
+
+@pytest.mark.parametrize(
+    ("steps", "messages", "borne", "ends_with"),
+    [
+        ((7,), "m", 0, "devices 0-1 failed: m"),
+        ((7, 7), "mm", 5, "devices 0-1 failed: m\nIt came twice at step 7, so it would come again."),
+        # Hosts work ahead of their devices by up to one step.
+        ((7, 8), "mm", 5, "It came twice at step 8, so it would come again."),
+        ((7, 9, 9), "mmm", 5, "It came twice at step 9, so it would come again."),
+        ((7, 7, 7), "mnm", 2, "devices 0-1 failed: m"),
+        ((None,), "m", 5, "devices 0-1 failed: m"),
+    ],
+)
+def test_exceptions_of_the_job_are_tried_again_until_they_repeat(
+    steps: tuple[int | None, ...], messages: str, borne: int, ends_with: str
+) -> None:
+    budget, decisions = Budget(host_faults=2), []
+    for step, message in zip(steps, messages, strict=True):
+        failed = hosts_of("device 0", "device 1", message=message)
+        decision = after_failure(failed, budget=budget, max_failures=3, max_user_errors=borne, step=step)
+        decisions.append(decision)
+        budget = decision.budget if isinstance(decision, Recover) else budget
+    *tried, last = decisions
+    assert all(isinstance(decision, Recover) for decision in tried)
+    assert isinstance(last, GiveUp)
+    assert last.kind is FaultClass.USER
+    assert last.cause.endswith(ends_with)
+    assert (budget.host_faults, budget.user_errors) == (2, len(tried))
+
+
+def test_a_plan_that_did_not_fit_twice_is_not_tried_again() -> None:
+    """With another number of hosts it is another plan."""
+    full = hosts_of("host 0", "host 1", memory="host", message="MemoryError: Unable to allocate 3 GiB")
+    first = after_failure(full, budget=Budget(), max_failures=3, num_hosts=2)
+    assert isinstance(first, Recover)
+    other = after_failure(full, budget=first.budget, max_failures=3, num_hosts=3)
+    assert isinstance(other, Recover)
+    device = after_failure(hosts_of("device 0", memory="device"), budget=first.budget, max_failures=3, num_hosts=2)
+    assert isinstance(device, Recover)
+    second = after_failure(full, budget=first.budget, max_failures=3, num_hosts=2)
+    assert isinstance(second, GiveUp)
+    error = ending(second, full, max_failures=3, plan="a host holds 3.0 GiB of rows and slots")
+    assert isinstance(error, ConfigurationError)
+    assert str(error).startswith(
+        "hosts 0-1 failed: MemoryError: Unable to allocate 3 GiB. It was the second time with 2 hosts. The plan: a host holds 3.0 GiB"
+    )
+    assert "Use more hosts (--hosts)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (FaultClass.USER, JobFailed, "why\nTraceback of one"),
+        (FaultClass.REFUSAL, WorkerRefused, "why"),
+        (FaultClass.HOST, CrashLoop, "fault 4 in a row"),
+        (FaultClass.DEVICE_MEMORY, ConfigurationError, "Lower the batch size"),
+    ],
+)
+def test_how_a_run_ends(kind: FaultClass, error: type[Exception], words: str) -> None:
+    failed = [
+        *hosts_of("host 0"),
+        *hosts_of("host 1", details="Traceback of one"),
+        *hosts_of("host 2", details="of two"),
+    ]
+    ended = ending(GiveUp(cause="why", kind=kind), failed, max_failures=3, plan="")
+    assert type(ended) is error
+    assert words in str(ended)
+    assert "of two" not in str(ended)
+
+
+def test_what_ran_out_of_memory_is_told_by_type() -> None:
+    import numpy as np
+    from jax.errors import JaxRuntimeError
+
+    from orchestrator.worker_errors import failure_of
+
+    with pytest.raises(MemoryError) as caught:
+        np.empty(1 << 50)
+    assert failure_of("host 0", caught.value).memory == "host"
+    assert failure_of("device 0", JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")).memory == "device"
+    assert failure_of("device 0", ValueError("RESOURCE_EXHAUSTED")).memory == ""
 
 
 def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
     """A gang member that dies with its whole machine is noticed by JAX before Ray."""
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.cluster import failure_of
+    from orchestrator.worker_errors import failure_of
 
     lost = failure_of("device 0", JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
-    own = failure_of("device 0", JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"))
+    own = failure_of("device 0", JaxRuntimeError("INTERNAL: a custom call raised"))
     assert (lost.kind, own.kind) == (FailureKind.PEER, FailureKind.ERROR)
-    assert isinstance(after_failure([lost], failures_since_commit=0, max_failures=3), Recover)
-    assert isinstance(after_failure([own], failures_since_commit=0, max_failures=3), GiveUp)
+    assert isinstance(after_failure([lost], budget=Budget(), max_failures=3), Recover)
+    assert isinstance(after_failure([own], budget=Budget(), max_failures=3), GiveUp)
+
+
+def test_an_accelerator_gang_that_broke_is_told_from_one_that_cannot_be() -> None:
+    from jax.errors import JaxRuntimeError
+
+    from orchestrator.worker_errors import failure_of
+    from workers.gang_errors import GangError
+
+    nccl = "INTERNAL: NCCL operation {} failed: {}. Last NCCL warning(error) log entry (may be unrelated) '{}'"
+    lost = failure_of("device 0", JaxRuntimeError(nccl.format("ncclGroupEnd()", "remote process exited", "")))
+    shared = failure_of(
+        "device 1", JaxRuntimeError(nccl.format("ncclCommInitRank", "invalid usage", "Duplicate GPU detected"))
+    )
+    alone = failure_of("device 0", GangError("Found 1 JAX processes"))
+    assert (lost.kind, shared.kind) == (FailureKind.PEER, FailureKind.ERROR)
+    assert (alone.kind, alone.is_refusal) == (FailureKind.ERROR, True)

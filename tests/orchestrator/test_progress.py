@@ -85,20 +85,31 @@ def test_events_are_one_line_each() -> None:
     baseline = Baseline(name="popularity", figures={"AUC": 0.65, "recall@10": 0.125})
     reporter.evaluation(with_metrics, best_auc=None, baseline=baseline)
     reporter.commit("s000000050-g00000001", size_bytes=3 << 20, seconds=1.25)
+    anew = Recovery(
+        generation=2,
+        cause="host 1 died",
+        base_step=40,
+        discarded_steps=9,
+        detect_s=0.3,
+        stop_s=1.0,
+        start_s=2.0,
+        restore_s=3.0,
+        compile_s=4.0,
+    )
+    reporter.recovery(anew)
     reporter.recovery(
-        Recovery(
-            generation=2,
-            cause="host 1 died",
-            base_step=40,
-            discarded_steps=9,
-            detect_s=0.3,
-            stop_s=1.0,
-            start_s=2.0,
-            restore_s=3.0,
-            compile_s=4.0,
+        replace(
+            anew,
+            survivors=1,
+            buckets_kept=64,
+            buckets_read=32,
+            bytes_read=1 << 20,
+            undo_s=0.1,
+            verify_s=0.7,
+            read_s=1.2,
         )
     )
-    plain, best, metrics, commit, recovery = out.getvalue().splitlines()
+    plain, best, metrics, commit, recovery, kept = out.getvalue().splitlines()
     assert "AUC 0.7123" in plain
     assert "10,000 samples" in plain
     assert "reachable" not in plain
@@ -106,6 +117,12 @@ def test_events_are_one_line_each() -> None:
     assert "AUC 0.7123 (popularity 0.6500)  recall@10 0.2500 (popularity 0.1250)  log loss 0.4000" in metrics
     assert commit == "committed s000000050-g00000001  3.0 MiB in 1.2 s"
     assert "recovered in 10.0 s as generation 2: 9 steps discarded, back at step 40" in recovery
+    assert "lived on" not in recovery
+    assert kept.startswith(recovery)
+    assert (
+        "hosts that lived on: 1, buckets kept 64 (undone in 0.1 s, verified in 0.7 s), read 32 (1.0 MiB in 1.2 s)"
+        in kept
+    )
 
 
 def test_the_silent_reporter_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,7 +155,9 @@ def test_changed_data_is_refused_and_accepted_only_with_as_many_rows(run: OpenRu
         assert open_run(run.url, accept_input_change=True).record == run.record
         assert create_run(run.url, run.job, run.reference, accept_input_change=True).record == run.record
     else:
-        with pytest.raises(RunMismatch, match="num_samples is"):
+        with pytest.raises(
+            InputChanged, match=r"rows of training data: .*part-[12].parquet has .* Expected 600, .*--warm-start"
+        ):
             open_run(run.url, accept_input_change=True)
 
 

@@ -135,3 +135,13 @@ def test_steps_before_a_possible_commit_are_told_from_their_number_alone() -> No
         ]
         on_best.begin(begun_at, ())
         assert [step for step in range(begun_at + 1, 101) if on_best.may_follow(step)] == [25, 50, 75, 100]
+
+
+def test_a_commit_that_failed_is_not_the_best_to_beat() -> None:
+    run = saves(CheckpointConfig(on_best=True), Clock())
+    run.begin(0, [Committed(name="s000000001-g00000001", step=1, metrics={"auc": 0.5})])
+    assert run.take(10, {"auc": 0.7})
+    assert not run.take(20, {"auc": 0.6})
+    run.failed(10)
+    assert not run.take(30, {"auc": 0.5})
+    assert run.take(40, {"auc": 0.6})

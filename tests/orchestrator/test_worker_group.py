@@ -76,6 +76,9 @@ class ScriptedBackend:
     def result(self, call: Call) -> Any:
         return call.answer()  # type: ignore[attr-defined]
 
+    def signs(self, handle: Any) -> None:
+        """As of processes on other machines."""
+
     def stop(self, handles: Sequence[HostHandles]) -> None:
         self.num_stops += 1
 
@@ -120,7 +123,7 @@ def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
             case "device", "reserve_coordinator":
                 return "10.0.0.1:6000"
             case "device", "start":
-                return SimpleNamespace(compile_s=0.5 + number)
+                return SimpleNamespace(compile_s=0.5 + number, start_s={"gang": 1.0 + number, "backend": 0.1})
         return None
 
     backend = ScriptedBackend(script)
@@ -137,6 +140,8 @@ def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
     assert backend.asked[7:] == [(f"device {at}", "start", ((at, 5000 + at, "10.0.0.1:6000"),)) for at in range(3)]
     assert group.num_hosts == 3
     assert group.spent_s["compile"] == 2.5
+    assert list(group.start_s) == ["host processes", "coordinator", "gang", "backend"]
+    assert (group.start_s["gang"], group.start_s["backend"]) == (3.0, 0.1)
     assert backend.num_stops == 0
 
 
@@ -145,7 +150,11 @@ def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
     def script(worker: str, asked: str) -> Any:
         if (worker, asked) == ("host 1", method):
             return failure("host 1")
-        return SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0) if asked == "start" else "127.0.0.1:2"
+        return (
+            SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0, start_s={})
+            if asked == "start"
+            else "127.0.0.1:2"
+        )
 
     backend = ScriptedBackend(script)
     specs: Any = ["spec"] * 2
@@ -189,6 +198,10 @@ def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> Non
         ("write_save", ("s1-g1", True)),
         ("write_save", ("s1-g1", False)),
     ]
+    backend.asked.clear()
+    group.begin_save("s2-g1", is_delta=True, before_failed=True)
+    hosts = [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("host")]
+    assert hosts == [("begin_save", ("s2-g1", True))] * 2 + [("write_save", ("s2-g1", True))] * 2
     backend.asked.clear()
     group.restore(SimpleNamespace(tables="tables", dense="dense"))  # type: ignore[arg-type]
     assert {(worker.split()[0], arguments) for worker, _, arguments in backend.asked} == {
@@ -351,6 +364,19 @@ def test_a_worker_that_cannot_write_is_an_error_and_one_that_is_gone_is_left_to_
     assert group.receipts(writing) is None
     with pytest.raises(WorkerFailure, match="host 0 died"):
         group.await_receipts(writing)
+
+
+def test_a_storage_that_fails_one_worker_is_told_when_all_have_ended() -> None:
+    full = Failure(worker="host 0", kind=FailureKind.ERROR, message="full", is_storage=True)
+    left = iter([NEVER] * 300)
+    group, _ = group_of(written_by(2, host_0=full, device_1=lambda: next(left, "device 1 wrote")))
+    writing = group.begin_save("s1-g1", is_delta=False)
+    assert group.receipts(writing) is None
+    with pytest.raises(WorkerFailure, match="full"):
+        group.await_receipts(writing)
+    assert next(left, None) is None
+    with pytest.raises(WorkerFailure, match="full"):
+        group.receipts(writing)
 
 
 @pytest.mark.parametrize("method", ["train", "write_save", "restore", "evaluate"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from embedding.config import TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from embedding.preimages import SEAT_BYTES
 from embedding.table import Table
 from embedding.table_spec import TableSpec
-from tests.workers.test_shards import assembled
+from tests.workers.test_shards import assembled, write_live
 from workers.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
+from workers.checkpoint_files import assemble_delta
 from workers.progress import Tracker
-from workers.shards import ShardReceipt, read_shard, write_shard
+from workers.shards import ShardReceipt, read_shard
 from workers.storage import Store
 from workers.storage_errors import StorageError
 
@@ -56,6 +59,7 @@ def saver(
     buffer_bytes: int | None = None,
     stalled_after_s: float = PATIENCE_S,
     raise_if_aborted: Callable[[], None] = lambda: None,
+    processors: float | None = None,
 ) -> tuple[BackgroundSave, Tracker]:
     tracker = Tracker()
     save = BackgroundSave(
@@ -63,6 +67,7 @@ def saver(
         tracker=tracker,
         stalled_after_s=stalled_after_s,
         raise_if_aborted=raise_if_aborted,
+        processors=processors,
         buffer_bytes=buffer_bytes,
     )
     return save, tracker
@@ -137,14 +142,7 @@ def test_the_bytes_are_those_of_a_save_that_stops_training(
     for _ in range(3):
         train()
     stopped, store = Store(str(tmp_path / "stopped")), GatedStore(tmp_path / "running", passes=0)
-    write_shard(
-        stopped,
-        [table],
-        "s1-g1",
-        is_first=True,
-        values_of=lambda table, bucket: list(table.bucket(bucket).values()),
-        on_chunk=lambda: None,
-    )
+    write_live(stopped, [table], "s1-g1")
     save, _ = saver([table], buffer_bytes=buffer_bytes)
     save.freeze()
     if buffer_bytes is None:
@@ -201,17 +199,22 @@ def test_a_full_buffer_holds_training_up_until_files_are_written_and_counts_the_
     assert tracker.progress().marks == 8
 
 
-def test_a_save_that_hangs_is_named_instead_of_waited_for(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
+def test_a_save_that_hangs_is_given_up_and_training_goes_on(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
     table = table_of(SGD(1.0))
     save, _ = saver([table], buffer_bytes=0, stalled_after_s=0.3)
     store = GatedStore(tmp_path, passes=0)
     save.freeze()
     writing = thread.submit(save.write, store, "s1-g1", is_first=True)
-    with pytest.raises(SaveStalled, match="written nothing for 0 s.* Look at the storage"):
-        table.update(np.array([1400, 1000]), np.ones((2, 4), np.float32), 1.0)
-    assert not table.rows.any(), "an update that was refused changed rows"
+    table.update(np.array([1400, 1000, 900]), np.ones((3, 4), np.float32), 1.0)
+    assert table.rows[[900, 1000, 1400], 0].tolist() == [-1.0] * 3
+    with pytest.raises(RuntimeError, match="Expected its receipts first"):
+        save.freeze()
     store.tickets.release(1000)
-    writing.result(timeout=PATIENCE_S)
+    with pytest.raises(SaveStalled, match="wrote nothing for 0 s.* Look at the storage"):
+        writing.result(timeout=PATIENCE_S)
+    save.freeze(before_failed=True)
+    receipt = save.write(store, "s2-g1", is_first=True)
+    np.testing.assert_array_equal(loaded(store, [table], receipt, "s2-g1")["t/rows"], table.rows)
 
 
 def test_a_failed_write_frees_training_and_the_next_save_is_whole(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
@@ -286,6 +289,40 @@ def test_a_delta_needs_a_save_that_ended_well(tracks_changes: bool, tmp_path: Pa
         write("s5-g1", is_delta=True)
 
 
+@pytest.mark.parametrize("fails", ["while it writes", "after it has written"])
+def test_a_delta_goes_back_to_the_last_save_that_became_a_commit(fails: str, tmp_path: Path) -> None:
+    """Rows changed before a save that was lost, whether here or on another host, are in the next delta, and its digests are right."""
+    table = table_of(Adagrad(0.1))
+    save = BackgroundSave(
+        [table], tracker=Tracker(), stalled_after_s=1.0, raise_if_aborted=lambda: None, tracks_changes=True
+    )
+    store = GatedStore(tmp_path, passes=1000)
+
+    def change(row: int) -> None:
+        table.update(np.array([row]), np.ones((1, 4), np.float32), 1.0)
+
+    save.freeze()
+    base = assembled([table], [save.write(store, "s1-g1", is_first=True)], "s1-g1")
+    for attempt, row in (("s2-g1", 3), ("s3-g1", 700)):
+        change(row)
+        save.freeze(before_failed=attempt == "s3-g1")
+        store.error = StorageError("lost") if fails == "while it writes" else None
+        if store.error:
+            with pytest.raises(StorageError, match="lost"):
+                save.write(store, attempt, is_first=True, is_delta=True)
+        else:
+            save.write(store, attempt, is_first=True, is_delta=True)
+    store.error = None
+    change(1400)
+    save.freeze(before_failed=True)
+    (shard,) = save.write(store, "s4-g1", is_first=True, is_delta=True).tables
+    assert sum(part.num_rows for part in shard.parts) == 3
+    entry = assemble_delta(base[0], "s4-g1", shard.parts, shard.buckets)
+    fresh = Table(table.spec, table.buckets)
+    read_shard(store, [fresh], [entry], on_chunk=lambda: None)
+    np.testing.assert_array_equal(fresh.rows, table.rows)
+
+
 def test_one_save_at_a_time() -> None:
     save, _ = saver([table_of(SGD(1.0))])
     save.freeze()
@@ -311,3 +348,58 @@ def test_a_host_that_holds_nothing_saves_nothing(tmp_path: Path) -> None:
     receipt = save.write(Store(str(tmp_path)), "s1-g1", is_first=False)
     assert receipt.tables[0].buckets == ()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ends_with", ["a buffer that fills", "the end of training", "an abort"])
+def test_a_save_that_pauses_beside_training_goes_on_when_it_should(
+    tmp_path: Path, thread: ThreadPoolExecutor, ends_with: str
+) -> None:
+    """At this pace the save would take an hour."""
+    table, store = table_of(SGD(1.0)), Store(str(tmp_path))
+    aborted = threading.Event()
+
+    def raise_if_aborted() -> None:
+        if aborted.is_set():
+            raise RuntimeError("aborted")
+
+    row_bytes = table.spec.row_bytes + SEAT_BYTES
+    save, tracker = saver([table], buffer_bytes=200 * row_bytes, processors=1e-8, raise_if_aborted=raise_if_aborted)
+    with tracker.phase("device"):
+        save.freeze()
+        writing = thread.submit(save.write, store, "s000000001-g00000001", is_first=True)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not save.paused_s and time.monotonic() < deadline_s:
+            threading.Event().wait(0.005)
+        assert save.paused_s
+        rows = np.arange(90)
+        table.update(rows, np.ones((len(rows), 4), np.float32), 1.0)
+        assert not writing.done()
+        if ends_with == "a buffer that fills":
+            for start in range(90, table.num_rows - 47, 47):
+                table.update(rows[:47] + start, np.ones((47, 4), np.float32), 1.0)
+            assert store.sizes("data"), "half of the buffer is left, so most of the save must be behind us"
+        elif ends_with == "an abort":
+            aborted.set()
+            with pytest.raises(RuntimeError, match="aborted"):
+                writing.result(timeout=PATIENCE_S)
+            return
+    found = loaded(store, [table], writing.result(timeout=PATIENCE_S), "s000000001-g00000001")
+    assert not found["t/rows"].any(), "the moment was before the updates"
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_rows_that_are_no_numbers_are_reported_in_place_of_the_shard(is_delta: bool, tmp_path: Path) -> None:
+    table = table_of(SGD(1.0))
+    save = BackgroundSave(
+        [table], tracker=Tracker(), stalled_after_s=1.0, raise_if_aborted=lambda: None, tracks_changes=True
+    )
+    store = Store(str(tmp_path))
+    save.freeze()
+    save.write(store, "s1-g1", is_first=True)
+    table.update(np.array([9]), np.full((1, 4), np.nan, np.float32), 1.0)
+    save.freeze()
+    receipt = save.write(store, "s2-g1", is_first=True, is_delta=is_delta)
+    assert receipt.spoilt is not None
+    # Position 9 of bucket 0 of 8.
+    assert receipt.spoilt.describe() == "row 72 of table 't'"
+    assert receipt.tables == ()

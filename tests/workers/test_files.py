@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from typing import ClassVar
 from unittest.mock import patch
@@ -152,3 +153,25 @@ def test_patterns_match_segment_by_segment(tmp_path, root: str) -> None:
             found(pattern)
     with pytest.raises(InputError, match="Found the folder"):
         found("oth*")
+
+
+@pytest.mark.parametrize(("url", "extra"), [("gs://bucket/a.csv", "gcs"), ("gcs://b/a", "gcs"), ("s3://b/*.npy", "s3")])
+def test_a_store_whose_extra_is_not_installed_names_it(url: str, extra: str) -> None:
+    with (
+        patch.object(fsspec, "url_to_fs", side_effect=ImportError("Please install it")),
+        pytest.raises(InputError, match=rf"Found {url[:2]}.*Install podembed\[{extra}\]"),
+    ):
+        locate([url])
+
+
+def test_a_url_of_no_known_kind_is_named() -> None:
+    with pytest.raises(InputError, match=r"Found nosuch://a, which nothing .*Correct the URL"):
+        read_whole("nosuch://a")
+
+
+def test_a_file_behind_a_link_that_is_rewritten_is_another_file(tmp_path) -> None:
+    (tmp_path / "data").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    before = file_version(str(tmp_path / "link"))
+    os.utime(tmp_path / "data", (1, 1))
+    assert file_version(str(tmp_path / "link")) != before

@@ -77,7 +77,7 @@ def test_a_folder_without_a_readable_report_is_refused(tmp_path: Path, content: 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set").write_text("a file")
-    with pytest.raises(FolderError, match="Remove the folder, or choose another one"):
+    with pytest.raises(FolderError, match="Found a file in the place of the folder"):
         create_once(tmp_path / "set", refuse)
 
 

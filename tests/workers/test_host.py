@@ -150,7 +150,7 @@ class Pod:
         return self.all("train", [(first, last, is_followed)] * self.num_hosts)
 
     def save(self, attempt: str) -> tuple[TableFiles, ...]:
-        self.all("begin_save")
+        self.all("begin_save", [(attempt,)] * self.num_hosts)
         receipts = self.all("write_save", [(attempt, False)] * self.num_hosts)
         tables = []
         for at, spec in enumerate(table_specs(self.job, self.buckets)):

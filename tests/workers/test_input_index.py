@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -31,7 +32,7 @@ def test_files_are_listed_in_order_with_their_row_groups(tmp_path: Path) -> None
 def test_a_file_that_two_patterns_match_counts_once(tmp_path: Path) -> None:
     write_set(tmp_path, [5, 3], rows_per_group=2)
     data = declaration(str(tmp_path / "*.parquet"))
-    both = type(data)((*data.paths, str(tmp_path / "part-001.parquet")), label="label")
+    both = replace(data, paths=(*data.paths, str(tmp_path / "part-001.parquet")))
     assert build_index(both) == build_index(data)
 
 

@@ -118,6 +118,24 @@ def test_a_reference_leads_to_its_job_and_survives_json() -> None:
     assert JobReference(**reference.to_json()) == reference
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch_size": "many"}, "Found batch_size='many' for job .* Expected int"),
+        ({"batch_size": 2.5}, "Found batch_size=2.5 .* Expected int"),
+        ({"batch_size": True}, "Found batch_size=True .* Expected int"),
+        ({"dense_learning_rate": "0,1"}, "Expected float"),
+        ({"vocabulary_size": "1e6"}, "Expected None or int"),
+        ({"model": 3}, "Expected str"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        JobReference(function="jobs.criteo:criteo", arguments={"data": ["x.parquet"], **arguments}).resolve()
+    good = {"data": ["x.parquet"], "batch_size": 64, "dense_learning_rate": 1, "vocabulary_size": None}
+    assert JobReference(function="jobs.criteo:criteo", arguments=good).resolve().batch_size == 64
+
+
 def test_arguments_that_json_cannot_hold_are_refused() -> None:
     with pytest.raises(TypeError):
         JobReference(function="tests.small_job:small_job", arguments={"folder": object()}).to_json()

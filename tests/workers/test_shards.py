@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from embedding.table import Table
 from embedding.table_spec import TableSpec
 from workers.checkpoint_files import TableFiles, assemble_table
 from workers.chunks import ChunkDamaged
+from workers.file_threads import FileThreads
 from workers.shards import (
     CheckpointMismatch,
     ShardReceipt,
@@ -74,15 +75,29 @@ def contents(hosts: list[list[Table]]) -> dict[str, bytes]:
     return found
 
 
-def live(table: Table, bucket: int) -> list[np.ndarray]:
-    return list(table.bucket(bucket).values())
+class Live:
+    """The rows as they lie in the tables; nothing changes them meanwhile."""
+
+    def values(self, table: Table, bucket: int) -> list[np.ndarray]:
+        return list(table.bucket(bucket).values())
+
+    def done(self, values: Sequence[np.ndarray]) -> None: ...
+
+
+def write_live(
+    store: Store,
+    tables: Sequence[Table],
+    attempt: str,
+    *,
+    is_first: bool = True,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> ShardReceipt:
+    with FileThreads(store) as threads:
+        return write_shard(store, tables, attempt, is_first=is_first, view=Live(), threads=threads, on_chunk=on_chunk)
 
 
 def write(store: Store, hosts: list[list[Table]], attempt: str = ATTEMPT) -> tuple[TableFiles, ...]:
-    receipts = [
-        write_shard(store, tables, attempt, is_first=host == 0, values_of=live, on_chunk=lambda: None)
-        for host, tables in enumerate(hosts)
-    ]
+    receipts = [write_live(store, tables, attempt, is_first=host == 0) for host, tables in enumerate(hosts)]
     return assembled(hosts[0], receipts, attempt)
 
 
@@ -118,7 +133,7 @@ def test_any_number_of_hosts_reads_what_another_number_wrote(tmp_path: Path, wri
 def test_a_mark_for_every_bucket(tmp_path: Path) -> None:
     marks: list[int] = []
     (tables,) = shards(1)
-    write_shard(Store(str(tmp_path)), tables, ATTEMPT, is_first=True, values_of=live, on_chunk=lambda: marks.append(1))
+    write_live(Store(str(tmp_path)), tables, ATTEMPT, on_chunk=lambda: marks.append(1))
     assert len(marks) == sum(s.layout.num_buckets for s in SPECS)
 
 

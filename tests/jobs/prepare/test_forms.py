@@ -22,7 +22,7 @@ FORM = CsvForm(("click", "price", "city", "extra"), "click", ("price",), ("city"
 
 def test_criteo_columns_are_those_of_the_reader_of_lines() -> None:
     lines = [*click_lines(50), b"broken", *click_lines(3, seed=2)]
-    parsed = CriteoForm().parse(b"\n".join(lines) + b"\n")
+    parsed = CriteoForm().parse(b"\n".join(lines) + b"\n", max_faults=9)
     expected = [read_line(line) for line in lines if line != b"broken"]
     columns = {"label": parsed.label, **parsed.dense, **parsed.values}
     found = [list(row) for row in zip(*(columns[name].to_pylist() for name in FIELD_NAMES), strict=True)]
@@ -33,7 +33,7 @@ def test_criteo_columns_are_those_of_the_reader_of_lines() -> None:
 
 def test_csv_is_read_with_quotes_and_missing_values() -> None:
     text = '1,2.5,"Washington, ""D.C.""",x\n0,,,y\r\n-3e2,7,Zürich,\n'
-    parsed = FORM.parse(text.encode())
+    parsed = FORM.parse(text.encode(), max_faults=0)
     assert parsed.faults == []
     assert parsed.label.to_pylist() == [1.0, 0.0, -300.0]
     assert parsed.dense["price"].to_pylist() == [2.5, None, 7.0]
@@ -54,14 +54,13 @@ def test_csv_is_read_with_quotes_and_missing_values() -> None:
         (b"1,-1e39,a,b", "price", "finite number or empty, at most 3.4e+38"),
         (b"1e39,1,a,b", "click", "a label is a number, at most 3.4e+38"),
         (b"1,1_000,a,b", "price", "finite number"),
-        (b"1, 5,a,b", "price", "finite number"),
         (b'1,2,"a', "line", "quotes are closed"),
         (b'1,2,x","b', "line", "a line"),
-        (b"1,2,\xff,b", "line", "UTF-8"),
+        (b"1,2,\xff,b", "city", "UTF-8"),
     ],
 )
 def test_a_malformed_line_is_named_and_its_neighbours_are_kept(line: bytes, field: str, words: str) -> None:
-    parsed = FORM.parse(b"1,2,a,b\n" + line + b"\n0,3,c,d\n")
+    parsed = FORM.parse(b"1,2,a,b\n" + line + b"\n0,3,c,d\n", max_faults=1)
     ((at, fault, text),) = parsed.faults
     assert (at, fault.field, text) == (1, field, line)
     assert words in fault.reason
@@ -72,7 +71,7 @@ def test_a_malformed_line_is_named_and_its_neighbours_are_kept(line: bytes, fiel
 def test_any_text_that_csv_can_write_is_read_back(cities: list[str]) -> None:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([[1, "", city, "x"] for city in cities])
-    parsed = FORM.parse(out.getvalue().encode())
+    parsed = FORM.parse(out.getvalue().encode(), max_faults=0)
     assert parsed.faults == []
     assert parsed.values["city"].to_pylist() == [city or None for city in cities]
 

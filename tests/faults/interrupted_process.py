@@ -1,0 +1,46 @@
+"""`podembed train --in-process` that is interrupted twice, as by an impatient person, at one moment of its second commit.
+
+Usage: python -m tests.faults.interrupted_process before|after ARGUMENTS. `before` and `after` mean the manifest's creation, which goes on in
+the publishing thread whatever happens to the main one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from jobs.cli import main
+from orchestrator.lease import Lease
+
+PAUSE_S = 0.3
+
+
+def interrupt(moment: str) -> None:
+    """Makes the second commit the one in which the signals come."""
+    publish, num_published = Lease.publish, 0
+
+    def interrupted(self: Lease, *arguments: Any) -> None:
+        nonlocal num_published
+        num_published += 1
+        if num_published == 2 and moment == "before":
+            _send()
+        publish(self, *arguments)
+        if num_published == 2 and moment == "after":
+            _send()
+
+    Lease.publish = interrupted  # type: ignore[method-assign]
+
+
+def _send() -> None:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        # The main thread takes a signal between two of its instructions; two at once may count as one.
+        time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    interrupt(sys.argv.pop(1))
+    sys.exit(main())

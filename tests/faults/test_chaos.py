@@ -1,0 +1,94 @@
+"""The short form of `podembed chaos`: real processes are killed, and the end is that of a run that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 400
+# On two hosts: kills in the middle of a table's update, between two tables, and after a step.
+ON_HOSTS = "F1.4"
+# In one process: in the middle of a shard file; the driver before it acknowledges; an answer that is lost; a write that is torn; NaN right
+# before a commit.
+IN_PROCESS = "F6.3,F6.9,F16.3,F19.1,F26.2"
+
+
+def chaos(folder: Path, *arguments: str) -> tuple[int, dict, str]:
+    """Exit code, last line and all output of the command."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", "chaos", "--folder", str(folder / "runs"), *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.stdout.strip(), done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
+
+
+def check(told: dict, output: str) -> None:
+    assert told["is_met"], output
+    assert told["processes_left"] == 0
+    for found in told["rounds"]:
+        assert found["struck"] >= 1, output
+        assert False not in found["oracles"].values(), output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_whose_hosts_are_killed_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    code, told, output = chaos(
+        tmp_path, "--only", ON_HOSTS, "--set", f"folder={tmp_path / 'data'}", "--detect-s", "60", "--recover-s", "120"
+    )
+    assert code == 0, output
+    check(told, output)
+    (found,) = told["rounds"]
+    assert found["struck"] == 3
+    assert all(found["oracles"][oracle] for oracle in ("O1", "O2", "O3", "O4", "O5", "O6")), output
+
+
+@pytest.mark.slow
+def test_commits_survive_kills_and_failing_storage(tmp_path: Path) -> None:
+    arguments = ("--in-process", "--only", IN_PROCESS, "--set", f"folder={tmp_path / 'data'}")
+    code, told, output = chaos(tmp_path, *arguments, "--detect-s", "60", "--recover-s", "120")
+    assert code == 0, output
+    check(told, output)
+    assert [found["fault"] for found in told["rounds"]] == ["F6", "F6", "F16", "F19", "F26"]
+    assert [found["oracles"]["O1"] for found in told["rounds"]] == [True] * 5, output
+
+
+def test_what_cannot_be_selected_is_refused() -> None:
+    for selection in ("F99", "G1", "F6.77"):
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.cli", "chaos", "--only", selection],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 87, done.stderr
+        assert "Expected" in done.stderr
+
+
+def test_the_list_says_what_each_schedule_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", "chaos", "--list", "--only", "F6", "--rounds", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "F6.3" in done.stdout
+    assert "kill_midway at storage.write" in done.stdout
+    assert "seed 2 " in done.stdout

@@ -1,0 +1,39 @@
+"""Which machines rest, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.quarantine import Quarantine
+
+EMPTY = Quarantine(after=2, first_s=30.0, period_s=1_000.0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "now_s", "left_s"),
+    [
+        ((), 0.0, None),
+        ((10.0,), 10.0, None),
+        ((10.0, 20.0), 20.0, 30.0),
+        ((10.0, 20.0), 45.0, 5.0),
+        ((10.0, 20.0), 50.0, None),
+        ((10.0, 20.0, 60.0), 60.0, 60.0),
+        ((10.0, 20.0, 60.0, 130.0), 130.0, 120.0),
+        # Never longer than the period.
+        (tuple(float(at) for at in range(10)), 9.0, 1_000.0),
+        # The first fault is forgotten by then.
+        ((10.0, 1_010.0), 1_010.0, None),
+        ((10.0, 1_009.0), 1_009.0, 30.0),
+    ],
+)
+def test_a_machine_rests_longer_with_each_fault(faults: tuple[float, ...], now_s: float, left_s: float | None) -> None:
+    quarantine = EMPTY
+    for at in faults:
+        quarantine = quarantine.noted("a", at)
+    assert quarantine.resting(now_s) == ({} if left_s is None else {"a": left_s})
+
+
+def test_machines_are_counted_apart() -> None:
+    quarantine = EMPTY.noted("a", 1.0).noted("b", 2.0).noted("a", 3.0)
+    assert quarantine.resting(4.0) == {"a": 29.0}
+    assert EMPTY.resting(4.0) == {}

@@ -1,0 +1,90 @@
+"""Who is at fault when nothing is finished: by following who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.errors import FailureKind, cause
+from orchestrator.waiting import blocked
+from workers.progress import Progress
+
+
+def at(phase: str, *waits_for: str, step: int = 812, phase_s: float = 12.0) -> Progress:
+    return Progress(step=step, phase=phase, marks=1, step_unix_s=1.0, phase_s=phase_s, waits_for=waits_for)
+
+
+def kinds(progress: dict[str, Progress], workers: list[str] | None = None) -> dict[str, str]:
+    found = blocked(progress, workers or list(progress), timeout_s=30.0)
+    return {failure.worker: failure.kind.value for failure in found}
+
+
+def test_the_host_that_waits_for_nobody_is_at_fault_and_the_pair_is_named() -> None:
+    progress = {
+        "host 0": at("row exchange", "host 1"),
+        "host 1": at("update", step=811, phase_s=14.0),
+        "host 2": at("row exchange", "host 1"),
+    }
+    failures = blocked(progress, list(progress), timeout_s=30.0)
+    assert (failures[0].worker, failures[0].kind) == ("host 1", FailureKind.HUNG)
+    assert {f.kind for f in failures[1:]} == {FailureKind.PEER}
+    assert (
+        "it is in update of step 811 for 14 s; host 0 has waited 12 s in row exchange of step 812 for host 1"
+        in failures[0].message
+    )
+    assert "and 1 more wait for it" in failures[0].message
+    assert (
+        failures[1].message == "has waited 12 s in row exchange of step 812 for host 1, which is in update of step 811"
+    )
+    assert cause(failures).startswith("host 1 hung: nothing finished for 30 s")
+
+
+def test_a_chain_leads_to_its_end() -> None:
+    progress = {
+        "host 0": at("id exchange", "host 2"),
+        "device 0": at("wait for host", "host 0"),
+        "host 2": at("device", "device 2"),
+        "device 2": at("serve"),
+    }
+    assert kinds(progress) == {"device 2": "hung", "host 0": "peer", "device 0": "peer", "host 2": "peer"}
+
+
+def test_two_that_wait_for_each_other_are_a_cut_network_and_others_only_wait() -> None:
+    progress = {
+        "host 0": at("row exchange", "host 1"),
+        "host 1": at("row exchange", "host 0"),
+        "host 2": at("gradient exchange", "host 0", "host 1"),
+    }
+    failures = {f.worker: f for f in blocked(progress, list(progress), timeout_s=30.0)}
+    assert {w: f.kind.value for w, f in failures.items()} == {"host 0": "hung", "host 1": "hung", "host 2": "peer"}
+    assert "they wait for each other, so look at the network between host 0 and host 1" in failures["host 0"].message
+    assert "network" not in failures["host 2"].message
+
+
+def test_a_longer_circle_is_found_too() -> None:
+    progress = {f"host {host}": at("row exchange", f"host {(host + 1) % 3}") for host in range(3)}
+    assert set(kinds(progress).values()) == {"hung"}
+
+
+def test_one_that_never_answered_is_at_fault_and_said_to_be_silent() -> None:
+    failures = blocked({"host 0": at("id exchange", "host 1")}, ["host 0", "host 1"], timeout_s=30.0)
+    assert [(f.worker, f.kind.value) for f in failures] == [("host 1", "hung"), ("host 0", "peer")]
+    assert failures[0].message == "no answer for 30 s"
+    assert "host 1, which does not answer" in failures[1].message
+
+
+def test_many_that_are_waited_for_are_not_all_listed() -> None:
+    progress = {"host 0": at("id exchange", *(f"host {host}" for host in range(1, 10)))}
+    (failure,) = blocked(progress, ["host 0"], timeout_s=30.0)
+    assert "and 5 more" in failure.message
+    assert "host 9" not in failure.message
+
+
+@pytest.mark.parametrize("num_hosts", [2, 3, 8])
+def test_there_is_always_somebody_at_fault(num_hosts: int) -> None:
+    every = [f"host {host}" for host in range(num_hosts)]
+    for phases in (
+        {host: at("update") for host in every},
+        {host: at("row exchange", *(other for other in every if other != host)) for host in every},
+        {},
+    ):
+        assert any(f.kind is FailureKind.HUNG for f in blocked(phases, every, timeout_s=30.0))

@@ -1,0 +1,222 @@
+"""Frozen, starved, cut off and stuck are told apart; time passes by a fake clock, and the processes are described by a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import FailureKind
+from orchestrator.watch import Deadlines, Silence, Watch, why_frozen
+from workers.process_signs import ProcessSigns
+from workers.progress import Progress
+
+DEADLINES = Deadlines()
+
+
+def signs(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessSigns:
+    return ProcessSigns(process=process, started=1, cpu_s=cpu_s, state=state)
+
+
+@dataclass
+class Scripted:
+    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of a worker."""
+
+    hosts: int = 2
+    deadlines: Deadlines = DEADLINES
+    frozen: set[str] = field(default_factory=set)
+    looks: dict[str, Callable[[float], ProcessSigns | None]] = field(default_factory=dict)
+    marks: Callable[[float], int] = lambda now_s: int(now_s)
+    phase: str = "update"
+    now_s: float = 0.0
+    progress: dict[str, Progress] = field(default_factory=dict)
+
+    @property
+    def clock(self) -> Any:
+        return self
+
+    @property
+    def backend(self) -> Any:
+        return self
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    @property
+    def handles(self) -> Any:
+        pair = lambda host: type("Pair", (), {"host": Handle(f"host {host}"), "device": Handle(f"device {host}")})  # noqa: E731
+        return [pair(host) for host in range(self.hosts)]
+
+    def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        return [c for c in calls if c.worker not in self.frozen], [c for c in calls if c.worker in self.frozen]
+
+    def note(self, call: Any) -> None:
+        self.progress[call.worker] = Progress(
+            step=3, phase=self.phase, marks=self.marks(self.now_s), step_unix_s=1.0, phase_s=1.0
+        )
+
+    def signs(self, handle: Any) -> ProcessSigns | None:
+        return self.looks.get(handle.worker, lambda _: None)(self.now_s)
+
+
+@dataclass(frozen=True)
+class Handle:
+    worker: str
+
+    def control(self, method: str) -> Any:
+        assert method == "status"
+        return self
+
+    def call(self) -> Any:
+        return self
+
+
+def run(
+    group: Scripted, *, until_s: float = 400.0, timeout_s: float = 120.0, counts_marks: bool = True, gap_s: float = 0.2
+):
+    """(seconds until the first failures, those failures), or None if there were none by `until_s`."""
+    watch = Watch(group, timeout_s=timeout_s, counts_marks=counts_marks)  # type: ignore[arg-type]
+    began_s = group.now_s
+    running: Any = [handle for pair in group.handles for handle in (pair.host, pair.device)]
+    while group.now_s < began_s + until_s:
+        group.now_s += gap_s
+        if failures := watch.check(running):
+            return group.now_s - began_s, failures
+    return None
+
+
+def settle(group: Scripted) -> None:
+    """Lets everybody answer once."""
+    frozen, group.frozen = group.frozen, set()
+    assert run(group, until_s=4.0) is None
+    group.frozen = frozen
+
+
+def stopped(_: float) -> ProcessSigns:
+    return signs(state="T")
+
+
+def starved(now_s: float) -> ProcessSigns:
+    return signs(cpu_s=0.01 * int(now_s))
+
+
+def test_a_stopped_process_is_found_within_ten_seconds_while_the_others_go_on() -> None:
+    group = Scripted(frozen={"device 1"}, looks={"device 1": stopped})
+    settle(group)
+    seconds, (failure,) = run(group)
+    assert seconds <= 9.0
+    assert (failure.worker, failure.kind) == ("device 1", FailureKind.HUNG)
+    assert "no answer to a status call" in failure.message
+    assert "stopped by a signal" in failure.message
+
+
+def test_it_is_found_as_soon_where_it_never_answered() -> None:
+    group = Scripted(frozen={"host 1"}, looks={"host 1": stopped})
+    seconds, (failure,) = run(group, counts_marks=False)
+    assert (failure.worker, seconds <= 9.0) == ("host 1", True)
+
+
+def test_a_starved_process_is_given_time_and_not_for_ever() -> None:
+    group = Scripted(frozen={"host 0"}, looks={"host 0": starved})
+    settle(group)
+    seconds, (failure,) = run(group)
+    assert 30.0 <= seconds <= 33.0
+    assert failure.worker == "host 0"
+
+
+def test_a_process_that_comes_up_slowly_is_not_taken_for_frozen_though_it_waits() -> None:
+    group = Scripted(frozen={"host 0"}, looks={"host 0": lambda _: signs(state="D")})
+    assert run(group, until_s=200.0, timeout_s=300.0, counts_marks=False) is None
+
+
+def test_on_another_machine_the_others_must_stand_still() -> None:
+    group = Scripted(frozen={"host 1"})
+    settle(group)
+    seconds, _ = run(group)
+    assert seconds >= 30.0, "the others finished steps all the time"
+    group = Scripted(frozen={"host 1"}, marks=lambda now_s: min(4, int(now_s)))
+    settle(group)
+    seconds, (failure,) = run(group)
+    assert seconds <= 10.0
+    assert "while the others stand still" in failure.message
+
+
+def test_a_driver_that_reaches_nobody_waits_longer() -> None:
+    """A short outage of its own network should not cost a generation."""
+    group = Scripted(frozen={"host 0", "device 0", "host 1", "device 1"}, marks=lambda _: 1)
+    settle(group)
+    seconds, failures = run(group)
+    assert seconds >= 30.0
+    assert len(failures) == 4
+
+
+@pytest.mark.parametrize("gap_s", [60.0, 1000.0])
+def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> None:
+    group = Scripted(frozen={"host 1"}, looks={"host 1": starved}, marks=lambda now_s: int(now_s / 100))
+    settle(group)
+    watch = Watch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
+    for _ in range(10):
+        group.now_s += 0.2
+        assert watch.check([]) == []
+    group.now_s += gap_s
+    assert watch.check([]) == []
+    group.frozen.clear()
+    for _ in range(50):
+        group.now_s += 0.2
+        assert watch.check([]) == []
+
+
+def test_beyond_the_sample_a_frozen_one_is_found_within_ten_seconds() -> None:
+    group = Scripted(hosts=40, frozen={"device 39"}, marks=lambda now_s: min(2, int(now_s)))
+    settle(group)
+    group.progress["device 39"] = Progress(step=1, phase="serve", marks=0, step_unix_s=0.0)
+    seconds, (failure,) = run(group)
+    assert (failure.worker, seconds <= 10.0) == ("device 39", True)
+
+
+@pytest.mark.parametrize(("phase", "seconds"), [("update", 30.0), ("read", 120.0), ("wait for save", 120.0)])
+def test_storage_has_more_time_than_a_step(phase: str, seconds: float) -> None:
+    group = Scripted(phase=phase, marks=lambda _: 1)
+    found_s, failures = run(group, timeout_s=30.0)
+    assert seconds < found_s < seconds + 3
+    assert len(failures) == 4
+    assert f"it is in {phase}" in failures[0].message
+
+
+def test_the_deadline_of_calls_that_make_no_marks_counts_from_their_beginning() -> None:
+    found_s, _ = run(Scripted(), timeout_s=20.0, counts_marks=False)
+    assert 20.0 < found_s < 23.0
+
+
+def silence(silent_s: float, idle_s: float | None, look: ProcessSigns | None) -> Silence:
+    return Silence(call=None, handle=None, silent_s=silent_s, idle_s=idle_s, signs=look)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "has_answered", "still_s", "is_frozen"),
+    [
+        (silence(7, 7, signs()), True, 0.0, True),
+        (silence(7, 4, signs()), True, 0.0, False),
+        (silence(4, 7, signs()), True, 0.0, False),
+        (silence(7, 7, signs()), False, 0.0, False),
+        (silence(7, 7, signs(state="T")), False, 0.0, True),
+        (silence(7, None, None), True, 7.0, True),
+        (silence(7, None, None), True, 4.0, False),
+        (silence(7, None, None), False, 7.0, False),
+        (silence(31, 0, signs()), True, 0.0, True),
+        (silence(31, 0, signs()), False, 0.0, False),
+        (silence(301, 0, signs()), False, 0.0, True),
+    ],
+)
+def test_when_a_silent_process_is_given_up(seen: Silence, has_answered: bool, still_s: float, is_frozen: bool) -> None:
+    why = why_frozen(seen, has_answered=has_answered, others_stand_still_s=still_s, deadlines=DEADLINES)
+    assert (why is not None) is is_frozen
+
+
+def test_another_process_of_the_same_number_is_no_idle_one() -> None:
+    seen = silence(0, None, None)
+    for look in (signs(), signs(), ProcessSigns(process=7, started=2, cpu_s=1.0, state="S")):
+        seen.pass_time(1.0, look)
+    assert (seen.silent_s, seen.idle_s) == (3.0, 0.0)

@@ -1,0 +1,85 @@
+"""What is told of a run's windows: things that last, once, and again when they change; and the deadlines that follow from step times."""
+
+from __future__ import annotations
+
+from orchestrator.config import FailureConfig
+from orchestrator.window_health import WINDOWS, WindowHealth
+from workers.host import HostWindow
+
+
+def window(phase_s: dict[str, float], *rows: int) -> HostWindow:
+    return HostWindow(num_samples=10, phase_s=phase_s, bytes_sent=0, peak_rss_bytes=0, rows_asked=rows or (0, 0))
+
+
+EVEN = window({"read": 0.5, "device": 1.0})
+READS_SLOWLY = window({"read": 1.4, "device": 0.1})
+UPDATES_SLOWLY = window({"read": 0.5, "update": 0.9})
+LIMPS = window({"read": 0.8, "device": 0.7})
+
+
+def health(config: FailureConfig | None = None) -> WindowHealth:
+    return WindowHealth.of(config or FailureConfig(), ["users", "items"], notice=print)
+
+
+def told(seen: WindowHealth, hosts: list[HostWindow], times: int = 1) -> list[str]:
+    return [text for _ in range(times) for text in seen.window(hosts, seconds=2.0, num_steps=10)]
+
+
+def test_a_slow_host_is_told_once_when_it_lasts_and_again_when_it_is_over() -> None:
+    seen = health()
+    assert told(seen, [EVEN, READS_SLOWLY], WINDOWS - 1) == []
+    (text,) = told(seen, [EVEN, READS_SLOWLY])
+    assert text.startswith("host 1 is slow: 2.8 times")
+    assert "in read" in text
+    assert told(seen, [EVEN, READS_SLOWLY], 20) == []
+    assert told(seen, [EVEN, EVEN], WINDOWS - 1) == []
+    assert told(seen, [EVEN, EVEN]) == ["host 1 keeps up with the others again"]
+    assert told(seen, [EVEN, EVEN], 20) == []
+    assert seen.slowest == 1.0
+
+
+def test_another_phase_is_told_anew() -> None:
+    seen = health()
+    told(seen, [EVEN, READS_SLOWLY], WINDOWS)
+    (text,) = told(seen, [EVEN, UPDATES_SLOWLY], WINDOWS)
+    assert "in update" in text
+
+
+def test_a_single_slow_window_and_one_in_turns_are_noise() -> None:
+    seen = health()
+    for _ in range(10):
+        assert told(seen, [EVEN, READS_SLOWLY]) == []
+        assert told(seen, [READS_SLOWLY, EVEN]) == []
+
+
+def test_between_slow_and_well_nothing_changes() -> None:
+    seen = health()
+    told(seen, [EVEN, READS_SLOWLY], WINDOWS)
+    assert told(seen, [EVEN, LIMPS], 10) == []
+    assert told(seen, [EVEN, READS_SLOWLY], 10) == [], "it was never over"
+
+
+def test_an_uneven_owner_is_told_with_its_table_and_when_it_is_over() -> None:
+    seen = health()
+    uneven = [window(EVEN.phase_s, 100, 5000), window(EVEN.phase_s, 100, 0), window(EVEN.phase_s, 100, 0)]
+    even = [window(EVEN.phase_s, 1000, 1000)] * 3
+    (text,) = told(seen, uneven, WINDOWS)
+    assert text.startswith("host 0 is asked for 2.9 times")
+    assert "table 'items'" in text
+    assert seen.imbalance.ratio > 2.5
+    assert told(seen, even, WINDOWS) == ["rows are asked of all owners evenly again"]
+
+
+def test_deadlines_follow_the_median_step_unless_they_were_set() -> None:
+    seen = health()
+    assert seen.deadlines.step_s == 120.0
+    seen.window([EVEN], seconds=2.0, num_steps=10)
+    assert seen.deadlines.step_s == 30.0
+    for _ in range(5):
+        seen.window([EVEN], seconds=60.0, num_steps=10)
+    assert seen.deadlines.step_s == 60.0
+    assert seen.deadlines.stall_s == 18.0
+    assert seen.deadlines.storage_s == 120.0
+    fixed = health(FailureConfig(step_timeout_s=7.0))
+    fixed.window([EVEN], seconds=60.0, num_steps=10)
+    assert (fixed.deadlines.step_s, fixed.deadlines.storage_s) == (7.0, 7.0)

@@ -1,0 +1,183 @@
+"""The code broken on purpose, one protocol rule at a time, to see that the simulation finds it. Each is a context manager.
+
+A simulation that finds nothing proves something only if it would find these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from embedding.preimages import Preimages
+from orchestrator import background_commit, checkpoint, keep, lease, run_folder
+from orchestrator.lease_protocol import DriverState, Phase, after, propose
+from orchestrator.manifest import commit_file
+from workers import checkpoint_files, chunks, held_rows
+from workers.undo import Undo
+
+
+@contextmanager
+def base_before_claim() -> Iterator[None]:
+    """The commit to start from is chosen before the generation is claimed."""
+    real = lease.acquire
+
+    def acquire(store: Any, *, choose_base: Any, **options: Any) -> Any:
+        early = lease.read_head(store)
+        return real(store, choose_base=lambda _: early, **options)
+
+    with patch.object(run_folder, "acquire", acquire):
+        yield
+
+
+@contextmanager
+def acknowledge_before_check() -> Iterator[None]:
+    """A commit is acknowledged without looking for newer claims, neither before nor after it is published."""
+
+    def publish(self: lease.Lease, name: str, manifest: bytes) -> None:
+        state = after(propose(self._state, name), self.store.create_exclusive(commit_file(name), manifest))
+        self._state = replace(state, phase=Phase.READY, head=name, pending=None)
+
+    with patch.object(lease.Lease, "publish", publish), patch.object(lease.Lease, "check", lambda self: None):
+        yield
+
+
+@contextmanager
+def no_preimages() -> Iterator[None]:
+    """Rows change while they are being saved, and nothing is kept of what they were."""
+    with patch.object(Preimages, "preserve", lambda self, rows: len(rows)):
+        yield
+
+
+@contextmanager
+def forgotten_changes() -> Iterator[None]:
+    """An incremental commit leaves out the last of the changed rows of each bucket."""
+    real = Preimages.changed
+
+    def changed(self: Preimages, start: int, stop: int) -> np.ndarray:
+        return real(self, start, stop)[:-1]
+
+    with patch.object(Preimages, "changed", changed):
+        yield
+
+
+@contextmanager
+def sizes_unchecked() -> Iterator[None]:
+    """A manifest is published without asking whether the files are there."""
+    with patch.object(checkpoint, "size_damages", lambda store, manifest: iter(())):
+        yield
+
+
+@contextmanager
+def unverified_restore() -> Iterator[None]:
+    """What a host reads back is believed: no checksum, no digest."""
+    with (
+        patch.object(chunks, "_check_checksum", lambda *_: None),
+        patch.object(checkpoint_files, "check_digest", lambda table, bucket, values: None),
+    ):
+        yield
+
+
+@contextmanager
+def deletes_needed_files() -> Iterator[None]:
+    """The keep policy forgets that a commit needs files of those before it."""
+    real = keep._delete_unneeded
+
+    def delete(store: Any, held: Any, attempts: Any, needed: set[str]) -> dict[str, int]:
+        return real(store, held, attempts, set())
+
+    with patch.object(keep, "_delete_unneeded", delete):
+        yield
+
+
+@contextmanager
+def publishes_early() -> Iterator[None]:
+    """A commit does not wait for the one before it, which is dropped."""
+
+    def finish(self: background_commit.BackgroundCommits) -> None:
+        self._under_way = None
+
+    with patch.object(background_commit.BackgroundCommits, "finish", finish):
+        yield
+
+
+@contextmanager
+def fenced_driver_claims_again() -> Iterator[None]:
+    """A driver whose workers died claims a new generation without asking whether somebody else has done so meanwhile."""
+    real = lease.acquire
+
+    def acquire(store: Any, **options: Any) -> Any:
+        return real(store, **{**options, "held": 0})
+
+    with patch.object(run_folder, "acquire", acquire):
+        yield
+
+
+@contextmanager
+def base_of_a_newer_generation() -> Iterator[None]:
+    """A driver that was held up since its claim takes the base of a newer generation for one that it may start from."""
+
+    def follow(state: DriverState, answer: Any) -> DriverState:
+        if state.phase is Phase.READ_BASE:
+            return replace(state, phase=Phase.LIST_COMMITS, base=answer)
+        if state.phase is Phase.CHOOSE_BASE:
+            return replace(state, phase=Phase.CREATE_BASE, head=answer)
+        return after(state, answer)
+
+    with patch.object(lease, "after", follow):
+        yield
+
+
+@contextmanager
+def skips_undo() -> Iterator[None]:
+    """A host that lives on says that it went back to the commit, and did not."""
+
+    def back_to(self: Undo, commit: str) -> list[np.ndarray] | None:
+        return [np.ones(len(table.buckets), bool) for table in self._tables] if commit else None
+
+    with patch.object(Undo, "back_to", back_to):
+        yield
+
+
+@contextmanager
+def believes_survivors() -> Iterator[None]:
+    """The rows of a host that lives on are not compared with the commit's digests."""
+    with patch.object(held_rows, "_is_right", lambda *_: True):
+        yield
+
+
+@contextmanager
+def acknowledges_early() -> Iterator[None]:
+    """A host lets go of the last commit as soon as the next one begins to be saved."""
+    real = Undo.freeze
+
+    def freeze(self: Undo, commit: str) -> None:
+        real(self, commit)
+        self.acknowledge(commit)
+
+    with patch.object(Undo, "freeze", freeze):
+        yield
+
+
+MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    mutation.__name__: mutation
+    for mutation in (
+        base_before_claim,
+        acknowledge_before_check,
+        no_preimages,
+        forgotten_changes,
+        sizes_unchecked,
+        unverified_restore,
+        deletes_needed_files,
+        publishes_early,
+        fenced_driver_claims_again,
+        base_of_a_newer_generation,
+        skips_undo,
+        believes_survivors,
+        acknowledges_early,
+    )
+}

@@ -1,0 +1,144 @@
+"""Raw sockets against a host that forms its mesh: bytes that drip, a handshake that is played back, and what the user is told of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
+from workers.exchange import Mesh, MeshConnectTimeout, MeshOptions
+from workers.forming import Refusals
+from workers.handshake import MeshIdentity, dial
+
+HANDSHAKE_S = 0.4
+
+
+@contextlib.contextmanager
+def forming_host(num_ranks: int = 2) -> Iterator[Mesh]:
+    """Rank 0 while it waits for the others; at the end they come."""
+    options = MeshOptions(handshake_timeout_s=HANDSHAKE_S)
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(Mesh.listen(identity(rank, num_ranks), bind_address=LOCAL, options=options))
+            for rank in range(num_ranks)
+        ]
+        addresses = [mesh.address for mesh in ranks]
+        forming = threading.Thread(target=ranks[0].connect, args=[addresses], kwargs={"timeout_s": PATIENCE_S})
+        forming.start()
+        try:
+            yield ranks[0]
+        finally:
+            succeed(in_threads([lambda mesh=mesh: mesh.connect(addresses, timeout_s=PATIENCE_S) for mesh in ranks[1:]]))
+            forming.join(PATIENCE_S)
+        assert not forming.is_alive()
+
+
+def wait_for_refusal(mesh: Mesh, count: int = 1) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while mesh.num_refusals < count:
+        assert time.monotonic() < deadline, "the stranger was not refused"
+        time.sleep(0.01)
+    return mesh.refusals[-1].reason
+
+
+def hello_of(stranger: MeshIdentity) -> bytes:
+    return next(dial(stranger, expected_rank=0, nonce=b"n" * 32)).message
+
+
+def test_a_hello_that_drips_ends_at_the_deadline_of_the_whole_handshake() -> None:
+    hello = hello_of(identity(1, 2))
+    with forming_host() as mesh, socket.create_connection(mesh.address) as stranger:
+        began = time.monotonic()
+        # Each byte is in time for any deadline that would begin anew with it.
+        with contextlib.suppress(OSError):
+            for byte in hello:
+                stranger.sendall(bytes([byte]))
+                time.sleep(HANDSHAKE_S / 20)
+                if mesh.num_refusals:
+                    break
+        assert "handshake was not done in 0.4 s" in wait_for_refusal(mesh)
+        assert time.monotonic() - began < HANDSHAKE_S * 5
+
+
+def test_a_handshake_that_is_played_back_proves_nothing() -> None:
+    """A stranger heard rank 1 join, and says the same once more: the host's nonce is another one now."""
+    sent: list[bytes] = []
+    with forming_host(num_ranks=3) as mesh:
+        with (
+            socket.create_server((LOCAL, 0)) as server,
+            Mesh.listen(identity(1, 3), bind_address=LOCAL) as high,
+        ):
+
+            def forward() -> None:
+                inbound, _ = server.accept()
+                with inbound, socket.create_connection(mesh.address) as outbound:
+                    for source, target in ((inbound, outbound), (outbound, inbound)) * 2:
+                        data = source.recv(4096)
+                        if source is inbound:
+                            sent.append(data)
+                        target.sendall(data)
+
+            listening = threading.Thread(target=forward)
+            listening.start()
+            with pytest.raises(MeshConnectTimeout):
+                high.connect([server.getsockname(), high.address, (LOCAL, 1)], timeout_s=0.5)
+            listening.join(PATIENCE_S)
+        assert len(sent) == 2
+        before = mesh.num_refusals
+        with socket.create_connection(mesh.address) as stranger:
+            stranger.sendall(sent[0])
+            assert len(stranger.recv(4096)) == len(sent[0])
+            stranger.sendall(sent[1])
+            wait_for_refusal(mesh, before + 1)
+        assert any("its proof does not fit our token" in refusal.reason for refusal in mesh.refusals)
+
+
+def test_a_stranger_that_resets_its_connection_is_only_counted() -> None:
+    with forming_host() as mesh:
+        stranger = socket.create_connection(mesh.address)
+        stranger.sendall(b"PODEMBED")
+        # Sends a reset instead of an end, as a machine that was switched off and on again does.
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        stranger.close()
+        assert "handshake" in wait_for_refusal(mesh)
+
+
+def test_who_was_refused_is_said_with_address_and_reason_and_a_flood_in_one_line() -> None:
+    refusals = Refusals()
+    assert refusals.describe() == ()
+    for port in range(500):
+        refusals.add(f"10.0.0.9:{port}", "found run 'views', expected 'clicks'")
+    told = refusals.describe()
+    assert told[-2:] == (
+        "a connection from 10.0.0.9:499: found run 'views', expected 'clicks'",
+        "497 more connections",
+    )
+    assert len(told) == 4
+
+
+def test_a_mesh_that_does_not_form_names_whom_it_refused() -> None:
+    with Mesh.listen(identity(0, 2), bind_address=LOCAL) as mesh:
+        results: list[MeshConnectTimeout] = []
+
+        def connect() -> None:
+            try:
+                mesh.connect([mesh.address, (LOCAL, 1)], timeout_s=1.0)
+            except MeshConnectTimeout as error:
+                results.append(error)
+
+        forming = threading.Thread(target=connect)
+        forming.start()
+        with socket.create_connection(mesh.address) as stranger:
+            stranger.sendall(hello_of(identity(1, 2, run_id="views")))
+            wait_for_refusal(mesh)
+            forming.join(PATIENCE_S)
+    (error,) = results
+    assert "Refused a connection from 127.0.0.1:" in str(error)
+    assert "found run 'views', expected 'clicks'" in str(error)
+    # Ray rebuilds an exception from its arguments on the way to the driver.
+    assert str(MeshConnectTimeout(*error.args)) == str(error)

@@ -1,0 +1,69 @@
+"""What the kernel says of real processes: running, stopped, starved, gone, and found by a mark in their environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from workers.process_signs import ProcessSigns, processes_with, read_signs
+
+PATIENCE_S = 20.0
+MARK = "PODEMBED_TEST_SIGNS"
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process that computes for ever, and the mark in its environment."""
+    mark = secrets.token_hex(8)
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], env={**os.environ, MARK: mark})
+    yield process, mark
+    process.kill()
+    process.wait(PATIENCE_S)
+
+
+def signs_when(process: int, is_so: Callable[[ProcessSigns], bool]) -> ProcessSigns:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        signs = read_signs(process)
+        if signs is not None and is_so(signs):
+            return signs
+        time.sleep(0.01)
+    raise TimeoutError(f"process {process} did not come to the expected state: {read_signs(process)}")
+
+
+def test_a_running_process_uses_time_and_a_stopped_one_none(child: tuple[subprocess.Popen[bytes], str]) -> None:
+    process, _ = child
+    before = signs_when(process.pid, lambda signs: signs.cpu_s > 0)
+    signs_when(process.pid, lambda signs: signs.cpu_s > before.cpu_s)
+    process.send_signal(signal.SIGSTOP)
+    stopped = signs_when(process.pid, lambda signs: signs.is_stopped)
+    time.sleep(0.1)
+    assert read_signs(process.pid) == stopped
+    process.send_signal(signal.SIGCONT)
+    awake = signs_when(process.pid, lambda signs: signs.cpu_s > stopped.cpu_s)
+    assert not awake.is_stopped
+    assert awake.started == before.started
+
+
+def test_what_is_gone_or_only_remains_has_no_signs() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + PATIENCE_S
+    while read_signs(process.pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert read_signs(process.pid) is None, "a process that nobody has waited for is no living one"
+    process.wait(PATIENCE_S)
+    assert read_signs(process.pid) is None
+
+
+def test_processes_are_found_by_what_they_began_with(child: tuple[subprocess.Popen[bytes], str]) -> None:
+    process, mark = child
+    signs_when(process.pid, lambda signs: signs.cpu_s > 0)
+    assert processes_with(MARK, {mark, "another"}) == {mark: process.pid}
+    assert processes_with(MARK, set()) == {}

@@ -1,0 +1,51 @@
+"""What a tracker says of itself, and which phases are waits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from workers.progress import Laps, Tracker, is_waiting_phase
+
+
+def test_the_age_of_a_phase_grows_and_begins_again_with_the_next() -> None:
+    tracker = Tracker()
+    with tracker.phase("read"):
+        first = tracker.progress()
+        time.sleep(0.02)
+        second = tracker.progress()
+        assert (first.phase, second.phase) == ("read", "read")
+        assert second.phase_s >= first.phase_s + 0.02
+        with tracker.phase("wait for save"):
+            assert tracker.progress().phase_s < second.phase_s
+        assert tracker.progress().phase == "read"
+    assert tracker.progress().phase == "between phases"
+    assert tracker.progress().waits_for == ()
+
+
+def test_after_an_exception_the_phase_stays_and_grows_old() -> None:
+    tracker = Tracker()
+    with pytest.raises(ValueError, match="bad"), tracker.phase("dedup"):
+        raise ValueError("bad")
+    before = tracker.progress()
+    time.sleep(0.01)
+    assert tracker.progress().phase == "dedup"
+    assert tracker.progress().phase_s > before.phase_s
+
+
+@pytest.mark.parametrize(
+    ("phase", "waits"),
+    [("row exchange", True), ("id exchange", True), ("device", True), ("read", False), ("pool for others", False)],
+)
+def test_waits_are_told_from_work(phase: str, waits: bool) -> None:
+    assert is_waiting_phase(phase) is waits
+
+
+def test_laps_follow_each_other_and_those_of_one_name_are_summed() -> None:
+    now_s = [10.0]
+    laps = Laps(lambda: now_s[0])
+    for seconds, name in ((1.0, "gang"), (0.5, "trace"), (0.25, "gang")):
+        now_s[0] += seconds
+        laps.end(name)
+    assert laps.seconds == {"gang": 1.25, "trace": 0.5}

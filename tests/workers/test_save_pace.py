@@ -1,0 +1,121 @@
+"""A save keeps to its share of the processors while training goes on, and to nothing when nobody trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from workers.progress import Tracker
+from workers.save_pace import SavePace
+
+
+@dataclass
+class Clock:
+    """Time passes by sleeping alone. `at_sleep` is called at each nap."""
+
+    now: float = 100.0
+    at_sleep: Callable[[], None] = field(default=lambda: None)
+
+    def now_s(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.at_sleep()
+
+
+BUCKET_BYTES = 8 << 20
+
+
+class Save:
+    """Buckets that take a tenth of a second of processor time each. With `at_once` each ends when the next but so many begins."""
+
+    def __init__(self, clock: Clock, *, processors: float, tracker: Tracker) -> None:
+        self.clock = clock
+        self.begun_s: list[float] = []
+        self.pace = SavePace(tracker, processors=processors, now_s=clock.now_s, sleep=clock.sleep)
+        self.pace.begin()
+
+    def write(self, buckets: int, *, at_once: int = 1, is_urgent: Callable[[], bool] = lambda: False) -> float:
+        """Seconds that it took, by the clock."""
+        began_s = self.clock.now
+        for number in range(buckets):
+            self.pace.keep_to(
+                BUCKET_BYTES,
+                busy_s=lambda number=number: 0.1 * max(0, number + 1 - at_once),
+                open_bytes=lambda number=number: BUCKET_BYTES * min(number, at_once - 1),
+                is_urgent=is_urgent,
+            )
+            self.begun_s.append(self.clock.now - began_s)
+            self.clock.now += 0.1 / at_once
+        return self.clock.now - began_s
+
+
+@pytest.mark.parametrize(("processors", "expected_s"), [(0.25, 4.1), (0.5, 2.1), (1.0, 1.1), (4.0, 1.0)])
+def test_beside_training_it_takes_its_share_of_the_time(processors: float, expected_s: float) -> None:
+    tracker = Tracker()
+    with tracker.phase("device"):
+        assert Save(Clock(), processors=processors, tracker=tracker).write(10) == pytest.approx(expected_s, abs=0.02)
+
+
+def test_pieces_do_not_begin_together_although_several_threads_are_free() -> None:
+    """What a piece costs is charged when it begins; that of the first one by a guess, that of the next save's first by what is known then."""
+    tracker = Tracker()
+    save = Save(Clock(), processors=0.25, tracker=tracker)
+    with tracker.phase("device"):
+        assert save.write(20, at_once=4) == pytest.approx(8.0, abs=0.1)
+        assert save.begun_s[0] > 0.1
+        gaps = [late - early for early, late in pairwise(save.begun_s)]
+        assert min(gaps) > 0.1
+        assert min(gaps[5:]) == pytest.approx(0.4, abs=0.02)
+        save.pace.begin()
+        save.begun_s.clear()
+        save.write(1)
+        assert save.begun_s == [pytest.approx(0.4, abs=0.02)]
+
+
+def test_each_save_begins_anew() -> None:
+    tracker, clock = Tracker(), Clock()
+    save = Save(clock, processors=0.25, tracker=tracker)
+    with tracker.phase("update"):
+        save.write(5)
+        clock.now += 1000.0
+        save.pace.begin()
+        assert save.write(10) == pytest.approx(4.1, abs=0.02)
+
+
+def test_nobody_waits_for_a_save_that_pauses() -> None:
+    """At the end of the run, or while the driver waits for the commit before, the working thread rests."""
+    tracker = Tracker()
+    tracker._phase = ("between phases", time.perf_counter() + 1000.0)
+    assert Save(Clock(), processors=0.25, tracker=tracker).write(10) > 3.0, "a rest between two windows is no end"
+    tracker._phase = ("between phases", -1000.0)
+    assert Save(Clock(), processors=0.25, tracker=tracker).write(10) == pytest.approx(1.0)
+    tracker._phase = ("wait for save", -1000.0)
+    assert Save(Clock(), processors=0.25, tracker=tracker).write(10) == pytest.approx(1.0)
+
+
+def test_a_pause_ends_when_the_save_becomes_urgent() -> None:
+    tracker, naps = Tracker(), []
+    clock = Clock(at_sleep=lambda: naps.append(0))
+    save = Save(clock, processors=0.01, tracker=tracker)
+    with tracker.phase("device"):
+        assert save.write(5, is_urgent=lambda: len(naps) >= 3) == pytest.approx(0.53)
+    assert save.pace.paused_s == pytest.approx(0.03)
+
+
+def test_a_pause_ends_with_the_save() -> None:
+    tracker, naps = Tracker(), []
+    save = Save(Clock(at_sleep=lambda: naps.append(0)), processors=0.01, tracker=tracker)
+
+    def abort() -> bool:
+        if len(naps) == 3:
+            raise RuntimeError("aborted")
+        return False
+
+    with tracker.phase("device"), pytest.raises(RuntimeError, match="aborted"):
+        save.write(5, is_urgent=abort)
