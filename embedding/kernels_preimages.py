@@ -45,8 +45,10 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, s
 def keep_rows(array, kept, seats, buffer):
     """Copies rows into their seats."""
     for at in range(kept.shape[0]):
+        # Read before the row is copied: for all the compiler knows the copy could change them, and then it goes number by number.
+        row, seat = kept[at], seats[at]
         for column in range(array.shape[1]):
-            buffer[seats[at], column] = array[kept[at], column]
+            buffer[seat, column] = array[row, column]
 
 
 @jit
@@ -87,6 +89,7 @@ def put_back(array, heads, following, offsets, buffer):
     for group in range(heads.shape[0]):
         seat = heads[group]
         while seat >= 0:
+            row = group * GROUP_ROWS + offsets[seat]
             for column in range(array.shape[1]):
-                array[group * GROUP_ROWS + offsets[seat], column] = buffer[seat, column]
+                array[row, column] = buffer[seat, column]
             seat = following[seat]
