@@ -1,10 +1,10 @@
 """`SavePace`: how much processor time a save takes while training goes on beside it.
 
 Reading, hashing and writing a shard as fast as threads can is no hurry of anybody's: the next commit is far away, and where processors are few
-training pays for it, all hosts at once, since each waits for the others. So a save may be busy for a share of the time that has passed since it
-began, and pauses when it is ahead of that. Where there are many processors the share is more than all of its threads, and nothing pauses. Nor
-does anything where waiting would cost more than it saves: when the working thread rests, as it does while the driver waits for this very commit,
-and when the buffer for changed rows fills.
+training pays for it, all hosts at once, since each waits for the others. So a save lets the step that follows it pass, which pays already, by
+writing down each row that it touches; from then on it may be busy for a share of the time that has passed, and pauses when it is ahead of that. Where
+there are many processors the share is more than all of its threads, and nothing pauses any more. Nor does anything where waiting would cost more
+than it saves: when the working thread rests, as it does while the driver waits for this very commit, and when the buffer for changed rows fills.
 
 The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
 """
@@ -21,6 +21,8 @@ from workers.progress import RESTING_PHASES, Tracker
 SHARE_OF_PROCESSORS = 0.125
 # Between two windows of steps the working thread rests for less.
 REST_S = 0.05
+# A step may last for minutes, and a device process does not count them.
+LONGEST_GRACE_S = 0.5
 # A pause is cut into these, so that its reasons are looked at again.
 _NAP_S = 0.01
 _SHORTEST_NAP_S = 0.001
@@ -55,6 +57,7 @@ class SavePace:
         self._processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
         self._now_s, self._sleep = now_s, sleep
         self._began_s = now_s()
+        self._last_step_unix_s: float | None = None
         self._begun_bytes = 0
         self._byte_s = _FIRST_GUESS_BYTE_S
         self.paused_s = 0.0
@@ -62,6 +65,7 @@ class SavePace:
     def begin(self) -> None:
         """A save begins now."""
         self._began_s, self._begun_bytes = self._now_s(), 0
+        self._last_step_unix_s = self._tracker.progress().step_unix_s
 
     def keep_to(
         self,
@@ -80,6 +84,9 @@ class SavePace:
           open_bytes: of pieces that have begun and not ended.
         """
         while not is_urgent() and self._is_training():
+            if self._lets_a_step_pass():
+                self._nap(_NAP_S)
+                continue
             ended_bytes = self._begun_bytes - open_bytes()
             if busy_s is not None and ended_bytes >= _TELLING_BYTES:
                 self._byte_s = busy_s() / ended_bytes
@@ -87,10 +94,22 @@ class SavePace:
             ahead_s = cost_s / self._processors - (self._now_s() - self._began_s)
             if ahead_s <= 0:
                 break
-            nap_s = min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S)
-            self._sleep(nap_s)
-            self.paused_s += nap_s
+            self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
         self._begun_bytes += num_bytes
+
+    def _nap(self, seconds: float) -> None:
+        self._sleep(seconds)
+        self.paused_s += seconds
+
+    def _lets_a_step_pass(self) -> bool:
+        """Whether no step has ended since the save began. The time of the save counts from when one has."""
+        if self._last_step_unix_s is None:
+            return False
+        now_s = self._now_s()
+        if self._tracker.progress().step_unix_s == self._last_step_unix_s and now_s - self._began_s < LONGEST_GRACE_S:
+            return True
+        self._last_step_unix_s, self._began_s = None, now_s
+        return False
 
     def _is_training(self) -> bool:
         progress = self._tracker.progress()

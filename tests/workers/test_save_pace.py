@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from workers.progress import Tracker
-from workers.save_pace import SavePace
+from workers.save_pace import LONGEST_GRACE_S, SavePace
 
 
 @dataclass
@@ -37,8 +37,14 @@ class Save:
     def __init__(self, clock: Clock, *, processors: float, tracker: Tracker) -> None:
         self.clock = clock
         self.begun_s: list[float] = []
+        self.tracker = tracker
         self.pace = SavePace(tracker, processors=processors, now_s=clock.now_s, sleep=clock.sleep)
+        self.begin()
+
+    def begin(self) -> None:
+        """A save, and a step after it."""
         self.pace.begin()
+        self.tracker.finish_step()
 
     def write(self, buckets: int, *, at_once: int = 1, is_urgent: Callable[[], bool] = lambda: False) -> float:
         """Seconds that it took, by the clock."""
@@ -72,10 +78,36 @@ def test_pieces_do_not_begin_together_although_several_threads_are_free() -> Non
         gaps = [late - early for early, late in pairwise(save.begun_s)]
         assert min(gaps) > 0.1
         assert min(gaps[5:]) == pytest.approx(0.4, abs=0.02)
-        save.pace.begin()
+        save.begin()
         save.begun_s.clear()
         save.write(1)
         assert save.begun_s == [pytest.approx(0.4, abs=0.02)]
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.15, 0.3])
+def test_the_step_after_its_beginning_is_let_pass(step_s: float) -> None:
+    """And the time until then buys nothing: buckets that have waited do not begin together behind it."""
+    tracker, clock = Tracker(), Clock()
+    save = Save(clock, processors=0.25, tracker=tracker)
+    with tracker.phase("device"):
+        save.write(3)
+        save.pace.begin()
+        began_s = clock.now
+        clock.at_sleep = lambda: tracker.finish_step() if clock.now >= began_s + step_s else None
+        save.begun_s.clear()
+        save.write(3)
+    assert save.begun_s == pytest.approx([step_s + 0.4, step_s + 0.8, step_s + 1.2], abs=0.03)
+
+
+def test_a_long_step_holds_a_save_up_for_a_moment_only() -> None:
+    tracker, clock = Tracker(), Clock()
+    save = Save(clock, processors=1.0, tracker=tracker)
+    with tracker.phase("device"):
+        save.write(3)
+        save.pace.begin()
+        assert save.write(1) == pytest.approx(LONGEST_GRACE_S + 0.2, abs=0.02)
+        save.pace.begin()
+        assert save.write(1, is_urgent=lambda: True) == pytest.approx(0.1, abs=0.02)
 
 
 def test_each_save_begins_anew() -> None:
@@ -84,7 +116,7 @@ def test_each_save_begins_anew() -> None:
     with tracker.phase("update"):
         save.write(5)
         clock.now += 1000.0
-        save.pace.begin()
+        save.begin()
         assert save.write(10) == pytest.approx(4.1, abs=0.02)
 
 
