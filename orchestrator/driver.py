@@ -253,6 +253,7 @@ class Driver:
 
     def _beat(self, lease: Lease) -> None:
         """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
+        self._groups.greet()
         try:
             lease.heartbeat()
             lease.require_newest()

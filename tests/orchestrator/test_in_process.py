@@ -14,6 +14,7 @@ from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, ConfigurationError, FailureConfig, Result, RunConfig, ScalingConfig
 from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
+from orchestrator.groups import Groups
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims, read_heartbeat
 from orchestrator.progress import Reporter, SilentReporter, WindowReport
@@ -193,6 +194,30 @@ def test_storage_that_does_not_delete_is_no_reason_to_stop(
     commits = checkpoint.list_commits(run.store)
     assert [commit.step for commit in commits if commit.counts] == [16, 12, 8, 4]
     assert sum("old commits were not deleted: " in notice for notice in Listener.notices) == 2
+
+
+def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the storage is away: they see no heartbeat then, and it may be back for them earlier than for the driver."""
+    greeted: list[bool] = []
+
+    def refuse(self: Store, name: str, data: bytes) -> None:
+        raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+
+    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(Groups, "greet", lambda self: greeted.append(True))
+    run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)
+    monkeypatch.setattr(Store, "replace", refuse)
+    Driver(
+        run,
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(max_steps=2),
+        backend=InProcessBackend(),
+        reporter=SilentReporter(),
+        stop=StopSignals(),
+    ).run()
+    assert greeted
 
 
 def test_a_stop_commits_and_a_later_start_ends_with_the_same_bytes(
