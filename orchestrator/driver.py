@@ -146,9 +146,9 @@ class Driver:
         self._dead_letters: DeadLetters | None = None
         self._commits: BackgroundCommits | None = None
         self._undeleted: Exception | None = None
-        self._storage_wait = StorageWait(
-            config.failure_config.storage_timeout_s, stop=stop, notice=reporter.notice, clock=clock
-        )
+        greet = at_most_every(HEARTBEAT_S, self._groups.greet, clock.monotonic_s)
+        timeout_s = config.failure_config.storage_timeout_s
+        self._storage_wait = StorageWait(timeout_s, stop=stop, notice=reporter.notice, clock=clock, meanwhile=greet)
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.

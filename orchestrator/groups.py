@@ -92,9 +92,9 @@ class Groups:
     def greet(self) -> None:
         """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose generation there is no
         heartbeat any more, ends itself. To be called often while other hosts, or the storage, are waited for."""
-        remnant = self._remnant
-        for rank in sorted(remnant.alive) if remnant is not None else ():
-            remnant.handles[rank].host.control("status")
+        if (remnant := self._remnant) is not None:
+            for rank in sorted(remnant.alive):
+                remnant.handles[rank].host.control("status")
 
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""

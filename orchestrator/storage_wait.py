@@ -32,13 +32,23 @@ class StorageWait:
       timeout_s: for each question; 0 never asks twice.
       stop: a run that was asked to end does not wait.
       notice: told when a wait begins.
+      meanwhile: called several times a second while it waits.
     """
 
-    def __init__(self, timeout_s: float, *, stop: StopSignals, notice: Callable[[str], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        *,
+        stop: StopSignals,
+        notice: Callable[[str], None],
+        clock: Clock,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._stop = stop
         self._notice = notice
+        self._meanwhile = meanwhile
 
     def __call__(self, ask: Callable[[], Answer]) -> Answer:
         """The answer.
@@ -65,6 +75,7 @@ class StorageWait:
     def _rest(self, seconds: float) -> None:
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > 0 and self._stop.reason is None:
+            self._meanwhile()
             self._clock.sleep(min(_LOOK_S, left_s))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from orchestrator.signals import StopSignals
@@ -92,3 +94,13 @@ def test_a_run_that_is_to_end_does_not_wait() -> None:
     with pytest.raises(StoreUnavailable):
         waiting(clock, notices, stop=stop)(ask)
     assert clock.now_s < 110.0
+
+
+def test_others_hear_of_it_meanwhile() -> None:
+    """Hosts that live on would end themselves, where they can read a storage that the driver cannot write."""
+    clock, called_s = FakeClock(), []
+    away = Away(clock, StorageFull("write 'x'", OSError(28, "full")), until_s=300.0)
+    meanwhile = lambda: called_s.append(clock.now_s)  # noqa: E731
+    wait = StorageWait(600.0, stop=StopSignals(), notice=lambda text: None, clock=clock, meanwhile=meanwhile)
+    assert wait(away) == "answer"
+    assert max(after - before for before, after in pairwise([100.0, *called_s, clock.now_s])) < 5.0
