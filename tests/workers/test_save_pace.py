@@ -119,3 +119,16 @@ def test_a_pause_ends_with_the_save() -> None:
 
     with tracker.phase("device"), pytest.raises(RuntimeError, match="aborted"):
         save.write(5, is_urgent=abort)
+
+
+def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
+    """A look takes a tenth of a millisecond. Charged to the few bytes written so far, and by them to a large one, it cost more than a nap gives."""
+    tracker, looks = Tracker(), []
+    clock = Clock(at_sleep=lambda: looks.append(0))
+    pace = SavePace(tracker, processors=0.125, now_s=clock.now_s, sleep=clock.sleep)
+    pace.begin()
+    with tracker.phase("device"):
+        pace.keep_to(4 << 20, is_urgent=lambda: len(looks) > 10_000)
+        pace.keep_to(128 << 20, busy_s=lambda: 0.02 + 1e-4 * len(looks), is_urgent=lambda: len(looks) > 10_000)
+    # 33 times the work of the first bytes, an eighth of a processor.
+    assert clock.now - 100.0 == pytest.approx(33 * 0.02 / 0.125, rel=0.15)
