@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.signals import StopSignals
+from orchestrator.signals import StoppedAtStart, StopSignals
 from workers.storage_errors import ServiceRefused, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -55,6 +55,7 @@ class StorageWait:
 
         Raises:
           Exception: what `ask` raised, if it is no outage or came to the end.
+          StoppedAtStart: the run was asked to end meanwhile; what is committed stands.
         """
         started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
         while True:
@@ -62,7 +63,12 @@ class StorageWait:
                 return ask()
             except Exception as error:
                 over_s = started_s + self._timeout_s
-                if not is_away(error) or self._clock.monotonic_s() + wait_s > over_s or self._stop.reason is not None:
+                if not is_away(error):
+                    raise
+                if self._stop.reason is not None:
+                    self._notice(f"the run ends without waiting for the storage. {type(error).__name__}: {error}")
+                    raise StoppedAtStart from error
+                if self._clock.monotonic_s() + wait_s > over_s:
                     raise
                 if wait_s == FIRST_WAIT_S:
                     self._notice(
