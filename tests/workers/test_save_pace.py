@@ -78,6 +78,18 @@ def test_pieces_do_not_begin_together_although_several_threads_are_free() -> Non
         assert save.begun_s == [pytest.approx(0.4, abs=0.02)]
 
 
+def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
+    pace.begin()
+    with tracker.phase("update"):
+        for number in range(10):
+            pace.keep_to(BUCKET_BYTES, busy_s=lambda number=number: 0.1 * number, is_urgent=lambda: False)
+    # By the guess for the first one, a little earlier than by what it turns out to cost.
+    assert clock.now - 100.0 == pytest.approx(1.0 / 0.5, rel=0.1)
+
+
 def test_each_save_begins_anew() -> None:
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=0.25, tracker=tracker)
