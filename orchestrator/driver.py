@@ -258,6 +258,7 @@ class Driver:
             lease.heartbeat()
             lease.require_newest()
         except (StorageError, OSError) as error:
+            self._groups.greet(all_workers=True)
             self._reporter.notice(
                 f"the heartbeat was not written, so another driver may take this one for gone: {error}"
             )

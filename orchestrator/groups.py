@@ -50,6 +50,7 @@ class Groups:
         self._notice = notice
         self._clock = clock
         self._remnant: _Remnant | None = None
+        self._group: WorkerGroup | None = None
         self._attempts = 0
         self._trains_since_s: float | None = None
 
@@ -75,7 +76,7 @@ class Groups:
                 self._remnant = None
         if handles is None:
             handles = self._backend.launch(num_hosts, on_poll)
-        group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
+        group = self._group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
         return group, frozenset(rank for rank, old in enumerate(kept) if old is not None)
 
     def _relaunched(
@@ -89,12 +90,20 @@ class Groups:
         self._remnant = replace(remnant, alive=remnant.alive.intersection(kept))
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept
 
-    def greet(self) -> None:
+    def greet(self, *, all_workers: bool = False) -> None:
         """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose generation there is no
-        heartbeat any more, ends itself. To be called often while other hosts, or the storage, are waited for."""
+        new heartbeat, ends itself. To be called often while other hosts, or the storage, are waited for.
+
+        Args:
+          all_workers: also those of the generation that runs; for a driver that cannot write its heartbeat.
+        """
         if (remnant := self._remnant) is not None:
             for rank in sorted(remnant.alive):
                 remnant.handles[rank].host.control("status")
+        if all_workers and self._group is not None and not self._group.is_stopped:
+            for pair in self._group.handles:
+                pair.host.control("status")
+                pair.device.control("status")
 
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""

@@ -202,6 +202,19 @@ def test_hosts_that_were_ended_are_not_called() -> None:
     assert backend.called == []
 
 
+def test_without_a_heartbeat_all_workers_of_the_running_generation_are_called() -> None:
+    """Most are called at a window's end only, and none while training waits for a storage that takes no writes."""
+    backend = backend_of({})
+    groups, _ = groups_of(backend)
+    groups.greet(all_workers=True)
+    group, _ = after(groups, 2)
+    groups.greet(all_workers=True)
+    assert backend.called == ["host 0", "device 0", "host 1", "device 1"]
+    group.stop()
+    groups.greet(all_workers=True)
+    assert len(backend.called) == 4
+
+
 def test_survivors_are_tried_a_few_times_in_a_row_and_training_makes_that_new() -> None:
     backend = backend_of({})
     groups, _ = groups_of(backend)
