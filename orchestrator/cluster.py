@@ -536,7 +536,7 @@ def _compile_cache() -> str:
 
 def _is_alive(process: int) -> bool:
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False

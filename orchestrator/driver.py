@@ -29,7 +29,7 @@ from orchestrator.policies import Recover, Schedule, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
-from orchestrator.signals import StopSignals
+from orchestrator.signals import StoppedAtStart, StopSignals
 from orchestrator.storage_wait import StorageWait, at_once
 from orchestrator.window_health import WindowHealth
 from orchestrator.worker_group import Backend, Receipts, WorkerGroup
@@ -65,10 +65,6 @@ class _History:
         self.losses = {at: loss for at, loss in self.losses.items() if at < step}
         self.samples = [(at, count) for at, count in self.samples if at <= step]
         self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
-
-
-class _StoppedAtStart(Exception):
-    """A stop was asked for before the first step of a generation; nothing needs a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +142,9 @@ class Driver:
         self._dead_letters: DeadLetters | None = None
         self._commits: BackgroundCommits | None = None
         self._undeleted: Exception | None = None
-        self._storage_wait = StorageWait(
-            config.failure_config.storage_timeout_s, stop=stop, notice=reporter.notice, clock=clock
-        )
+        greet = at_most_every(HEARTBEAT_S, self._groups.greet, clock.monotonic_s)
+        timeout_s = config.failure_config.storage_timeout_s
+        self._storage_wait = StorageWait(timeout_s, stop=stop, notice=reporter.notice, clock=clock, meanwhile=greet)
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -161,6 +157,12 @@ class Driver:
         """
         try:
             return self._generations()
+        except StoppedAtStart:
+            if self._lease is None:
+                raise
+            step = self._run.head_step(self._lease)
+            self._history.cut(step)
+            return self._result(step, self._lease.head)
         finally:
             self._groups.stop()
             # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
@@ -200,8 +202,6 @@ class Driver:
                 result = self._generation(group, lease, self._commits)
                 self._leave(group)
                 return result
-            except _StoppedAtStart:
-                return self._result(base_step, base)
             except HostsLeave as change:
                 fault = None
                 self._reporter.close()
@@ -242,7 +242,7 @@ class Driver:
             if self._commits is not None:
                 self._commits.poll()
             if self._is_starting and self._stop.reason is not None:
-                raise _StoppedAtStart
+                raise StoppedAtStart
             if not self._is_starting:
                 self._watch.look()
 
@@ -253,10 +253,12 @@ class Driver:
 
     def _beat(self, lease: Lease) -> None:
         """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
+        self._groups.greet()
         try:
             lease.heartbeat()
             lease.require_newest()
         except (StorageError, OSError) as error:
+            self._groups.greet(all_workers=True)
             self._reporter.notice(
                 f"the heartbeat was not written, so another driver may take this one for gone: {error}"
             )
@@ -315,7 +317,7 @@ class Driver:
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
         commits.conclude(step, self._publication(group, lease, step))
-        return self._result(step, commits.head)
+        return self._result(step, lease.head)
 
     def _change_hosts(
         self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int, *, is_at_commit: bool
@@ -576,7 +578,7 @@ class Driver:
             stopped_s=self._clock.monotonic_s(),
         )
 
-    def _result(self, step: int, head: Manifest | None) -> Result:
+    def _result(self, step: int, commit: str | None) -> Result:
         history = self._history
         return Result(
             path=self._run.url,
@@ -589,7 +591,7 @@ class Driver:
             evaluations=tuple(history.evaluations),
             recoveries=tuple(history.recoveries),
             phase_s=dict(history.phase_s),
-            commit=head.name if head else None,
+            commit=commit,
             stopped_by=self._stop.reason if step < self._schedule.total_steps else None,
             staleness=self._run.job.staleness,
             changes=tuple(self._watch.changes),

@@ -8,7 +8,7 @@ generation is made of new ones, which need nothing but the storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.config import ConfigurationError
@@ -50,6 +50,7 @@ class Groups:
         self._notice = notice
         self._clock = clock
         self._remnant: _Remnant | None = None
+        self._group: WorkerGroup | None = None
         self._attempts = 0
         self._trains_since_s: float | None = None
 
@@ -62,8 +63,7 @@ class Groups:
           ConfigurationError: the cluster has no room.
         """
         self._trains_since_s = None
-        remnant, self._remnant = self._remnant, None
-        handles, kept = None, ()
+        remnant, handles, kept = self._remnant, None, ()
         if remnant is not None:
             try:
                 handles, kept = self._relaunched(remnant, num_hosts, on_poll)
@@ -72,9 +72,11 @@ class Groups:
                 if not isinstance(error, ConfigurationError):
                     raise
                 self.give_up_survivors(str(error))
+            finally:
+                self._remnant = None
         if handles is None:
             handles = self._backend.launch(num_hosts, on_poll)
-        group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
+        group = self._group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
         return group, frozenset(rank for rank, old in enumerate(kept) if old is not None)
 
     def _relaunched(
@@ -85,7 +87,23 @@ class Groups:
             raise ConfigurationError("no machine of theirs may be used any more")
         kept = who_goes_on(alive, num_before=len(remnant.handles), num_hosts=num_hosts)
         remnant.backend.end([remnant.handles[rank].host for rank in remnant.alive if rank not in kept])
+        self._remnant = replace(remnant, alive=remnant.alive.intersection(kept))
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept
+
+    def greet(self, *, all_workers: bool = False) -> None:
+        """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose generation there is no
+        new heartbeat, ends itself. To be called often while other hosts, or the storage, are waited for.
+
+        Args:
+          all_workers: also those of the generation that runs; for a driver that cannot write its heartbeat.
+        """
+        if (remnant := self._remnant) is not None:
+            for rank in sorted(remnant.alive):
+                remnant.handles[rank].host.control("status")
+        if all_workers and self._group is not None and not self._group.is_stopped:
+            for pair in self._group.handles:
+                pair.host.control("status")
+                pair.device.control("status")
 
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""

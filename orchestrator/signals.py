@@ -8,6 +8,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+class StoppedAtStart(Exception):
+    """A stop was asked for before the first step of a generation; nothing needs a commit."""
+
+
 class StopSignals:
     """Context manager that takes over SIGINT and SIGTERM while a run goes on, where Python allows it (the main thread).
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.signals import StopSignals
+from orchestrator.signals import StoppedAtStart, StopSignals
 from workers.storage_errors import ServiceRefused, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -32,19 +32,30 @@ class StorageWait:
       timeout_s: for each question; 0 never asks twice.
       stop: a run that was asked to end does not wait.
       notice: told when a wait begins.
+      meanwhile: called several times a second while it waits.
     """
 
-    def __init__(self, timeout_s: float, *, stop: StopSignals, notice: Callable[[str], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        *,
+        stop: StopSignals,
+        notice: Callable[[str], None],
+        clock: Clock,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._stop = stop
         self._notice = notice
+        self._meanwhile = meanwhile
 
     def __call__(self, ask: Callable[[], Answer]) -> Answer:
         """The answer.
 
         Raises:
           Exception: what `ask` raised, if it is no outage or came to the end.
+          StoppedAtStart: the run was asked to end meanwhile; what is committed stands.
         """
         started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
         while True:
@@ -52,7 +63,12 @@ class StorageWait:
                 return ask()
             except Exception as error:
                 over_s = started_s + self._timeout_s
-                if not is_away(error) or self._clock.monotonic_s() + wait_s > over_s or self._stop.reason is not None:
+                if not is_away(error):
+                    raise
+                if self._stop.reason is not None:
+                    self._notice(f"the run ends without waiting for the storage. {type(error).__name__}: {error}")
+                    raise StoppedAtStart from error
+                if self._clock.monotonic_s() + wait_s > over_s:
                     raise
                 if wait_s == FIRST_WAIT_S:
                     self._notice(
@@ -65,6 +81,7 @@ class StorageWait:
     def _rest(self, seconds: float) -> None:
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > 0 and self._stop.reason is None:
+            self._meanwhile()
             self._clock.sleep(min(_LOOK_S, left_s))
 
 

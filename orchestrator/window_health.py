@@ -67,7 +67,8 @@ class WindowHealth:
         self._tables = tables
         self._notice = notice
         self._step_s: deque[float] = deque(maxlen=_KEPT_STEPS)
-        self._slow: dict[int, _Lasting] = {}
+        # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another in each window.
+        self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
         self.slowest = 1.0
         self.imbalance = Imbalance(ratio=1.0, host=0, table=0, rows=0)
@@ -103,15 +104,15 @@ class WindowHealth:
         limping = {found.host for found in slow_hosts(phase_s, window_s=window_s, ratio=WELL_RATIO)}
         told = []
         for host in range(len(phase_s)):
-            lasting = self._slow.setdefault(host, _Lasting())
+            lasting, by_phase = self._slow.setdefault(host, (_Lasting(), _Lasting()))
             found: SlowHost | None = slow.get(host)
             if found is None and host in limping and lasting.told is not None:
                 continue  # neither slow nor well: what was told still holds
-            was_slow = lasting.told is not None
-            if lasting.see(found and found.phase):
-                told += (
-                    [found.describe()] if found else [f"host {host} keeps up with the others again"] if was_slow else []
-                )
+            was_slow, is_other_phase = lasting.told is not None, by_phase.see(found and found.phase)
+            if not lasting.see(found and host) and not (found and was_slow and is_other_phase):
+                continue
+            by_phase.told = found and found.phase
+            told += [found.describe()] if found else [f"host {host} keeps up with the others again"] if was_slow else []
         return told
 
     def _tell_uneven(self, num_hosts: int) -> list[str]:

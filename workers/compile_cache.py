@@ -2,18 +2,26 @@
 
 What lies there is machine code that JAX runs, so the folder must be this user's alone; any other one is left unused. A program is kept for each
 member of a gang: what a member compiles carries its number, and JAX looks for it under a name of its own.
+
+A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and never writes a name again
+that is there: so such a file is removed, and the next process writes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import re
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+
+_UNREADABLE = r"Error reading persistent compilation cache entry for '([^'/]+)'"
 
 
 def use_compile_cache(folder: str) -> bool:
@@ -39,6 +47,8 @@ def use_compile_cache(folder: str) -> bool:
 def every_member_writes(folder: str) -> Iterator[None]:
     """Inside, what this member of a gang compiles is kept, if the cache is that folder. The backend must have been started before.
 
+    Programs that could not be read are removed at the end.
+
     JAX writes for the first member alone, to spare storage that all share, although the others never find what that one wrote.
     """
     settings: Any = jax.config
@@ -50,9 +60,26 @@ def every_member_writes(folder: str) -> Iterator[None]:
 
     number, global_state.process_id = global_state.process_id, 0
     try:
-        yield
+        with _removing_unreadable(folder):
+            yield
     finally:
         global_state.process_id = number
+
+
+@contextlib.contextmanager
+def _removing_unreadable(folder: str) -> Iterator[None]:
+    """JAX names the program, by which its files begin. Those of other members go with it; they are compiled once more."""
+    told: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", message="Error reading persistent compilation cache entry")
+            yield
+    finally:
+        for warning in told:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+            if found := re.match(_UNREADABLE, str(warning.message)):
+                for file in Path(folder).glob(f"{glob.escape(found.group(1))}-*"):
+                    file.unlink(missing_ok=True)
 
 
 def _is_private(folder: str) -> bool:

@@ -187,5 +187,8 @@ class LeaseWatch:
 
 
 def _end_process(why: str) -> NoReturn:
-    print(f"podembed: this worker ends itself: {why}.", file=sys.stderr, flush=True)
-    os._exit(EXIT_FENCED)
+    try:
+        print(f"podembed: this worker ends itself: {why}.", file=sys.stderr, flush=True)
+    finally:
+        # Also where nothing can be written: the disk of the logs may be full, and whoever read a pipe is gone with the driver.
+        os._exit(EXIT_FENCED)

@@ -2,8 +2,8 @@
 
 Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads nowhere. A write is
 durable when it returns: the file and each folder that names it are synced; or, for a thread inside `sync_later`, when `sync` returns, which
-asks the disk once for many files. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names arrive
-validated; see `storage`.
+asks the disk once for many files. What is replaced is advisory and never synced. Creation of a name is decided by the kernel (`O_EXCL`, hard
+link), never by looking first. Names arrive validated; see `storage`.
 """
 
 from __future__ import annotations
@@ -142,13 +142,13 @@ class LocalFiles:
         return self._publish(name, data, _link)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Puts a complete file under the name, instead of what was there."""
+        """Puts a complete file under the name, instead of what was there. Not durable: a disk that is busy with a save would hold the caller up."""
 
         def rename(temporary: str, leaf: str, folder: int) -> bool:
             os.rename(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder)
             return True
 
-        self._publish(name, data, rename)
+        self._publish(name, data, rename, is_durable=False)
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Path → bytes of every plain file below the folder; empty if there is none. Links are left out."""
@@ -206,7 +206,9 @@ class LocalFiles:
             return 0
         return removed
 
-    def _publish(self, name: str, data: bytes, move: Callable[[str, str, int], Answer]) -> Answer:
+    def _publish(
+        self, name: str, data: bytes, move: Callable[[str, str, int], Answer], *, is_durable: bool = True
+    ) -> Answer:
         *folders, leaf = name.split("/")
         temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
         with self._folder(name, folders, create=True) as folder:
@@ -214,13 +216,15 @@ class LocalFiles:
             try:
                 try:
                     _write_all(handle, [data])
-                    os.fsync(handle)
+                    if is_durable:
+                        os.fsync(handle)
                 finally:
                     os.close(handle)
                 answer = move(temporary, leaf, folder)
             finally:
                 _unlink_if_there(temporary, folder)
-            os.fsync(folder)
+            if is_durable:
+                os.fsync(folder)
         return answer
 
     def _remove_empty(self, folders: list[str]) -> None:

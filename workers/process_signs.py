@@ -39,7 +39,7 @@ class ProcessSigns:
 def read_signs(process: int) -> ProcessSigns | None:
     """A look at a process of this machine; None if there is none, or only its remains."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             # The name in parentheses may hold spaces and parentheses itself.
             fields = file.read().rsplit(")", 1)[1].split()
     except OSError:

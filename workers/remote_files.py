@@ -24,6 +24,8 @@ from workers.storage_errors import NameNotFound, NameTaken, ServiceRefused, Stor
 
 # MemoryFileSystem keeps its files in a dictionary of the class, so one lock for the process is what decides a race.
 _MEMORY_LOCK = threading.Lock()
+# The driver's own thread replaces its heartbeat. Held up for longer, it would call no worker, and workers that hear nothing for 30 s leave.
+LONGEST_REPLACE_S = 5.0
 _CONDITIONAL_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 
 
@@ -83,7 +85,7 @@ class RemoteFiles:
         """Puts a complete file under the name, instead of what was there."""
         path = self._path(name)
         self._make_folder(path)
-        self._call("pipe_file", path, data)
+        self._call("pipe_file", path, data, within_s=min(self._request_timeout_s, LONGEST_REPLACE_S))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Path → bytes of every file below the folder; empty if there is none."""
@@ -154,8 +156,8 @@ class RemoteFiles:
         if self._exclusive_options is None:
             self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Calls the filesystem; asynchronous ones with a deadline for the request.
+    def _call(self, method: str, *arguments: Any, within_s: float | None = None, **options: Any) -> Any:
+        """Calls the filesystem; asynchronous ones with a deadline for the request, that of all requests if none is given.
 
         Raises:
           OSError: as the filesystem raised it, or a `ConnectionError` for a client's own kind of lost connection.
@@ -164,7 +166,8 @@ class RemoteFiles:
         try:
             if isinstance(self._filesystem, AsyncFileSystem) and not self._filesystem.asynchronous:
                 coroutine = getattr(self._filesystem, f"_{method}")
-                return sync(self._filesystem.loop, coroutine, *arguments, timeout=self._request_timeout_s, **options)
+                timeout_s = self._request_timeout_s if within_s is None else within_s
+                return sync(self._filesystem.loop, coroutine, *arguments, timeout=timeout_s, **options)
             return getattr(self._filesystem, method)(*arguments, **options)
         except (OSError, StorageError):
             raise

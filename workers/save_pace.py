@@ -83,13 +83,15 @@ class SavePace:
           busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
           open_bytes: of pieces that have begun and not ended.
         """
+        learned_bytes = 0
         while not is_urgent() and self._is_training():
             if self._lets_a_step_pass():
                 self._nap(_NAP_S)
                 continue
             ended_bytes = self._begun_bytes - open_bytes()
-            if busy_s is not None and ended_bytes >= _TELLING_BYTES:
-                self._byte_s = busy_s() / ended_bytes
+            # Only when a piece has ended: a look takes time, too, and charged to the bytes before it would prolong the pause by more than a nap.
+            if busy_s is not None and ended_bytes >= _TELLING_BYTES and ended_bytes != learned_bytes:
+                learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
             cost_s = self._byte_s * (self._begun_bytes + num_bytes)
             ahead_s = cost_s / self._processors - (self._now_s() - self._began_s)
             if ahead_s <= 0:

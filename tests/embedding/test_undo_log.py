@@ -102,6 +102,25 @@ def test_a_commit_that_stands_makes_room_and_the_ring_goes_round() -> None:
     assert_back(arrays, before, np.empty(0, np.int64))
 
 
+def test_a_commit_may_stand_after_rows_have_changed_since_it() -> None:
+    """As a rule it does: it is acknowledged while training goes on. Round the ring several times."""
+    arrays = arrays_of()
+    log = UndoLog(arrays, max_rows=11)
+    log.begin()
+    for step in range(20):
+        log.preserve(np.array([step % NUM_ROWS, (step + 9) % NUM_ROWS]))
+        arrays[0][[step % NUM_ROWS, (step + 9) % NUM_ROWS]] += 1
+        log.freeze()
+        before = copy_of(arrays)
+        rows = np.array([(step + 4) % NUM_ROWS, step % NUM_ROWS, (step + 13) % NUM_ROWS])
+        log.preserve(rows)
+        arrays[0][rows] += 1
+        log.advance()
+        assert log.num_kept == 3
+    assert len(log.undo()) == 0
+    assert_back(arrays, before, np.empty(0, np.int64))
+
+
 def test_a_row_that_was_lost_stays_lost_when_a_commit_is_given_up() -> None:
     """Kept since the commit that came to nothing, but not since the one before: its value then is not known."""
     arrays = arrays_of()

@@ -29,6 +29,12 @@ class KeepingBackend(ScriptedBackend):
     num_standbys: int = 0
     has_room: bool = True
     unfit: frozenset[int] = frozenset()
+    called: list[str] = field(default_factory=list)
+
+    def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        if method == "control status":
+            self.called.append(worker)
+        return super().answer_of(worker, method, arguments)
 
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         self.num_launches += 1
@@ -159,6 +165,54 @@ def test_what_no_generation_took_over_is_stopped_at_the_end() -> None:
     groups.stop()
     groups.stop()
     assert backend.num_stops == 1
+
+
+def test_hosts_that_live_on_are_called_while_the_next_generation_waits_for_others() -> None:
+    """Their own generation has no heartbeat any more: by calls alone they know that their driver lives."""
+
+    class Waiting(KeepingBackend):
+        def relaunch(
+            self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
+        ) -> Sequence[HostHandles]:
+            on_wait()
+            return super().relaunch(handles, kept, on_wait)
+
+    backend = Waiting(lambda worker, method: failure("host 1", FailureKind.DIED) if worker == "host 1" else None)
+    groups, _ = groups_of(backend)
+    groups.greet()
+    first, _ = after(groups)
+    groups.greet()
+    groups.salvage(first, "host 1 died")
+    assert backend.called == []
+    groups.greet()
+    groups.greet()
+    assert backend.called == ["host 0", "host 2"] * 2
+    groups.next(1, deadlines=QUICK, on_poll=groups.greet)
+    assert backend.called[4:] == ["host 0"], "while places are looked for, too, but for one that was ended"
+    groups.greet()
+    assert len(backend.called) == 5, "from here on its group calls it"
+
+
+def test_hosts_that_were_ended_are_not_called() -> None:
+    backend = backend_of({})
+    groups, _ = groups_of(backend)
+    groups.salvage(after(groups)[0], "a test")
+    groups.stop()
+    groups.greet()
+    assert backend.called == []
+
+
+def test_without_a_heartbeat_all_workers_of_the_running_generation_are_called() -> None:
+    """Most are called at a window's end only, and none while training waits for a storage that takes no writes."""
+    backend = backend_of({})
+    groups, _ = groups_of(backend)
+    groups.greet(all_workers=True)
+    group, _ = after(groups, 2)
+    groups.greet(all_workers=True)
+    assert backend.called == ["host 0", "device 0", "host 1", "device 1"]
+    group.stop()
+    groups.greet(all_workers=True)
+    assert len(backend.called) == 4
 
 
 def test_survivors_are_tried_a_few_times_in_a_row_and_training_makes_that_new() -> None:

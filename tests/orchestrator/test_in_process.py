@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, ConfigurationError, FailureConfig, Result, RunConfig, ScalingConfig
 from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
+from orchestrator.groups import Groups
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims, read_heartbeat
 from orchestrator.progress import Reporter, SilentReporter, WindowReport
@@ -195,6 +197,31 @@ def test_storage_that_does_not_delete_is_no_reason_to_stop(
     assert sum("old commits were not deleted: " in notice for notice in Listener.notices) == 2
 
 
+def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the storage is away: they see no heartbeat then, and it may be back for them earlier than for the driver."""
+    greeted: list[bool] = []
+
+    def refuse(self: Store, name: str, data: bytes) -> None:
+        raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+
+    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("orchestrator.lease.HEARTBEAT_EVERY_S", 0.0)
+    monkeypatch.setattr(Groups, "greet", lambda self, all_workers=False: greeted.append(all_workers))
+    run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)
+    monkeypatch.setattr(Store, "replace", refuse)
+    Driver(
+        run,
+        scaling=ScalingConfig(in_process=True),
+        config=RunConfig(max_steps=2),
+        backend=InProcessBackend(),
+        reporter=SilentReporter(),
+        stop=StopSignals(),
+    ).run()
+    assert {*greeted} == {True, False}, "and all workers, which see no heartbeat, where it cannot be written"
+
+
 def test_a_stop_commits_and_a_later_start_ends_with_the_same_bytes(
     whole: Result, small_data: str, tmp_path: Path
 ) -> None:
@@ -234,7 +261,15 @@ def test_a_finished_run_started_again_does_nothing_but_says_where_it_stands(whol
     assert_same_bytes(committed_state(whole.path), before)
 
 
-def fit_broken(model: str, folder: str, tmp_path: Path, *, commit_every: int = 5, max_user_errors: int = 0) -> Result:
+def fit_broken(
+    model: str,
+    folder: str,
+    tmp_path: Path,
+    *,
+    commit_every: int = 5,
+    max_user_errors: int = 0,
+    reporter: Reporter | None = None,
+) -> Result:
     return Trainer(
         JobReference(function="tests.faults.broken_jobs:broken_job", arguments={"folder": folder, "model": model}),
         scaling_config=ScalingConfig(in_process=True),
@@ -244,7 +279,7 @@ def fit_broken(model: str, folder: str, tmp_path: Path, *, commit_every: int = 5
             checkpoint_config=CheckpointConfig(every_steps=commit_every),
             failure_config=FailureConfig(max_user_errors=max_user_errors),
         ),
-        reporter=SilentReporter(),
+        reporter=reporter or SilentReporter(),
     ).fit()
 
 
@@ -276,6 +311,28 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run_which_says_so(sm
     assert "\nIt came twice at step 10, so it would come again.\n" in text
     assert "in count" in text
     assert read_claims(Store(str(tmp_path / "broken")))[-1] == 2
+
+
+def test_a_stop_while_the_storage_is_waited_for_is_a_stop_and_no_error(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error of the storage a supervisor would not begin again, and the machine of this driver may just be preempted."""
+    create = Store.create_exclusive
+
+    def refuse(self: Store, name: str, data: bytes) -> bool:
+        if name == "lease/g00000002.claim":
+            raise StoreUnavailable(f"create '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
+        return create(self, name, data)
+
+    class Preempted(SilentReporter):
+        def notice(self, text: str) -> None:
+            if "it is asked again" in text:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Store, "create_exclusive", refuse)
+    result = fit_broken("later", small_data, tmp_path, max_user_errors=1, reporter=Preempted())
+    assert (result.step, result.commit, result.stopped_by) == (10, "s000000010-g00000001", "SIGTERM")
+    assert sorted(result.losses) == list(range(10))
 
 
 def test_after_a_failure_the_run_is_free_and_its_commits_stand(small_data: str, tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def test_room_counts_what_is_free_and_what_the_run_holds(node: Node, cpu: float,
     assert room(node, rules(1, 9, cpu=cpu, one_each=one_each)) == places
 
 
+def test_what_a_host_needs_none_of_limits_nothing() -> None:
+    asked = replace(rules(1, 9), resources={"CPU": 1.0, "GPU": 0.0})
+    assert room(Node(id="a", total={"CPU": 3.0}, free={"CPU": 3.0}), asked) == 3
+
+
 @pytest.mark.parametrize(
     ("nodes", "asked", "quarantined", "num_hosts", "avoid", "own_machines"),
     [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from orchestrator.signals import StopSignals
+from orchestrator.signals import StoppedAtStart, StopSignals
 from orchestrator.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
 from workers.storage_errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 
@@ -82,6 +84,7 @@ def test_what_is_no_outage_is_not_waited_for(error: Exception) -> None:
 
 
 def test_a_run_that_is_to_end_does_not_wait() -> None:
+    """It was asked to: that is no error of the storage, after which a supervisor would not begin again."""
     clock, notices, stop = FakeClock(), [], StopSignals()
 
     def ask() -> str:
@@ -89,6 +92,25 @@ def test_a_run_that_is_to_end_does_not_wait() -> None:
             stop.request("SIGTERM")
         raise AWAY
 
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoppedAtStart):
         waiting(clock, notices, stop=stop)(ask)
     assert clock.now_s < 110.0
+    assert str(AWAY) in notices[-1]
+
+
+def test_damage_is_reported_also_to_a_run_that_is_to_end() -> None:
+    stop = StopSignals()
+    stop.request("SIGTERM")
+    away = Away(FakeClock(), StorageError("damaged"), until_s=300.0)
+    with pytest.raises(StorageError, match="damaged"):
+        waiting(FakeClock(), [], stop=stop)(away)
+
+
+def test_others_hear_of_it_meanwhile() -> None:
+    """Hosts that live on would end themselves, where they can read a storage that the driver cannot write."""
+    clock, called_s = FakeClock(), []
+    away = Away(clock, StorageFull("write 'x'", OSError(28, "full")), until_s=300.0)
+    meanwhile = lambda: called_s.append(clock.now_s)  # noqa: E731
+    wait = StorageWait(600.0, stop=StopSignals(), notice=lambda text: None, clock=clock, meanwhile=meanwhile)
+    assert wait(away) == "answer"
+    assert max(after - before for before, after in pairwise([100.0, *called_s, clock.now_s])) < 5.0

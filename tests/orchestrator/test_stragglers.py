@@ -44,6 +44,24 @@ def test_a_large_ratio_of_little_work_is_noise() -> None:
     assert slow_hosts([tiny, phases(read=0.02, device=1.9)], window_s=2.0) == []
 
 
+def test_the_phase_is_the_one_that_differs_and_not_the_longest() -> None:
+    usual = phases(read=0.4, update=0.1, device=1.5)
+    (found,) = slow_hosts([usual, usual, phases(read=0.5, update=0.9)], window_s=2.0)
+    assert found.phase == "update"
+
+
+def test_what_it_costs_beside_the_window_decides() -> None:
+    """Three times the work of the others: a fifth of a window of one second, a fiftieth of one of ten."""
+    usual, slow = phases(update=0.1), phases(update=0.3)
+    assert [found.host for found in slow_hosts([usual, usual, slow], window_s=1.0)] == [2]
+    assert slow_hosts([usual, usual, slow], window_s=10.0) == []
+
+
+def test_of_two_hosts_one_is_compared_with_the_other_alone() -> None:
+    assert work_ratios([phases(update=0.4), phases(update=0.1)]) == [pytest.approx(4.0), pytest.approx(0.25)]
+    assert work_ratios([phases(update=at) for at in (0.1, 0.2, 0.3)])[0] == pytest.approx(0.1 / 0.25)
+
+
 def test_one_host_alone_is_never_slow_and_idle_ones_divide_by_nothing() -> None:
     assert work_ratios([EVEN]) == [1.0]
     assert slow_hosts([EVEN], window_s=2.0) == []
@@ -56,13 +74,19 @@ def test_the_busiest_owner_and_its_table() -> None:
     assert found.ratio == pytest.approx(5000 / (8000 / 3))
 
 
+def test_the_table_is_the_one_that_differs_and_not_the_largest() -> None:
+    assert imbalance([[6000, 4000], [6000, 500], [6000, 500]]).table == 1
+
+
 def test_few_rows_say_nothing() -> None:
     assert imbalance([[30], [0]]).ratio == 1.0
+    assert imbalance([[2000], [0]]).ratio == 2.0, "a thousand on average are enough"
     assert imbalance([]).ratio == 1.0
 
 
 @pytest.mark.parametrize(
-    ("ratio", "hosts", "told"), [(1.9, 2, True), (1.5, 2, False), (1.9, 8, False), (2.1, 8, True), (1, 1, False)]
+    ("ratio", "hosts", "told"),
+    [(1.9, 2, True), (1.5, 2, False), (1.9, 8, False), (2.1, 8, True), (1, 1, False), (1.75, 2, True), (9, 1, False)],
 )
 def test_what_is_told_depends_on_how_bad_it_could_be(ratio: float, hosts: int, told: bool) -> None:
     assert is_notable(ratio, hosts) is told

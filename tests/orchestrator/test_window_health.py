@@ -45,6 +45,15 @@ def test_another_phase_is_told_anew() -> None:
     assert "in update" in text
 
 
+def test_a_host_that_is_slow_in_one_phase_and_then_another_is_told() -> None:
+    """Whatever takes its processors slows every phase; which one loses the most is chance."""
+    seen = health()
+    turns = [*[[EVEN, READS_SLOWLY], [EVEN, UPDATES_SLOWLY]] * 10]
+    (text,) = [text for hosts in turns for text in told(seen, hosts)]
+    assert text.startswith("host 1 is slow")
+    assert told(seen, [EVEN, EVEN], WINDOWS) == ["host 1 keeps up with the others again"]
+
+
 def test_a_single_slow_window_and_one_in_turns_are_noise() -> None:
     seen = health()
     for _ in range(10):

@@ -103,6 +103,46 @@ def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_p
         assert (second["asked"], second["known"]) == (2, 2)
 
 
+TORN = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from workers.compile_cache import every_member_writes, use_compile_cache
+assert use_compile_cache(sys.argv[1])
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/", 1)[1]))
+def times_two(x):
+    return 2 * jnp.sin(x)
+def compiled():
+    jax.clear_caches()
+    events.clear()
+    with every_member_writes(sys.argv[1]):
+        jax.jit(times_two)(jnp.ones(8))
+    return sorted((file.name.split("-")[0], file.stat().st_size) for file in Path(sys.argv[1]).iterdir())
+whole = compiled()
+(program,) = Path(sys.argv[1]).glob("jit_times_two-*")
+with open(program, "r+b") as file:
+    file.truncate(int(sys.argv[2]))
+names = [name for name, _ in compiled()]
+assert "jit_times_two" not in names and len(names) == len(whole) - 1, names
+assert [name for name, _ in compiled()] == [name for name, _ in whole]
+compiled()
+assert events.count("cache_hits") == events.count("compile_requests_use_cache") > 0, events
+"""
+
+
+@pytest.mark.parametrize("size", [0, 700])
+def test_a_program_that_a_killed_process_left_half_written_is_written_anew(size: int, tmp_path: Path) -> None:
+    """JAX leaves it where it is and compiles at every start."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", TORN, str(tmp_path / "compiled"), str(size)]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error reading persistent compilation cache entry" in done.stderr, "nobody is kept from knowing"
+
+
 def test_the_cache_of_a_user_is_written_as_jax_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It may lie on a storage that all share."""
     from jax._src.distributed import global_state

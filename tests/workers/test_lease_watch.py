@@ -250,3 +250,20 @@ def test_a_real_process_lives_by_heartbeats_alone_and_ends_without_them(tmp_path
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_process_ends_although_it_can_write_no_log(tmp_path: Path) -> None:
+    """Whoever read its output may have gone with the driver."""
+    acquire(Store(str(tmp_path)), holder=holder(1))
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path)],
+            stdout=subprocess.DEVNULL,
+            stderr=full,
+            cwd=Path(__file__).parents[2],
+        )
+    try:
+        assert process.wait(timeout=PATIENCE_S) == EXIT_FENCED
+    finally:
+        process.kill()
+        process.wait()

@@ -67,3 +67,18 @@ def test_processes_are_found_by_what_they_began_with(child: tuple[subprocess.Pop
     signs_when(process.pid, lambda signs: signs.cpu_s > 0)
     assert processes_with(MARK, {mark, "another"}) == {mark: process.pid}
     assert processes_with(MARK, set()) == {}
+
+
+def test_a_name_that_is_no_text_hides_nothing() -> None:
+    """The kernel cuts names after 15 bytes, also within a letter."""
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff', 0, 0, 0); print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        signs = read_signs(process.pid)
+        assert signs is not None
+        assert signs.state in "SR"
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)

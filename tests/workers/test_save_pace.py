@@ -110,6 +110,19 @@ def test_a_long_step_holds_a_save_up_for_a_moment_only() -> None:
         assert save.write(1, is_urgent=lambda: True) == pytest.approx(0.1, abs=0.02)
 
 
+def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    tracker, clock = Tracker(), Clock()
+    pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
+    pace.begin()
+    tracker.finish_step()
+    with tracker.phase("update"):
+        for number in range(10):
+            pace.keep_to(BUCKET_BYTES, busy_s=lambda number=number: 0.1 * number, is_urgent=lambda: False)
+    # By the guess for the first one, a little earlier than by what it turns out to cost.
+    assert clock.now - 100.0 == pytest.approx(1.0 / 0.5, rel=0.1)
+
+
 def test_each_save_begins_anew() -> None:
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=0.25, tracker=tracker)
@@ -151,3 +164,16 @@ def test_a_pause_ends_with_the_save() -> None:
 
     with tracker.phase("device"), pytest.raises(RuntimeError, match="aborted"):
         save.write(5, is_urgent=abort)
+
+
+def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
+    """A look takes a tenth of a millisecond. Charged to the few bytes written so far, and by them to a large one, it cost more than a nap gives."""
+    tracker, looks = Tracker(), []
+    clock = Clock(at_sleep=lambda: looks.append(0))
+    pace = SavePace(tracker, processors=0.125, now_s=clock.now_s, sleep=clock.sleep)
+    pace.begin()
+    with tracker.phase("device"):
+        pace.keep_to(4 << 20, is_urgent=lambda: len(looks) > 10_000)
+        pace.keep_to(128 << 20, busy_s=lambda: 0.02 + 1e-4 * len(looks), is_urgent=lambda: len(looks) > 10_000)
+    # 33 times the work of the first bytes, an eighth of a processor.
+    assert clock.now - 100.0 == pytest.approx(33 * 0.02 / 0.125, rel=0.15)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import secrets
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fsspec.spec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers import remote_files
 from workers.retry import RetryPolicy, Waiting
 from workers.storage import Store, is_safe_name, validate_name
 from workers.storage_errors import (
@@ -169,6 +172,12 @@ class TestEveryBackend:
         store.replace("lease/g1.hb", b"a long heartbeat")
         store.replace("lease/g1.hb", b"short")
         assert store.read("lease/g1.hb", max_bytes=100) == b"short"
+
+    def test_a_heartbeat_waits_for_no_disk(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.replace("lease/g1.hb", b"first")
+        monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("synced"))
+        store.replace("lease/g1.hb", b"second")
+        assert store.read("lease/g1.hb", max_bytes=100) == b"second"
 
     @pytest.mark.parametrize("name", ["missing", "data/missing", "data/a/b/missing"])
     def test_a_missing_name_is_named(self, store: Store, name: str) -> None:
@@ -415,6 +424,19 @@ class TestFaults:
         with pytest.raises(NameTaken):
             cloud.write_new("data", [b"theirs"])
         assert cloud.read("data", max_bytes=10) == b"mine"
+
+    def test_a_heartbeat_that_hangs_soon_fails(self, cloud: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The driver's thread waits for it, and no worker hears of the driver meanwhile."""
+
+        async def hang(self, path, value, **options):
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(CloudFileSystem, "_pipe_file", hang)
+        monkeypatch.setattr(remote_files, "LONGEST_REPLACE_S", 0.2)
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            cloud.replace("lease/g1.hb", b"beat")
+        assert time.monotonic() - began_s < 10.0
 
     def test_a_create_that_somebody_else_won_meanwhile_is_lost(self, cloud: Store) -> None:
         CloudFileSystem.faults = [("pipe", "before", ConnectionError("request lost"))]
