@@ -172,6 +172,7 @@ def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
     clock = Clock(at_sleep=lambda: looks.append(0))
     pace = SavePace(tracker, processors=0.125, now_s=clock.now_s, sleep=clock.sleep)
     pace.begin()
+    tracker.finish_step()
     with tracker.phase("device"):
         pace.keep_to(4 << 20, is_urgent=lambda: len(looks) > 10_000)
         pace.keep_to(128 << 20, busy_s=lambda: 0.02 + 1e-4 * len(looks), is_urgent=lambda: len(looks) > 10_000)
