@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from orchestrator.clock import Clock
 from orchestrator.signals import StoppedAtStart, StopSignals
-from workers.storage_errors import ServiceRefused, StorageFull, StoreUnavailable
+from workers.storage_errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
 
@@ -54,11 +54,14 @@ class StorageWait:
         """The answer.
 
         Raises:
-          Exception: what `ask` raised, if it is no outage or came to the end.
+          StorageError: what `ask` raised when the time was over; errors of the operating system come as `StoreUnavailable`.
+          Exception: what `ask` raised, if it is no outage.
           StoppedAtStart: the run was asked to end meanwhile; what is committed stands.
         """
         started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+        attempts = 0
         while True:
+            attempts += 1
             try:
                 return ask()
             except Exception as error:
@@ -69,7 +72,12 @@ class StorageWait:
                     self._notice(f"the run ends without waiting for the storage. {type(error).__name__}: {error}")
                     raise StoppedAtStart from error
                 if self._clock.monotonic_s() + wait_s > over_s:
-                    raise
+                    if isinstance(error, StorageError):
+                        raise
+                    elapsed_s = self._clock.monotonic_s() - started_s
+                    raise StoreUnavailable(
+                        "asking the storage", attempts=attempts, elapsed_s=elapsed_s, last=error
+                    ) from error
                 if wait_s == FIRST_WAIT_S:
                     self._notice(
                         f"the storage is away, and the run cannot go on without it; it is asked again for up to {self._timeout_s:.0f} s. "

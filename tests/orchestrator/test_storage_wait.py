@@ -74,6 +74,13 @@ def test_the_time_is_kept() -> None:
     assert len(away.asked_s) == 1
 
 
+def test_an_error_of_the_operating_system_that_stays_is_the_storages() -> None:
+    """Which is told in a sentence; a bare OSError would look like one of the job."""
+    clock = FakeClock()
+    with pytest.raises(StoreUnavailable, match="failed [0-9]+ times .* OSError: .*input/output error"):
+        waiting(clock, [])(Away(clock, OSError(5, "input/output error"), until_s=1e9))
+
+
 @pytest.mark.parametrize("error", [NameNotFound("x", "here"), StorageError("damaged"), ValueError("no storage")])
 def test_what_is_no_outage_is_not_waited_for(error: Exception) -> None:
     clock, notices = FakeClock(), []
