@@ -261,9 +261,13 @@ def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
     console = Console(highlight=False)
     show = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
     show("")
-    show(
-        f"{'stopped by ' + result.stopped_by if result.stopped_by else 'done'} at step {result.step} of {result.total_steps}"
-    )
+    if result.step > result.total_steps:
+        show(
+            f"nothing left to train: the commit is of step {result.step}, and the run was to end at {result.total_steps}"
+        )
+    else:
+        end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
+        show(f"{end} at step {result.step} of {result.total_steps}")
     show(
         f"  trained      {result.num_samples:,} samples in {seconds:.1f} s all in all, {result.samples_per_s:,.0f} samples/s "
         f"(median over windows)"

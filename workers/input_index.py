@@ -191,8 +191,10 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
     try:
         size_bytes, version = version_of(path, data, storage_options=storage_options)
     except FileNotFoundError as error:
+        # Local files name themselves in the error, those of a store are its only argument.
+        missing = error.filename or error
         raise InputError(
-            f"Found no file {error}, which belongs to {path}. Expected it beside that. Restore it."
+            f"Found no file {missing}, which belongs to {path}. Expected it beside that. Restore it."
         ) from error
     layout = read_layout(path, data, storage_options=storage_options)
     return InputFile(
