@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from workers.fault_plan import Fault
 
+# More than a run ever begins.
+EVERY_GENERATION = 99
 DONE = frozenset({0})
 # Phases of a step that every host passes in every step, by the name that the list of faults gives them.
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -411,7 +413,7 @@ def _memory_and_values(shape: RunShape) -> list[Schedule]:
         Schedule(
             number="F24",
             title="a host without memory for its shard, in every generation",
-            faults=(raises("start.begin", "host 0", "MemoryError", "injected: 64 GiB", times=2),),
+            faults=(raises("start.begin", "host 0", "MemoryError", "injected: 64 GiB", times=EVERY_GENERATION),),
             exit_codes=stops,
             says=("MemoryError", "It was the second time"),
         ),
@@ -423,7 +425,7 @@ def _memory_and_values(shape: RunShape) -> list[Schedule]:
         Schedule(
             number="F25",
             title="a device without memory, in every generation",
-            faults=(raises("device.step", "device 0", "JaxRuntimeError", exhausted, times=2),),
+            faults=(raises("device.step", "device 0", "JaxRuntimeError", exhausted, times=EVERY_GENERATION),),
             exit_codes=stops,
             says=("RESOURCE_EXHAUSTED", "It was the second time"),
         ),
