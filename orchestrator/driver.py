@@ -243,7 +243,9 @@ class Driver:
                 self._commits.poll()
             if self._is_starting and self._stop.reason is not None:
                 raise _StoppedAtStart
-            if not self._is_starting:
+            if self._is_starting:
+                self._groups.keep()
+            else:
                 self._watch.look()
 
         return poll

@@ -17,6 +17,8 @@ from workers.job import JobConfig, JobReference
 
 # Generations in a row that may begin with survivors without one of them having got to its first step.
 MAX_ATTEMPTS = 3
+# Without a call of its driver a worker ends itself after `FailureConfig.lease_timeout_s`.
+KEEP_EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Groups:
         self._notice = notice
         self._clock = clock
         self._remnant: _Remnant | None = None
+        self._waiting: _Remnant | None = None
+        self._called_s = float("-inf")
         self._attempts = 0
         self._trains_since_s: float | None = None
 
@@ -74,6 +78,7 @@ class Groups:
                 self.give_up_survivors(str(error))
         if handles is None:
             handles = self._backend.launch(num_hosts, on_poll)
+        self._waiting = None
         group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
         return group, frozenset(rank for rank, old in enumerate(kept) if old is not None)
 
@@ -101,6 +106,15 @@ class Groups:
         else:
             group.stop()
             self._attempts = 0
+        self._waiting = self._remnant
+
+    def keep(self) -> None:
+        """To be called while the next generation is on its way: hosts that live on hear of their driver, however long it waits for others."""
+        now_s = self._clock.monotonic_s()
+        if self._waiting is not None and now_s - self._called_s >= KEEP_EVERY_S:
+            self._called_s = now_s
+            for rank in self._waiting.alive:
+                self._waiting.handles[rank].host.control("status")
 
     def trained(self, group: WorkerGroup, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
         """To be called after each window: the generation works, and after a while others stand by for its processes."""
@@ -115,7 +129,7 @@ class Groups:
 
     def stop(self) -> None:
         """Ends what no generation has taken over. Safe to call twice."""
-        remnant, self._remnant = self._remnant, None
+        remnant, self._remnant, self._waiting = self._remnant, None, None
         if remnant is not None:
             remnant.backend.stop(remnant.handles)
 

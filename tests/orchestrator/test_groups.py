@@ -12,6 +12,7 @@ from orchestrator.config import ConfigurationError
 from orchestrator.errors import Failure, FailureKind
 from orchestrator.groups import MAX_ATTEMPTS, Groups, who_goes_on
 from orchestrator.worker_group import Backend, Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from tests.orchestrator.test_storage_wait import FakeClock
 from tests.orchestrator.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 
 QUICK = Deadlines(
@@ -149,6 +150,25 @@ def test_a_backend_that_cannot_keep_hosts_is_stopped_and_begins_anew() -> None:
     groups.salvage(first, "a test")
     assert backend.num_stops == 1
     assert after(groups)[1] == frozenset()
+
+
+def test_hosts_that_live_on_are_called_while_the_next_generation_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, asked = FakeClock(), []
+    backend = backend_of({("host 1", "control abort"): failure("host 1", FailureKind.DIED)})
+    groups = Groups(backend, standby_after_s=None, notice=lambda text: None, clock=clock)
+    first, _ = after(groups)
+    groups.salvage(first, "a test")
+    monkeypatch.setattr(ScriptedHandle, "control", lambda handle, method: asked.append((handle.worker, method)))
+    for _ in range(61):
+        groups.keep()
+        clock.now_s += 0.5
+    assert asked == [("host 0", "status"), ("host 2", "status")] * 11
+    after(groups)
+    clock.now_s += 60.0
+    groups.keep()
+    assert len(asked) == 22, "a generation is called by its own watch"
 
 
 def test_what_no_generation_took_over_is_stopped_at_the_end() -> None:
