@@ -24,14 +24,17 @@ from orchestrator.config import ConfigurationError, ScalingConfig
 from orchestrator.errors import Failure, FailureKind
 from orchestrator.marked_processes import VARIABLE, MarkedProcesses
 from orchestrator.places import (
+    Address,
     Place,
     Search,
     answering_nodes,
     bundles_of,
+    daemon_of,
     key_of,
     live_nodes,
     nodes_of,
     placement_check,
+    taking_connections,
 )
 from orchestrator.worker_environment import (
     ACCELERATORS,
@@ -209,6 +212,7 @@ class RayBackend:
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
         self._reservations: dict[int, _Reservation] = {}
+        self._daemons: dict[str, Address] = {}
         self._processes = MarkedProcesses()
         self._marks: dict[Any, str] = {}
         self._has_named_idle = False
@@ -283,7 +287,10 @@ class RayBackend:
 
     def _handles(self, reservation: _Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
         """Actors for all places; of the hosts those that are given, all others from the standbys or new."""
+        import ray
+
         self.placed = {rank: place.node for rank, place in enumerate(reservation.places)}
+        self._daemons = {node["NodeID"]: daemon_of(node) for node in ray.nodes()}
         # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
         bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
         compile_cache = _compile_cache() if self._actors is None else ""
@@ -501,6 +508,12 @@ class RayBackend:
     def signs(self, handle: Handle) -> ProcessSigns | None:
         mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
         return None if mark is None else self._processes.signs(mark)
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        machine_of = {handle.worker: handle.machine for handle in workers}  # type: ignore[attr-defined]
+        asked = {machine: self._daemons[machine] for machine in machine_of.values() if machine in self._daemons}
+        taking = taking_connections(asked)
+        return frozenset(worker for worker, machine in machine_of.items() if machine in asked.keys() - taking)
 
     def end(self, workers: Sequence[Handle]) -> None:
         self._end([worker.actor for worker in workers])  # type: ignore[attr-defined]

@@ -39,6 +39,7 @@ class Failure:
       is_preemption: whether its machine was announced to go.
       memory: `host` or `device`, where that ran out.
       is_storage: whether it is an error of the storage that may pass; of a save, it loses that save and nothing else.
+      unreached: labels of the workers whose machines gave it no sign of life.
     """
 
     worker: str
@@ -49,6 +50,7 @@ class Failure:
     is_preemption: bool = False
     memory: str = ""
     is_storage: bool = False
+    unreached: tuple[str, ...] = ()
 
 
 class WorkerRefused(RuntimeError):

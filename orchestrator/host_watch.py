@@ -321,8 +321,9 @@ class HostWatch:
         return None
 
     def left(self, why: str, *, step: int) -> None:
-        """The generation ends for it: `look` is silent until the next one runs."""
+        """The generation ends for it, with a commit: `look` is silent until the next one runs, and faults before and after make no row."""
         self._is_quiet = True
+        self.budget = replace(self.budget, host_faults=0)
         self._leaving = _Leaving(
             cause=why,
             step=step,

@@ -5,17 +5,23 @@ Ray looks for another node for the bundle of a lost one, and may find it at any 
 
 from __future__ import annotations
 
+import contextlib
+import selectors
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from errno import EINPROGRESS
 from typing import Any, Protocol
 
 from orchestrator.config import ConfigurationError
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 
+Address = tuple[str, int]
+
 PLACEMENT_TIMEOUT_S = 120.0
-CONNECT_S = 1.0
+# Long enough for the second try of a connection, of which the first was lost.
+CONNECT_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,18 +201,32 @@ def live_nodes() -> set[str]:
 
 
 def answering_nodes() -> set[str]:
-    """Live nodes whose daemon listens. Ray itself needs some 15 s to miss a machine that was lost."""
+    """Live nodes whose daemon takes connections. Ray itself needs some 15 s to miss a machine that was lost, and a minute for one that is cut off."""
     import ray
 
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"] and takes_connections(node)}
+    return taking_connections({node["NodeID"]: daemon_of(node) for node in ray.nodes() if node["Alive"]})
 
 
-def takes_connections(node: Mapping[str, Any]) -> bool:
-    """Whether the daemon of a machine listens. A machine that is only slow to answer is not taken for lost."""
-    try:
-        with socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=CONNECT_S):
-            return True
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
+def daemon_of(node: Mapping[str, Any]) -> Address:
+    """Where the daemon of a node of `ray.nodes` listens."""
+    return node["NodeManagerAddress"], node["NodeManagerPort"]
+
+
+def taking_connections(daemons: Mapping[str, Address], *, timeout_s: float = CONNECT_S) -> set[str]:
+    """Those machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which does not is gone or cut off."""
+    taking: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for machine, (host, port) in daemons.items():
+            connection = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                if connection.connect_ex((host, port)) in (0, EINPROGRESS):
+                    selector.register(connection, selectors.EVENT_WRITE, machine)
+        deadline_s = time.monotonic() + timeout_s
+        while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                selector.unregister(key.fileobj)
+                if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # type: ignore[union-attr]
+                    taking.add(key.data)
+    return taking

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.cluster import RayBackend, RayHandle
 from orchestrator.config import ScalingConfig
 from orchestrator.membership import Node, Rules
-from orchestrator.places import takes_connections
+from orchestrator.places import daemon_of, taking_connections
 from orchestrator.worker_group import Handle, HostHandles
 
 ANSWER_S = 1.0
@@ -38,13 +38,15 @@ class RayNodes:
         self._handles: Sequence[HostHandles] = ()
         self._announced: frozenset[str] = frozenset()
         self._usable: frozenset[str] = frozenset()
+        self._unreachable: frozenset[str] = frozenset()
         self._kills = KillCounters()
 
     def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
         """Live machines. A handful of calls to Ray's head, some milliseconds; None where it does not answer.
 
         Args:
-          is_careful: leave out those whose daemon takes no connection. Ray itself needs some 15 s to miss a machine that was lost.
+          is_careful: leave out those whose daemon takes no connection. Ray itself needs some 15 s to miss a machine that was lost, and a
+            minute for one that is cut off.
         """
         import ray
         import ray.exceptions
@@ -59,7 +61,11 @@ class RayNodes:
         except (ray.exceptions.RayError, ConnectionError, TimeoutError):
             return None
         self._announced = frozenset(node["NodeID"] for node in known if node.get("DeathReason") in ANNOUNCED_DEATHS)
-        alive = [node for node in known if node["Alive"] and (not is_careful or takes_connections(node))]
+        alive = [node for node in known if node["Alive"]]
+        if is_careful:
+            taking = taking_connections({node["NodeID"]: daemon_of(node) for node in alive})
+            self._unreachable = frozenset(node["NodeID"] for node in alive) - taking
+            alive = [node for node in alive if node["NodeID"] in taking]
         self._usable = frozenset(node["NodeID"] for node in alive)
         return [
             Node(
@@ -93,7 +99,9 @@ class RayNodes:
 
     def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
         """How the next hosts are placed."""
-        self._backend.avoided, self._backend.has_own_machines = avoid, has_own_machines
+        # Ray goes on to place on machines that it has not missed yet.
+        self._backend.avoided = avoid | self._unreachable
+        self._backend.has_own_machines = has_own_machines
 
     def machine_of(self, handle: Handle) -> str | None:
         """The machine that a process is on, as it was placed."""
@@ -118,7 +126,7 @@ class RayNodes:
             return
         self.unask()
         self._asked = (num_hosts, avoid)
-        self._backend.avoided = avoid
+        self._backend.avoided = avoid | self._unreachable
         is_one_a_machine = self.rules().is_one_a_machine
         held = {node: count for node, count in self._backend.held_places().items() if node in self._usable - avoid}
         missing = num_hosts - (len(held) if is_one_a_machine else sum(held.values()))

@@ -7,7 +7,9 @@ phases are. Workers that wait for each other in a circle have lost what one sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.errors import Failure, FailureKind
 from workers.progress import Progress
@@ -39,6 +41,48 @@ def blocked(progress: Mapping[str, Progress], workers: Sequence[str], *, timeout
             )
         )
     return sorted(failures, key=lambda failure: failure.kind is not FailureKind.HUNG)
+
+
+def severed(progress: Mapping[str, Progress], *, silent: Collection[str], unheard_s: float) -> list[Failure]:
+    """The failures of hosts between whose machines nothing passes any more, the one at fault first; none where all hear each other.
+
+    Args:
+      silent: workers that leave a call of the driver unanswered; what they said last does not count.
+      unheard_s: a shorter silence is none.
+    """
+    pairs = {
+        (worker, f"host {other}"): seconds
+        for worker, state in progress.items()
+        for other, seconds in state.unheard_s.items()
+        if worker not in silent and seconds >= unheard_s
+    }
+    if not pairs:
+        return []
+    guilty = _most_cut_off(pairs, silent)
+    seconds, witness = max((seconds, worker) for (worker, other), seconds in pairs.items() if guilty in (worker, other))
+    other = witness if witness != guilty else next(b for a, b in pairs if a == guilty)
+    why = f"nothing has come over the network between {other} and {guilty} for {seconds:.0f} s, not even from the kernel of the other machine"
+    rest = sorted({worker for worker, _ in pairs} - {guilty})
+    echoes = [Failure(worker=worker, kind=FailureKind.PEER, message=f"hears nothing from {guilty}") for worker in rest]
+    return [Failure(worker=guilty, kind=FailureKind.HUNG, message=why), *echoes]
+
+
+def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
+    """The failures; where all of them only report others, and some that a machine gave no sign of life, the host that most pairs lack is at fault."""
+    pairs = [(failure.worker, other) for failure in failures for other in failure.unreached]
+    if not pairs or any(failure.kind is not FailureKind.PEER for failure in failures):
+        return failures
+    guilty = _most_cut_off(pairs, ())
+    witness = next(failure for failure in failures if guilty in (failure.worker, *failure.unreached))
+    other = witness.unreached[0] if witness.worker == guilty else witness.worker
+    why = f"found no way over the network between {other} and {guilty}. {witness.message}"
+    return [replace(witness, worker=guilty, kind=FailureKind.HUNG, message=why), *failures]
+
+
+def _most_cut_off(pairs: Collection[tuple[str, str]], silent: Collection[str]) -> str:
+    """The host to be given up: one that the driver does not hear either, else the one that most others lack, else the one of the highest number."""
+    others = Counter(host for pair in {tuple(sorted(pair)) for pair in pairs} for host in pair)
+    return max(others, key=lambda host: (host in silent, others[host], int(host.rpartition(" ")[2])))
 
 
 def _known(progress: Mapping[str, Progress], worker: str) -> tuple[str, ...]:

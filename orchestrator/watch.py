@@ -1,8 +1,9 @@
 """`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were asked to do.
 
 Once a second it asks the control side of workers how far they are. Three things are told apart. *Frozen*: no answer, and the kernel says
-that the process uses no processor time; where the process is on another machine, the others must say that they stand still. *Starved* or
-*cut off*: no answer, but signs of life; such a worker has `silence_s`. *Stuck*: all answer, and nothing is finished within the deadline.
+that the process uses no processor time; where the process is on another machine, the others must say that they stand still. *Cut off*: no
+answer, and its machine takes no connection while others do; or all answer, and two hosts hear nothing of each other's machines. *Starved*: no
+answer, but signs of life; such a worker has `silence_s`. *Stuck*: all answer, and nothing is finished within the deadline.
 
 Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not waited a minute for
 anybody. While steps are finished only the first workers are asked: hosts wait for each other in every step, so one that is frozen stops them
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import Failure, FailureKind
-from orchestrator.waiting import blocked
+from orchestrator.waiting import blocked, severed
 from workers.process_signs import ProcessSigns
 from workers.progress import STORAGE_PHASES, Progress
 
@@ -110,15 +111,23 @@ class Silence:
 
 
 def why_frozen(
-    silence: Silence, *, has_answered: bool, others_stand_still_s: float, deadlines: Deadlines
+    silence: Silence,
+    *,
+    has_answered: bool,
+    others_stand_still_s: float,
+    deadlines: Deadlines,
+    is_cut_off: bool = False,
 ) -> str | None:
     """Why a silent process is given up, or None while it is not.
 
     Args:
       has_answered: any call before. One that never has may still be coming up, and gives no sign that it should.
       others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they need not wait for it.
+      is_cut_off: whether its machine does not answer, while that of another worker does.
     """
     said = f"no answer to a status call for {silence.silent_s:.0f} s"
+    if is_cut_off and silence.silent_s >= deadlines.frozen_s:
+        return f"{said}, and its machine takes no connection; it is lost, or cut off"
     if silence.signs is not None and silence.idle_s is not None:
         is_given_up = has_answered or silence.signs.is_stopped
         if is_given_up and min(silence.silent_s, silence.idle_s) >= deadlines.frozen_s:
@@ -189,6 +198,8 @@ class Watch:
     def _frozen(self, *, others_answer: bool) -> list[Failure]:
         # Workers that do different things, as at the start, do not wait for each other.
         still_s = self._still_s if others_answer and self._counts_marks else 0.0
+        # Where nobody answers, it is the driver that is cut off, and others may soon be back.
+        cut_off = self._cut_off() if others_answer else frozenset()
         found = []
         for worker, silence in self._asked.items():
             why = why_frozen(
@@ -196,10 +207,22 @@ class Watch:
                 has_answered=worker in self._group.progress,
                 others_stand_still_s=still_s,
                 deadlines=self._group.deadlines,
+                is_cut_off=worker in cut_off,
             )
             if why is not None:
                 found.append(Failure(worker=worker, kind=FailureKind.HUNG, message=why))
+        if not found and still_s >= self._group.deadlines.frozen_s:
+            silent = [
+                worker for worker, silence in self._asked.items() if silence.silent_s > 2 * self._group.deadlines.poll_s
+            ]
+            return severed(self._group.progress, silent=silent, unheard_s=self._group.deadlines.frozen_s)
         return found
+
+    def _cut_off(self) -> frozenset[str]:
+        """Silent workers of other machines whose machines are silent, too."""
+        least_s = self._group.deadlines.frozen_s
+        silent = [s.handle for s in self._asked.values() if s.signs is None and s.silent_s >= least_s]
+        return self._group.cut_off(silent) if silent else frozenset()
 
     def _limit_s(self) -> float:
         waits_for_storage = any(state.phase in STORAGE_PHASES for state in self._group.progress.values())

@@ -14,7 +14,7 @@ def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failu
     from workers.handover import HandoverError
     from workers.input_errors import InputError
     from workers.job import JobError
-    from workers.mesh_errors import MeshError
+    from workers.mesh_errors import MeshConnectTimeout, MeshError
     from workers.shards import CheckpointMismatch
     from workers.storage_errors import StorageError, may_pass
 
@@ -28,6 +28,7 @@ def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failu
         is_refusal=isinstance(error, StorageError | InputError | CheckpointMismatch | JobError | GangError),
         memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
         is_storage=not is_peer and may_pass(error),
+        unreached=tuple(f"host {rank}" for rank in error.missing) if isinstance(error, MeshConnectTimeout) else (),
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.beginning import Beginning
 from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.manifest import Manifest
+from orchestrator.waiting import charged
 from orchestrator.watch import Deadlines, Watch
 from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from workers.held_rows import Filled
@@ -92,6 +93,15 @@ class Backend(Protocol):
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         """Ends all processes and waits until they are gone."""
+        ...
+
+
+@runtime_checkable
+class Locating(Backend, Protocol):
+    """A backend whose processes are on several machines."""
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        """Labels of those whose machine does not answer, not even with a refusal. Takes a second or two; asked of silent ones only."""
         ...
 
 
@@ -380,6 +390,10 @@ class WorkerGroup:
                 left[rank_of[id(call)]] -= not isinstance(self.backend.result(call), Failure)
         return frozenset(rank for rank, count in left.items() if not count)
 
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        """Labels of those silent workers whose machine does not answer either, where the backend can tell."""
+        return self.backend.cut_off(workers) if isinstance(self.backend, Locating) else frozenset()
+
     def last_progress(self) -> list[Progress]:
         """What each host last said of itself; survivors of a fault are asked once more."""
         calls = [h.host.control("status") for h in self.handles]
@@ -435,14 +449,14 @@ class WorkerGroup:
                 has_died = any(failure.kind is FailureKind.DIED for failure in failures)
                 grace_s = min(self.deadlines.grace_s, DEATH_GRACE_S) if has_died else self.deadlines.grace_s
                 if not running or self.clock.monotonic_s() - failed_at > grace_s:
-                    raise WorkerFailure(failures)
+                    raise WorkerFailure(charged(failures))
             else:
                 self.on_poll()
                 if found := watch.check(running):
                     # Who waits for a frozen process has nothing to add.
                     raise WorkerFailure(found)
         if failures or borne:
-            raise WorkerFailure(failures or borne)
+            raise WorkerFailure(charged(failures) or borne)
         return [results[at] for at in range(len(calls))]
 
     def note(self, call: Call) -> None:

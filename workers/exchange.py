@@ -21,6 +21,7 @@ from workers.faulty_frames import Spoil
 from workers.forming import Address, Forming, Refusal, Refusals, open_listener
 from workers.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
 from workers.handshake import MeshIdentity
+from workers.link_silence import NOTABLE_S, silence_s
 from workers.links import Link, LinkRules, Receive, farewell_for
 from workers.mesh_errors import (
     ExchangeTimeout,
@@ -148,7 +149,7 @@ class Mesh:
           addresses: numeric address and port of every rank, in rank order; the own one is ignored.
 
         Raises:
-          MeshConnectTimeout: some hosts did not connect in time.
+          MeshConnectTimeout: some hosts did not connect in time, or their machine does not answer at all.
           HandshakeRefused: a host of lower rank is of another run, generation or plan, or holds another token.
           MeshAborted: `abort` was called.
         """
@@ -311,6 +312,12 @@ class Mesh:
     def waiting_for(self) -> tuple[int, ...]:
         """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may be another one."""
         return tuple(link.rank for link in self._links if not link.is_received)
+
+    @property
+    def unheard_s(self) -> dict[int, float]:
+        """Ranks of whose machine nothing came for a notable time, and for how long. From any thread."""
+        silences = {link.rank: silence_s(link.connection) for link in self._links}
+        return {rank: seconds for rank, seconds in silences.items() if seconds >= NOTABLE_S}
 
     @property
     def num_refusals(self) -> int:

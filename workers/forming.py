@@ -14,11 +14,12 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from errno import EINPROGRESS
+from errno import EHOSTUNREACH, EINPROGRESS, ENETUNREACH, ETIMEDOUT
 from functools import partial
 
 from workers.aborting import AbortSignal
 from workers.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
+from workers.link_silence import ask_when_quiet
 from workers.mesh_errors import HandshakeRefused, MeshConnectTimeout, MeshUsageError
 
 Address = tuple[str, int]
@@ -28,6 +29,9 @@ _LONGEST_PAUSE_S = 0.5
 _KEPT_REFUSALS = 100
 _SPARE_CANDIDATES = 64
 _NAMED_REFUSALS = 3
+# All hosts listen before the first one dials, and a kernel answers at once, whatever its processes do.
+UNREACHABLE_S = 8.0
+_NO_ANSWER = frozenset({ETIMEDOUT, EHOSTUNREACH, ENETUNREACH})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ def _prepare(connection: socket.socket, socket_buffer_bytes: int | None) -> None
     """Options that must be set before the connection exists, since window scaling is agreed on in its first packets."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ask_when_quiet(connection)
     if socket_buffer_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_buffer_bytes)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_buffer_bytes)
@@ -144,12 +149,13 @@ class Forming:
         self._dial_at_s = dict.fromkeys(range(identity.rank), clock())
         self._pause_s = dict.fromkeys(range(identity.rank), _FIRST_PAUSE_S)
         self._problems: dict[int, str] = {}
+        self._unanswered_since_s: dict[int, float] = {}
 
     def run(self, timeout_s: float) -> dict[int, socket.socket]:
         """Connections by rank, non-blocking, with both handshakes done and not one byte of a frame read.
 
         Raises:
-          MeshConnectTimeout: some hosts did not connect within `timeout_s`.
+          MeshConnectTimeout: some hosts did not connect within `timeout_s`, or a machine has answered no dial for `UNREACHABLE_S`.
           HandshakeRefused: a host we dialed does not belong to us.
           MeshAborted: the abort signal was set.
         """
@@ -162,6 +168,7 @@ class Forming:
                 if self._clock() >= deadline_s:
                     problems = {rank: text for rank, text in self._problems.items() if rank in missing}
                     raise MeshConnectTimeout(missing, timeout_s, problems, self._refusals.describe())
+                self._require_reachable()
                 self._drop_overdue()
                 self._dial_due()
                 for key, _ in self._selector.select(self._seconds_to_wait(deadline_s)):
@@ -177,7 +184,22 @@ class Forming:
 
     def _seconds_to_wait(self, deadline_s: float) -> float:
         candidate_deadlines = [candidate.deadline_s for candidate in self._candidates]
-        return max(0.0, min([deadline_s, *candidate_deadlines, *self._dial_at_s.values()]) - self._clock())
+        given_up_at_s = [since_s + UNREACHABLE_S for since_s in self._unanswered_since_s.values()]
+        return max(
+            0.0, min([deadline_s, *candidate_deadlines, *given_up_at_s, *self._dial_at_s.values()]) - self._clock()
+        )
+
+    def _require_reachable(self) -> None:
+        """Gives up early on machines that do not even refuse a connection: no waiting brings back a lost machine or a cut link.
+
+        Raises:
+          MeshConnectTimeout: naming them.
+        """
+        now_s = self._clock()
+        lost = [rank for rank, since_s in self._unanswered_since_s.items() if now_s - since_s >= UNREACHABLE_S]
+        if lost:
+            problem = "its machine does not answer; look at the network between it and this host"
+            raise MeshConnectTimeout(sorted(lost), UNREACHABLE_S, dict.fromkeys(lost, problem))
 
     def _close(self) -> None:
         self._selector.close()
@@ -217,6 +239,7 @@ class Forming:
 
     def _dial(self, rank: int) -> None:
         host, port = self._addresses[rank]
+        self._unanswered_since_s.setdefault(rank, self._clock())
         connection = socket.socket(_family(host), socket.SOCK_STREAM)
         dialogue = dial(self._identity, expected_rank=rank, nonce=secrets.token_bytes(NONCE_BYTES))
         candidate = self._add(connection, f"{host}:{port}", dialogue, rank=rank)
@@ -227,6 +250,7 @@ class Forming:
             self._drop(candidate, f"dialing failed, {error.strerror}")
             return
         if code not in (0, EINPROGRESS):
+            self._note_answer(rank, code)
             self._drop(candidate, f"dialing failed, {os.strerror(code)}")
             return
         self._selector.register(connection, selectors.EVENT_WRITE, partial(self._finish_dial, candidate))
@@ -234,6 +258,7 @@ class Forming:
     def _finish_dial(self, candidate: _Candidate) -> None:
         connection = candidate.connection
         code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self._note_answer(candidate.rank, code)
         if code:
             self._drop(candidate, f"dialing failed, {os.strerror(code)}")
             return
@@ -243,6 +268,11 @@ class Forming:
             return
         self._selector.modify(connection, selectors.EVENT_READ, partial(self._read, candidate))
         self._advance(candidate, None)
+
+    def _note_answer(self, rank: int | None, code: int) -> None:
+        """A dial has ended with a connection or an error, most of which show as well that the machine is there."""
+        if rank is not None and code not in _NO_ANSWER:
+            self._unanswered_since_s.pop(rank, None)
 
     def _add(self, connection: socket.socket, address: str, dialogue: Dialogue, *, rank: int | None) -> _Candidate:
         candidate = _Candidate(

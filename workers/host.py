@@ -430,12 +430,12 @@ class HostWorker:
 
     def status(self) -> Progress:
         """Where the working thread is, and for whom it waits. From any thread."""
-        progress = self._tracker.progress()
+        progress, mesh = self._tracker.progress(), self._mesh
         if progress.phase == DEVICE_PHASE:
-            return replace(progress, waits_for=(f"device {self._spec.host}",))
-        if is_waiting_phase(progress.phase) and self._mesh is not None:
-            return replace(progress, waits_for=tuple(f"host {rank}" for rank in self._mesh.waiting_for))
-        return progress
+            progress = replace(progress, waits_for=(f"device {self._spec.host}",))
+        elif mesh is not None and is_waiting_phase(progress.phase):
+            progress = replace(progress, waits_for=tuple(f"host {rank}" for rank in mesh.waiting_for))
+        return progress if mesh is None else replace(progress, unheard_s=mesh.unheard_s)
 
     def acknowledge(self, commit: str) -> None:
         """The commit stands: what the way back to the one before needed may go. From any thread."""

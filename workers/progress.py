@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workers.fault_points import FaultPoints
 
@@ -38,6 +38,7 @@ class Progress:
       step_unix_s: wall-clock time of the last finished step, 0 before the first.
       phase_s: how long it has been in the phase.
       waits_for: labels of the workers without which it cannot go on, such as `host 1` or `device 0`; empty while it works itself.
+      unheard_s: by number, the hosts from whose machines nothing came, not even answers of their kernels, and for how long.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Progress:
     step_unix_s: float
     phase_s: float = 0.0
     waits_for: tuple[str, ...] = ()
+    unheard_s: Mapping[int, float] = field(default_factory=dict)
 
 
 def machine_identity() -> str:

@@ -458,6 +458,17 @@ def test_faults_in_a_row_end_the_run_and_a_commit_in_between_does_not() -> None:
         found.fail(failure("host 1"))
 
 
+def test_faults_with_a_change_of_hosts_in_between_are_no_row() -> None:
+    """As with a machine that cannot be reached from the others: each time it is tried again costs a fault, and those that are left train on."""
+    found = world("ab", max_failures=1, quarantine_after=9)
+    for _ in range(3):
+        found.begin("ab")
+        found.fail(failure("host 1"))
+        found.begin("a")
+        found.watch.left("2 machines; room for 2 hosts", step=40)
+    assert found.watch.budget.host_faults == 0
+
+
 def test_the_jobs_own_exception_is_tried_once_more() -> None:
     found = world("ab", max_user_errors=5)
     found.begin("ab")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from orchestrator.errors import FailureKind, cause
-from orchestrator.waiting import blocked
+from orchestrator.errors import Failure, FailureKind, cause
+from orchestrator.waiting import blocked, charged, severed
 from workers.progress import Progress
 
 
@@ -88,3 +90,51 @@ def test_there_is_always_somebody_at_fault(num_hosts: int) -> None:
         {},
     ):
         assert any(f.kind is FailureKind.HUNG for f in blocked(phases, every, timeout_s=30.0))
+
+
+def hears_not(**unheard_s: float) -> Progress:
+    return replace(at("id exchange"), unheard_s={int(name[1:]): seconds for name, seconds in unheard_s.items()})
+
+
+@pytest.mark.parametrize(
+    ("progress", "silent", "guilty"),
+    [
+        ({"host 0": hears_not(h1=6.0), "host 1": hears_not(h0=6.0)}, (), "host 1"),
+        ({"host 0": hears_not(), "host 1": hears_not(h0=6.0)}, (), "host 1"),
+        ({"host 1": hears_not(h0=6.0), "host 0": at("idle")}, ("host 0",), "host 0"),
+        ({"host 0": hears_not(h1=6.0), "host 2": hears_not(h1=6.0), "host 1": hears_not(h0=6.0, h2=6.0)}, (), "host 1"),
+        ({"host 0": hears_not(h1=6.0, h2=6.0), "host 1": hears_not(), "host 2": hears_not()}, (), "host 0"),
+    ],
+    ids=["both say so", "one says so", "the other one is silent", "one lacks two", "two lack one"],
+)
+def test_of_hosts_that_do_not_hear_each_other_the_one_with_most_such_links_is_at_fault(
+    progress: dict[str, Progress], silent: tuple[str, ...], guilty: str
+) -> None:
+    first, *others = severed(progress, silent=silent, unheard_s=5.0)
+    assert (first.worker, first.kind) == (guilty, FailureKind.HUNG)
+    assert all(failure.kind is FailureKind.PEER and failure.worker != guilty for failure in others)
+
+
+def test_short_silences_and_those_that_a_silent_host_spoke_of_before_are_nothing() -> None:
+    assert severed({"host 0": hears_not(h1=4.0)}, silent=(), unheard_s=5.0) == []
+    assert severed({"host 0": hears_not(h1=9.0)}, silent=("host 0",), unheard_s=5.0) == []
+
+
+def no_way(worker: str, *others: str) -> Failure:
+    return Failure(worker=worker, kind=FailureKind.PEER, message="no connection", unreached=others)
+
+
+def test_a_host_that_the_others_found_no_way_to_is_charged() -> None:
+    first, *rest = charged([no_way("host 1", "host 0"), no_way("host 2", "host 0")])
+    assert (first.worker, first.kind, len(rest)) == ("host 0", FailureKind.HUNG, 2)
+    assert "between host 1 and host 0" in first.message
+
+
+def test_of_two_that_found_no_way_to_each_other_the_same_one_is_charged_each_time() -> None:
+    assert charged([no_way("host 1", "host 0")])[0].worker == "host 1"
+
+
+def test_where_somebody_died_or_nobody_lacks_a_way_nobody_else_is_charged() -> None:
+    died = Failure(worker="host 0", kind=FailureKind.DIED, message="killed")
+    assert list(charged([died, no_way("host 1", "host 0")])) == [died, no_way("host 1", "host 0")]
+    assert list(charged([no_way("host 1")])) == [no_way("host 1")]

@@ -22,11 +22,14 @@ def signs(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessSign
 
 @dataclass
 class Scripted:
-    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of a worker."""
+    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of a worker; the machines of
+    `lost` take no connection; `unheard_s` is what workers say that they do not hear."""
 
     hosts: int = 2
     deadlines: Deadlines = DEADLINES
     frozen: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    unheard_s: dict[str, dict[int, float]] = field(default_factory=dict)
     looks: dict[str, Callable[[float], ProcessSigns | None]] = field(default_factory=dict)
     marks: Callable[[float], int] = lambda now_s: int(now_s)
     phase: str = "update"
@@ -54,8 +57,16 @@ class Scripted:
 
     def note(self, call: Any) -> None:
         self.progress[call.worker] = Progress(
-            step=3, phase=self.phase, marks=self.marks(self.now_s), step_unix_s=1.0, phase_s=1.0
+            step=3,
+            phase=self.phase,
+            marks=self.marks(self.now_s),
+            step_unix_s=1.0,
+            phase_s=1.0,
+            unheard_s=self.unheard_s.get(call.worker, {}),
         )
+
+    def cut_off(self, workers: Sequence[Any]) -> frozenset[str]:
+        return frozenset(handle.worker for handle in workers if handle.worker in self.lost)
 
     def signs(self, handle: Any) -> ProcessSigns | None:
         return self.looks.get(handle.worker, lambda _: None)(self.now_s)
@@ -143,9 +154,34 @@ def test_on_another_machine_the_others_must_stand_still() -> None:
     assert "while the others stand still" in failure.message
 
 
+@pytest.mark.parametrize("counts_marks", [True, False], ids=["training", "starting"])
+def test_a_machine_that_takes_no_connection_is_given_up_at_once_although_the_others_go_on(counts_marks: bool) -> None:
+    group = Scripted(frozen={"host 1", "device 1"}, lost={"host 1", "device 1"})
+    settle(group)
+    seconds, failures = run(group, counts_marks=counts_marks)
+    assert seconds <= 8.0
+    assert {failure.worker for failure in failures} == {"host 1", "device 1"}
+    assert "takes no connection" in failures[0].message
+
+
+def test_hosts_that_do_not_hear_each_other_are_found_though_both_answer() -> None:
+    group = Scripted(marks=lambda now_s: min(4, int(now_s)), unheard_s={"host 0": {1: 6.0}})
+    settle(group)
+    seconds, (failure, echo) = run(group)
+    assert seconds <= 10.0
+    assert (failure.worker, failure.kind) == ("host 1", FailureKind.HUNG)
+    assert (echo.worker, echo.kind) == ("host 0", FailureKind.PEER)
+    assert "over the network between host 0 and host 1 for 6 s" in failure.message
+
+
+def test_a_silent_link_is_no_fault_while_steps_are_finished() -> None:
+    assert run(Scripted(unheard_s={"host 0": {1: 6.0}}), until_s=60.0) is None
+
+
 def test_a_driver_that_reaches_nobody_waits_longer() -> None:
     """A short outage of its own network should not cost a generation."""
-    group = Scripted(frozen={"host 0", "device 0", "host 1", "device 1"}, marks=lambda _: 1)
+    everybody = {"host 0", "device 0", "host 1", "device 1"}
+    group = Scripted(frozen=everybody, lost=everybody, marks=lambda _: 1)
     settle(group)
     seconds, failures = run(group)
     assert seconds >= 30.0

@@ -1,0 +1,23 @@
+"""Machines whose daemons take connections are told from those that are gone, and from those that do not answer at all."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from orchestrator.places import taking_connections
+from tests.workers.mesh_testing import LOCAL
+from tests.workers.test_link_silence import without_answer
+
+
+def test_machines_that_refuse_and_those_that_do_not_answer_take_none() -> None:
+    with socket.create_server((LOCAL, 0)) as listener, socket.socket() as closed, without_answer() as silent:
+        closed.bind((LOCAL, 0))
+        daemons = {"there": listener.getsockname(), "gone": closed.getsockname(), "cut off": silent, "also": silent}
+        began = time.monotonic()
+        assert taking_connections(daemons, timeout_s=0.5) == {"there"}
+        assert time.monotonic() - began < 2.0, "all at once"
+
+
+def test_of_no_machines_none_takes_any() -> None:
+    assert taking_connections({}) == set()
