@@ -321,7 +321,7 @@ class HostWatch:
         return None
 
     def left(self, why: str, *, step: int) -> None:
-        """The generation ends for it, with a commit: `look` is silent until the next one runs, and faults before it are no row with those after it."""
+        """The generation ends for it, with a commit: `look` is silent until the next one runs, and a row of faults is over."""
         self._is_quiet = True
         self.budget = replace(self.budget, host_faults=0)
         self._leaving = _Leaving(
