@@ -68,6 +68,7 @@ class Groups:
             try:
                 handles, kept = self._relaunched(remnant, num_hosts, on_poll)
             except BaseException as error:
+                self._waiting = None
                 remnant.backend.stop(remnant.handles)
                 if not isinstance(error, ConfigurationError):
                     raise

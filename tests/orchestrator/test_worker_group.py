@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
+from orchestrator.worker_errors import failure_of
 from orchestrator.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from workers.mesh_errors import MeshConnectTimeout
 from workers.progress import Progress
 
 NEVER = object()
@@ -162,6 +164,25 @@ def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
         WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=lambda: None)  # type: ignore[arg-type,return-value]
     assert caught.value.failures == (failure("host 1"),)
     assert backend.num_stops == 1
+
+
+def test_hosts_without_a_way_to_each_other_are_a_fault_of_one_of_them() -> None:
+    error = MeshConnectTimeout([0], 8.0, {0: "its machine does not answer"})
+
+    def script(worker: str, asked: str) -> Any:
+        if (worker, asked) == ("host 1", "connect"):
+            return failure_of("host 1", error)
+        return SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0, start_s={}) if asked == "start" else None
+
+    specs: Any = ["spec"] * 2
+    with pytest.raises(WorkerFailure, match="host 1 hung: found no way over the network between host 0 and host 1"):
+        WorkerGroup.start(
+            ScriptedBackend(script),
+            specs,
+            lambda *_: None,  # type: ignore[arg-type,return-value]
+            deadlines=QUICK,
+            on_poll=lambda: None,
+        )
 
 
 def test_a_stop_request_while_starting_stops_everything() -> None:
