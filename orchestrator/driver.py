@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, Publish, Publisher, PublishingThread
@@ -18,7 +18,7 @@ from orchestrator.config import Evaluation, Recovery, Result, RunConfig, Scaling
 from orchestrator.dead_letters import DeadLetters
 from orchestrator.device_notices import device_notices
 from orchestrator.errors import JobFailed, WorkerFailure, is_host_fault
-from orchestrator.generation_plan import plan_generation
+from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
 from orchestrator.keep import keep_latest
@@ -184,7 +184,7 @@ class Driver:
             self._committed_unix_s = base.created_unix_s if base else None
             self._history.cut(base_step)
             group: WorkerGroup | None = None
-            kept: Collection[int] = ()
+            kept: Mapping[int, int] = {}
             try:
                 self._is_starting = True
                 num_hosts = self._watch.choose(self._poll(lease), step=base_step)
@@ -265,15 +265,16 @@ class Driver:
 
     # ------------------------------------------------------------------ one generation
 
-    def _start(self, group: WorkerGroup, lease: Lease, base: Manifest | None, kept: Collection[int]) -> None:
+    def _start(self, group: WorkerGroup, lease: Lease, base: Manifest | None, kept: Mapping[int, int]) -> None:
         """Plans who owns what, makes a generation of the processes and brings them to the commit.
 
         Args:
-          kept: hosts that live on from the generation before.
+          kept: hosts that live on from the generation before, with their numbers in that.
         """
-        plan = plan_generation(
-            self._run, self._config, generation=lease.generation, base=base, num_hosts=group.num_hosts
-        )
+        before = base.placement if base else None
+        if base and kept:
+            before = renumbered(self._placement, kept, num_hosts=group.num_hosts)
+        plan = plan_generation(self._run, self._config, lease.generation, base, before, num_hosts=group.num_hosts)
         self._placement = plan.placement
         group.form(plan.hosts, plan.device, kept=kept, base=base)
         self._fill(group, base)

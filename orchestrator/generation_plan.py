@@ -34,17 +34,45 @@ class GenerationPlan:
     placement: Mapping[str, tuple[int, ...]]
 
 
+def renumbered(
+    placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], *, num_hosts: int
+) -> dict[str, tuple[int, ...]]:
+    """Who of the next generation holds each bucket already, by the numbers of that generation.
+
+    Args:
+      placement: table → owner of each bucket, by the numbers of the generation before.
+      kept: number of a host of the next generation → its number before.
+      num_hosts: of the next generation.
+
+    Returns:
+      As `placement`. A bucket of a host that is gone belongs to the new one of its number, if there is one, and else to -1, nobody.
+    """
+    now = {old: new for new, old in kept.items()}
+
+    def owner(old: int) -> int:
+        return now.get(old, old if old < num_hosts and old not in kept else -1)
+
+    return {table: tuple(owner(old) for old in owners) for table, owners in placement.items()}
+
+
 def plan_generation(
-    run: OpenRun, config: RunConfig, *, generation: int, base: Manifest | None, num_hosts: int
+    run: OpenRun,
+    config: RunConfig,
+    generation: int,
+    base: Manifest | None,
+    before: Mapping[str, Sequence[int]] | None,
+    *,
+    num_hosts: int,
 ) -> GenerationPlan:
-    """Plans who owns what. Buckets stay where the commit had them, as far as that is even.
+    """Plans who owns what. Buckets stay where they were, as far as that is even.
 
     Args:
       base: the commit that the generation starts from; None for the beginning of the run.
+      before: table → owner of each bucket, -1 for nobody; None where nobody has any.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)
-    previous = None if base is None else [np.asarray(base.placement[spec.name], np.int32) for spec in specs]
+    previous = None if before is None else [np.asarray(before[spec.name], np.int32) for spec in specs]
     placement = tuple(place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts, previous=previous))
     lanes = tuple(split_evenly(job.num_lanes, num_hosts))
     token, plan_hash = secrets.token_bytes(32), _plan_hash(placement, lanes)

@@ -56,8 +56,8 @@ class Groups:
 
     def next(
         self, num_hosts: int, *, deadlines: Deadlines, on_poll: Callable[[], None]
-    ) -> tuple[WorkerGroup, frozenset[int]]:
-        """The processes of the next generation, launched, and which of its hosts live on from the one before.
+    ) -> tuple[WorkerGroup, dict[int, int]]:
+        """The processes of the next generation, launched, and its hosts that live on from the one before, with the number that each had there.
 
         Raises:
           ConfigurationError: the cluster has no room.
@@ -68,7 +68,6 @@ class Groups:
             try:
                 handles, kept = self._relaunched(remnant, num_hosts, on_poll)
             except BaseException as error:
-                self._waiting = None
                 remnant.backend.stop(remnant.handles)
                 if not isinstance(error, ConfigurationError):
                     raise
@@ -78,7 +77,7 @@ class Groups:
         if handles is None:
             handles = self._backend.launch(num_hosts, on_poll)
         group = self._group = WorkerGroup(self._backend, handles, deadlines, on_poll, clock=self._clock)
-        return group, frozenset(rank for rank, old in enumerate(kept) if old is not None)
+        return group, {rank: old for rank, old in enumerate(kept) if old is not None}
 
     def _relaunched(
         self, remnant: _Remnant, num_hosts: int, on_poll: Callable[[], None]

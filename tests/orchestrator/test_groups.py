@@ -78,7 +78,7 @@ def groups_of(backend: Backend, *, standby_after_s: float | None = None) -> tupl
     return Groups(backend, standby_after_s=standby_after_s, notice=notices.append), notices
 
 
-def after(groups: Groups, num_hosts: int = 3) -> tuple[WorkerGroup, frozenset[int]]:
+def after(groups: Groups, num_hosts: int = 3) -> tuple[WorkerGroup, dict[int, int]]:
     return groups.next(num_hosts, deadlines=QUICK, on_poll=nothing)
 
 
@@ -96,12 +96,12 @@ def test_hosts_that_answer_go_on_and_all_else_is_ended() -> None:
     backend = backend_of({("host 1", method): dead for method in ("control abort", "settle")})
     groups, _ = groups_of(backend)
     first, kept = after(groups)
-    assert kept == frozenset()
+    assert kept == {}
     groups.salvage(first, "host 1 died")
     assert backend.ended == ["device 0", "device 1", "device 2", "host 1"]
     assert first.is_stopped
     second, kept = after(groups)
-    assert (kept, backend.relaunched) == (frozenset({0, 2}), [(0, None, 2)])
+    assert (kept, backend.relaunched) == ({0: 0, 2: 2}, [(0, None, 2)])
     assert second.handles[0].host is first.handles[0].host
     first.stop()
     groups.stop()
@@ -116,7 +116,7 @@ def test_hosts_on_machines_that_leave_are_ended_and_a_smaller_group_keeps_the_ot
     assert "host 1" not in backend.ended
     backend.unfit = frozenset({1})
     _, kept = after(groups, 2)
-    assert (kept, backend.relaunched) == (frozenset({0, 1}), [(0, 2)])
+    assert (kept, backend.relaunched) == ({0: 0, 1: 2}, [(0, 2)])
     assert backend.ended[-1] == "host 1"
 
 
@@ -125,7 +125,7 @@ def test_survivors_that_all_have_to_leave_are_given_up_aloud() -> None:
     groups, notices = groups_of(backend)
     groups.salvage(after(groups)[0], "a test")
     backend.unfit = frozenset({0, 1, 2})
-    assert after(groups)[1] == frozenset()
+    assert after(groups)[1] == {}
     assert (backend.num_stops, backend.num_launches) == (1, 2)
     assert "no machine of theirs" in notices[0]
 
@@ -145,7 +145,7 @@ def test_with_no_host_left_everything_is_stopped_and_begins_anew() -> None:
     groups.salvage(first, "a test")
     assert backend.num_stops == 1
     _, kept = after(groups)
-    assert (kept, backend.num_launches) == (frozenset(), 2)
+    assert (kept, backend.num_launches) == ({}, 2)
 
 
 def test_a_backend_that_cannot_keep_hosts_is_stopped_and_begins_anew() -> None:
@@ -154,7 +154,7 @@ def test_a_backend_that_cannot_keep_hosts_is_stopped_and_begins_anew() -> None:
     first, _ = after(groups)
     groups.salvage(first, "a test")
     assert backend.num_stops == 1
-    assert after(groups)[1] == frozenset()
+    assert after(groups)[1] == {}
 
 
 def test_what_no_generation_took_over_is_stopped_at_the_end() -> None:
@@ -239,7 +239,7 @@ def test_survivors_that_cannot_be_used_are_given_up_aloud() -> None:
     first, _ = after(groups)
     groups.salvage(first, "a test")
     backend.has_room = False
-    assert after(groups)[1] == frozenset()
+    assert after(groups)[1] == {}
     assert backend.num_stops == 1
     assert "started anew: no room" in notices[0]
 
