@@ -22,6 +22,7 @@ Address = tuple[str, int]
 PLACEMENT_TIMEOUT_S = 120.0
 # Long enough for the second try of a connection, of which the first was lost.
 CONNECT_S = 1.5
+CONNECTIONS_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,10 +215,17 @@ def daemon_of(node: Mapping[str, Any]) -> Address:
 
 def taking_connections(daemons: Mapping[str, Address], *, timeout_s: float = CONNECT_S) -> set[str]:
     """Those machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which does not is gone or cut off."""
+    todo = [*daemons.items()]
+    batches = [todo[at : at + CONNECTIONS_AT_ONCE] for at in range(0, len(todo), CONNECTIONS_AT_ONCE)]
+    return {machine for batch in batches for machine in _taking(batch, timeout_s)}
+
+
+def _taking(daemons: Sequence[tuple[str, Address]], timeout_s: float) -> set[str]:
+    """The same for so many as may be asked at once."""
     taking: set[str] = set()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        for machine, (host, port) in daemons.items():
+        for machine, (host, port) in daemons:
             connection = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             connection.setblocking(False)
             with contextlib.suppress(OSError):

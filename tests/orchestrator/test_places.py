@@ -19,5 +19,11 @@ def test_machines_that_refuse_and_those_that_do_not_answer_take_none() -> None:
         assert time.monotonic() - began < 2.0, "all at once"
 
 
+def test_many_machines_are_asked_in_parts() -> None:
+    with socket.create_server((LOCAL, 0), backlog=600) as listener:
+        daemons = {f"machine {at}": listener.getsockname() for at in range(450)}
+        assert taking_connections(daemons) == {*daemons}
+
+
 def test_of_no_machines_none_takes_any() -> None:
     assert taking_connections({}) == set()
