@@ -298,7 +298,9 @@ def _tell(command: Chaos, judgements: Sequence[Judgement], mark: str, *, seconds
     is_met = all(judged.is_met for judged in judgements) and not left
     if left:
         print(f"Processes of the campaign that still live: {left}")
-    seeds = [command.seed + at for at in range(command.rounds)]
+    # Of the rounds that were run: a campaign that was stopped leaves out the last ones.
+    num_random = sum(judged.round.schedule.number == "random" for judged in judgements)
+    seeds = [command.seed + at for at in range(num_random)]
     if seeds:
         print(f"Random schedules: seeds {seeds[0]} to {seeds[-1]}; one again with --rounds 1 --seed N")
     print(as_json(judgements, seconds=round(seconds, 1), seeds=seeds, processes_left=len(left)))
