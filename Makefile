@@ -64,7 +64,8 @@ chaos-short: $(STAMP)
 	$(BIN)/podembed chaos --in-process --only F6,F16,F19,F26
 
 faults: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/test_kill_during_save.py
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/test_kill_during_save.py \
+		tests/orchestrator/test_staleness.py tests/orchestrator/test_equality.py
 
 elastic: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/test_placement.py tests/faults/test_node_loss.py

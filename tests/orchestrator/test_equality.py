@@ -21,6 +21,7 @@ from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, Result, RunConfig, ScalingConfig
 from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
+from tests.long_tests import is_long
 from tests.processes import actor_processes
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
@@ -304,7 +305,7 @@ class _SaveKiller(SilentReporter):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("kind", "full_every"), [("HostActor", 3), ("DeviceActor", 1)])
+@pytest.mark.parametrize(("kind", "full_every"), [("HostActor", 3), pytest.param("DeviceActor", 1, marks=is_long)])
 def test_a_kill_while_a_commit_is_written_ends_with_the_same_bytes(
     kind: str, full_every: int, two_hosts: Result, small_data: str, runs: Path
 ) -> None:

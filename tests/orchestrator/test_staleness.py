@@ -11,6 +11,7 @@ import pytest
 from orchestrator.config import Result
 from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.run_record import read_run
+from tests.long_tests import is_long
 from tests.orchestrator.test_equality import COMMIT_EVERY, Killer, PlainJax, train_small
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
@@ -82,6 +83,7 @@ def test_a_stop_is_a_commit_like_any_other(small_data: str, runs: Path) -> None:
     assert_same_bytes(committed_state(after_stop.path), committed_state(after_end.path))
 
 
+@is_long
 @pytest.mark.ray
 def test_a_killed_run_ends_with_the_same_bytes(ray_cluster: None, small_data: str, runs: Path) -> None:
     hosts = {"num_hosts": 2, "in_process": False, "max_steps": 50}
