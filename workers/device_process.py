@@ -100,7 +100,7 @@ class DeviceProcess:
         self._frozen: dict[str, np.ndarray] = {}
         self._is_frozen = threading.Event()
         self._never_finite: frozenset[str] = frozenset()
-        self._pace = SavePace(self._tracker)
+        self._pace = SavePace(self._tracker, longest_grace_s=0.0)
 
     def reserve_coordinator(self, address: str) -> str:
         """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails and is retried."""

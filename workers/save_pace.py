@@ -21,7 +21,7 @@ from workers.progress import RESTING_PHASES, Tracker
 SHARE_OF_PROCESSORS = 0.125
 # Between two windows of steps the working thread rests for less.
 REST_S = 0.05
-# A step may last for minutes, and a device process does not count them.
+# A step may last for minutes.
 LONGEST_GRACE_S = 0.5
 # A pause is cut into these, so that its reasons are looked at again.
 _NAP_S = 0.01
@@ -39,6 +39,7 @@ class SavePace:
 
     Args:
       tracker: of the working thread.
+      longest_grace_s: that the first step may take to pass; 0 for a worker that does not count its steps.
       processors: that the save may keep busy, such as 0.25; None takes `SHARE_OF_PROCESSORS` of those that this process may use.
 
     Attributes:
@@ -50,11 +51,13 @@ class SavePace:
         tracker: Tracker,
         *,
         processors: float | None = None,
+        longest_grace_s: float = LONGEST_GRACE_S,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tracker = tracker
         self._processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
+        self._longest_grace_s = longest_grace_s
         self._now_s, self._sleep = now_s, sleep
         self._began_s = now_s()
         self._last_step_unix_s: float | None = None
@@ -108,7 +111,10 @@ class SavePace:
         if self._last_step_unix_s is None:
             return False
         now_s = self._now_s()
-        if self._tracker.progress().step_unix_s == self._last_step_unix_s and now_s - self._began_s < LONGEST_GRACE_S:
+        if (
+            self._tracker.progress().step_unix_s == self._last_step_unix_s
+            and now_s - self._began_s < self._longest_grace_s
+        ):
             return True
         self._last_step_unix_s, self._began_s = None, now_s
         return False
