@@ -18,6 +18,7 @@ LONGEST_ROW_BYTES = 16 << 20
 # What `line_faults` finds.
 LINE_IS_GOOD, OTHER_FIELDS, OPEN_QUOTE, STRAY_TEXT = range(4)
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
+_QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
 
 
 class RecordScanner:
@@ -142,26 +143,32 @@ def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.nd
 
 
 @numba.njit(nogil=True, cache=True)
+def _mode_after(mode: int, character: int, delimiter: int) -> int:
+    """Where a record stands behind a character that does not end it."""
+    if mode == _QUOTED:
+        return _QUOTE_IN_QUOTED if character == _QUOTE else _QUOTED
+    if mode == _QUOTE_IN_QUOTED and character == _QUOTE:
+        return _QUOTED
+    if character == delimiter:
+        return _FIELD_START
+    if character == _QUOTE and mode == _FIELD_START:
+        return _QUOTED
+    if character == _CARRIAGE_RETURN:
+        return mode
+    return _PLAIN
+
+
+@numba.njit(nogil=True, cache=True)
 def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_fields: int, found: np.ndarray) -> None:
     at = 0
     for line in range(len(ends)):
         mode, fields = _FIELD_START, 1
         while at < ends[line]:
-            character = text[at]
-            if mode == _QUOTED:
-                if character == 34:
-                    mode = _QUOTE_IN_QUOTED
-            elif mode == _QUOTE_IN_QUOTED and character == 34:
-                mode = _QUOTED
-            elif character == delimiter:
-                mode = _FIELD_START
+            before, mode = mode, _mode_after(mode, text[at], delimiter)
+            if before != _QUOTED and text[at] == delimiter:
                 fields += 1
-            elif character == 34 and mode == _FIELD_START:
-                mode = _QUOTED
-            elif character != 13:
-                if mode == _QUOTE_IN_QUOTED:
-                    found[line] = STRAY_TEXT
-                mode = _PLAIN
+            if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
+                found[line] = STRAY_TEXT
             at += 1
         at += 1
         if mode == _QUOTED:
@@ -177,23 +184,16 @@ def _scan(text: np.ndarray, delimiter: int, state: np.ndarray, ends: np.ndarray)
     count = 0
     for at in range(len(text)):
         character = text[at]
-        if mode == _QUOTED:
-            if character == 34:
-                mode = _QUOTE_IN_QUOTED
-        elif mode == _QUOTE_IN_QUOTED and character == 34:
-            mode = _QUOTED
-        elif character == 10:
+        if character == _NEWLINE and mode != _QUOTED:
             if has_content:
                 ends[count] = at
                 count += 1
             mode, has_content = _FIELD_START, 0
-        elif character == delimiter:
-            mode, has_content = _FIELD_START, 1
-        elif character == 34 and mode == _FIELD_START:
-            mode, has_content = _QUOTED, 1
-        elif character != 13:
-            if mode == _QUOTE_IN_QUOTED:
-                state[2] = 1
-            mode, has_content = _PLAIN, 1
+            continue
+        before, mode = mode, _mode_after(mode, character, delimiter)
+        if character != _CARRIAGE_RETURN:
+            has_content = 1
+        if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
+            state[2] = 1
     state[0], state[1] = mode, has_content
     return count
