@@ -145,7 +145,7 @@ class BackgroundSave:
         if self._is_running:
             raise RuntimeError("A save was begun while another one is running. Expected its receipts first.")
         if self._undo is not None and attempt:
-            self._undo.freeze(attempt)
+            self._undo.freeze(attempt, before_failed=before_failed)
         self._freeze(joins=before_failed and self._has_begun, before_failed=before_failed)
         with self._turn:
             self._is_running = True

@@ -1,10 +1,11 @@
 """`Undo`: a host's tables can go back to the last commit without reading it.
 
 One `UndoLog` a table, and the names of the commits that its one or two moments stand for. While a commit is being written it is the newer moment;
-when the driver has acknowledged it, the moment before is let go. Which of them a new generation starts from is the driver's word, `back_to`.
+when it stands, the moment before is let go. Which of them a new generation starts from is the driver's word, `back_to`.
 
 The working thread owns everything here. `acknowledge` may come from any thread: it leaves a name, which the working thread takes up
-with the next change. So a name that comes late costs memory for a while and nothing else.
+with the next change. It may come after the next `freeze`, too, which therefore says itself what became of the commit before: a name that
+comes late costs memory for a while and nothing else.
 """
 
 from __future__ import annotations
@@ -61,8 +62,14 @@ class Undo:
             log.begin()
         self._older, self._newer, self._acknowledged = commit, None, None
 
-    def freeze(self, commit: str) -> None:
-        """The present moment is being written as that commit."""
+    def freeze(self, commit: str, *, before_failed: bool = False) -> None:
+        """The present moment is being written as that commit.
+
+        Args:
+          before_failed: the one that was being written before did not become a commit; otherwise it stands.
+        """
+        if self._newer is not None and not before_failed:
+            self._acknowledged = self._newer
         self._settle()
         if self._older is None:
             # Before the first commit there is nothing to go back to; if this one comes about, there is.
@@ -78,8 +85,8 @@ class Undo:
         self._acknowledged = commit
 
     def _settle(self) -> None:
-        acknowledged, self._acknowledged = self._acknowledged, None
-        if acknowledged is not None and acknowledged == self._newer:
+        # The name stays, since another thread may be writing the next one at this moment.
+        if self._newer is not None and self._acknowledged == self._newer:
             for log in self._logs.values():
                 log.advance()
             self._older, self._newer = self._newer, None
@@ -91,8 +98,7 @@ class Undo:
             return None
 
         def preserve(rows: np.ndarray) -> None:
-            if self._acknowledged is not None:
-                self._settle()
+            self._settle()
             if self._older is not None:
                 log.preserve(rows)
 

@@ -155,8 +155,8 @@ def acknowledges_early() -> Iterator[None]:
     """A host lets go of the last commit as soon as the next one begins to be saved."""
     real = Undo.freeze
 
-    def freeze(self: Undo, commit: str) -> None:
-        real(self, commit)
+    def freeze(self: Undo, commit: str, *, before_failed: bool = False) -> None:
+        real(self, commit, before_failed=before_failed)
         self.acknowledge(commit)
 
     with patch.object(Undo, "freeze", freeze):

@@ -87,13 +87,28 @@ def test_once_a_commit_stands_the_one_before_is_gone_and_a_second_undo_knows_not
     assert host.undo.back_to("s2-g1") is None
 
 
+def test_the_word_that_a_commit_stands_may_come_after_the_next_one_has_begun() -> None:
+    """The two come by different threads. A save that begins says what became of the one before."""
+    host = Host([table_of(Adagrad(0.1))])
+    host.save.track([], "s1-g1")
+    host.train()
+    host.undo.freeze("s2-g1")
+    before = host.state()
+    host.train()
+    host.undo.freeze("s3-g1")
+    host.undo.acknowledge("s2-g1")
+    host.train()
+    assert host.undo.back_to("s2-g1") is not None
+    assert host.state() == before
+
+
 def test_a_commit_that_came_to_nothing_is_passed_over() -> None:
     host = Host([table_of(Adagrad(0.1))])
     host.save.track([], "s1-g1")
     before = host.state()
     for attempt in ("s2-g1", "s3-g1", "s4-g1"):
         host.train()
-        host.undo.freeze(attempt)
+        host.undo.freeze(attempt, before_failed=True)
         # An acknowledgement of something else changes nothing.
         host.undo.acknowledge("s9-g9")
     host.train()
