@@ -1,8 +1,13 @@
-"""Finds the processes of a cluster that this process started, so that tests kill nothing else."""
+"""Processes that tests start, look for and wait for. Of a cluster only what this process started is found, so that nothing else is killed."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -29,3 +34,37 @@ def _is_descendant(process: int) -> bool:
         except OSError:
             return False
     return False
+
+
+def wait_for(what: str, is_so: Callable[[], bool], *, seconds: float) -> float:
+    """Seconds until it is so.
+
+    Raises:
+      AssertionError: it is not so in time.
+    """
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() < began + seconds, f"no {what} within {seconds:.0f} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def said_by(module: str, *arguments: str, timeout_s: float, environment: Mapping[str, str] | None = None) -> dict:
+    """The line of JSON that a program of the tests prints, which must end well.
+
+    Args:
+      module: whose `__main__` it is.
+      environment: by default that of this process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Ray may say something before it and after it.
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))

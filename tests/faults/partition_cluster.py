@@ -10,27 +10,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.network import Machine, Network, network
+from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 RAY_PORT = 6379
 WORKERS = ("ray::_HostActor", "ray::_DeviceActor")
-
-
-def wait_for(what: str, is_so: Callable[[], bool], *, seconds: float = PATIENCE_S) -> float:
-    """Seconds until it is so."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() < began + seconds, f"no {what} within {seconds:.0f} s"
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def workers_on(machine: Machine) -> dict[int, str]:

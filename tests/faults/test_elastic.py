@@ -5,9 +5,6 @@ They take minutes and run with `make elastic`.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +14,7 @@ from orchestrator import checkpoint
 from tests.faults.elastic_process import COMMIT_EVERY
 from tests.long_tests import is_long
 from tests.orchestrator.test_equality import expected_audit
+from tests.processes import said_by
 from tests.run_state import committed_state
 from tests.small_job import small_job
 from workers.storage import Store
@@ -28,16 +26,7 @@ EPOCHS = 400  # more than there is time for: the run is told to stop
 
 def _run(form: str, data: str, storage: Path) -> dict:
     """What a form of `elastic_process` saw, after the checks that hold for both."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.elastic_process", form, data, str(storage), str(EPOCHS)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    # Ray may say something after it.
-    seen = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    seen = said_by("tests.faults.elastic_process", form, data, str(storage), str(EPOCHS), timeout_s=TIMEOUT_S)
     # Changes come in order, after commits of the schedule; the killed machine is the only fault, and hosts on the others live on.
     assert all(step % COMMIT_EVERY == 0 for _, _, step, _ in seen["changes"])
     (recovery,) = seen["recoveries"]

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,20 +17,12 @@ from orchestrator.lease import read_claims, read_head, read_lineage
 from orchestrator.manifest import parse_commit_name
 from tests.jobs.test_cli import run
 from tests.long_tests import is_long
+from tests.processes import wait_for
 from workers.storage import Store
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0
 LEASE_TIMEOUT_S = 15.0
-
-
-def wait_for(what: str, is_so: Callable[[], bool], *, seconds: float = PATIENCE_S) -> float:
-    """Seconds until it is so."""
-    began = time.monotonic()
-    while not is_so():
-        assert time.monotonic() < began + seconds, f"no {what} within {seconds:.0f} s"
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def workers_of(driver: psutil.Process) -> list[psutil.Process]:
@@ -62,9 +52,9 @@ def test_a_frozen_driver_is_fenced_and_its_workers_go_by_themselves(small_data: 
     driver = psutil.Process(program.pid)
     family: list[psutil.Process] = []
     try:
-        wait_for("second commit", lambda: len(read_lineage(store)) >= 2)
+        wait_for("second commit", lambda: len(read_lineage(store)) >= 2, seconds=PATIENCE_S)
         # Two hosts with their devices; and standing by a host and two devices.
-        wait_for("processes that stand by", lambda: len(workers_of(driver)) == 7)
+        wait_for("processes that stand by", lambda: len(workers_of(driver)) == 7, seconds=PATIENCE_S)
         family = driver.children(recursive=True)
         workers = workers_of(driver)
         assert len(workers) == 7

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -18,9 +15,9 @@ from typing import Any
 import pytest
 
 from orchestrator.lease import read_claims, read_commit_names, read_heartbeat
+from tests.processes import said_by
 from workers.storage import Store
 
-ROOT = Path(__file__).parents[2]
 MARK = "PODEMBED_TEST_MARK"
 
 
@@ -64,17 +61,8 @@ def ended(request: pytest.FixtureRequest, small_data: str, tmp_path_factory: pyt
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {MARK: mark, "TMPDIR": str(temporary)}
     shared_before = set(os.listdir("/dev/shm"))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.ending_process", request.param, small_data, str(storage)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    held = json.loads(done.stdout.splitlines()[-1])
+    arguments = (request.param, small_data, str(storage))
+    held = said_by("tests.faults.ending_process", *arguments, timeout_s=240, environment=environment)
     shared = {name for name in set(os.listdir("/dev/shm")) - shared_before if "podembed" in name}
     yield Ended(held | {"mode": request.param}, mark, temporary, Store(str(storage / "run")), shared)
     shutil.rmtree(temporary, ignore_errors=True)

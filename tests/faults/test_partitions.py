@@ -18,12 +18,13 @@ import pytest
 
 from orchestrator.lease import read_head, read_lineage
 from orchestrator.manifest import parse_commit_name
-from tests.faults.partition_cluster import Driver, PartedCluster, parted_cluster, wait_for, workers_on
+from tests.faults.partition_cluster import PATIENCE_S, Driver, PartedCluster, parted_cluster, workers_on
 from tests.faults.partition_process import LEASE_TIMEOUT_S
 from tests.jobs.test_cli import run
 from tests.long_tests import is_long
 from tests.network import why_not
 from tests.orchestrator.test_equality import expected_audit
+from tests.processes import wait_for
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from workers.storage import Store
@@ -70,7 +71,7 @@ def trains(driver: Driver) -> None:
         driver.check_alive()
         return step_of(driver.url) >= 20
 
-    wait_for("second commit", has_commits)
+    wait_for("second commit", has_commits, seconds=PATIENCE_S)
 
 
 def finds(driver: Driver) -> float:
@@ -171,7 +172,9 @@ def test_a_machine_that_stays_away_is_replaced(
                 cluster.network.cut_off(2)
             finds(driver)
             wait_for("wait for a machine", lambda: bool(driver.notices("waiting for hosts")), seconds=30)
-            gone_s = wait_for("end of the processes on the lost machine", lambda: not workers_on(lost))
+            gone_s = wait_for(
+                "end of the processes on the lost machine", lambda: not workers_on(lost), seconds=PATIENCE_S
+            )
             print(f"its workers were gone {gone_s:.1f} s later")
             assert gone_s <= LEASE_TIMEOUT_S * 1.5 + 5.0
             cluster.start(3)

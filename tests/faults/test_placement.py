@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.long_tests import is_long
+from tests.processes import said_by
 
 TIMEOUT_S = 240
 
@@ -17,16 +14,7 @@ TIMEOUT_S = 240
 @pytest.mark.ray
 @pytest.mark.slow
 def test_hosts_that_live_on_keep_their_machines_and_others_get_their_own() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.placement_process"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    # Ray may say something after it.
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    said = said_by("tests.faults.placement_process", timeout_s=TIMEOUT_S)
     first, grown, replaced, shrunk = said["seen"]
     one, other = first["on"]
     assert {one, other} == {"a", "b"}

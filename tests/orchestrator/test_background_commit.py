@@ -17,6 +17,7 @@ from orchestrator.config import CheckpointConfig, Result
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.worker_group import WorkerGroup
+from tests.clock import FakeClock
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.orchestrator.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
 from tests.run_state import assert_same_bytes, committed_state, tables_of
@@ -206,22 +207,6 @@ def storage_failure(worker: str) -> Failure:
     return Failure(worker=worker, kind=FailureKind.ERROR, message="StorageFull: no room", is_storage=True)
 
 
-class Hours:
-    """A clock on which sleeping takes no time."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_the_next_one_knows() -> None:
     answers: dict[tuple[str, str], Any] = {("host 0", "write_save"): storage_failure("host 0")}
     left = iter([NEVER] * 3)
@@ -252,7 +237,7 @@ def test_the_end_waits_for_its_commit_as_long_as_it_may(timeout_s: float) -> Non
         {("host 0", "write_save"): storage_failure("host 0")},
         failed=failures.append,
         patience=Patience(timeout_s=timeout_s),
-        clock=Hours(),
+        clock=FakeClock(),
     )
     commits.begin(10, published(10))
     with pytest.raises(SavesFailed, match=f"within {timeout_s:.0f} s: host 0 failed: StorageFull: no room"):
@@ -283,7 +268,7 @@ def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> 
 
     failures: list[FailedSave] = []
     commits, backend, acknowledged = commits_of(
-        {("host 0", "write_save"): write}, failed=failures.append, remove=remove, clock=Hours()
+        {("host 0", "write_save"): write}, failed=failures.append, remove=remove, clock=FakeClock()
     )
     commits.begin(10, published(10))
     commits.conclude(10, published(10))

@@ -8,23 +8,10 @@ import pytest
 
 from orchestrator.signals import StoppedAtStart, StopSignals
 from orchestrator.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
+from tests.clock import FakeClock
 from workers.storage_errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 
 AWAY = StoreUnavailable("read 'x'", attempts=6, elapsed_s=60.0, last=TimeoutError("slow"))
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class Away:
