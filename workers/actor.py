@@ -28,49 +28,42 @@ def _leave_signals_to_the_driver() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class _HostActor:
-    """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
+class _Actor:
+    """What both kinds of actor do: work for the driver that is heard, and answer beside it. `_worker`: who does the work."""
 
     def __init__(self) -> None:
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
-        self._worker = HostWorker()
+        self._worker = self._new_worker()
 
-    def start(self, spec: HostSpec) -> HostReady:
-        """As `HostWorker.start`, on the address by which the cluster knows this machine."""
-        self._driver.heard()
-        self._watch_over(spec)
-        return self._worker.start(replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address()))
+    def _new_worker(self) -> Any:
+        raise NotImplementedError
 
-    def rejoin(self, spec: HostSpec) -> HostReady:
-        """As `HostWorker.rejoin`, on the address by which the cluster knows this machine."""
+    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+    def _watch_over(self, storage_url: str, generation: int, lease_timeout_s: float) -> None:
+        """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
         self._driver.heard()
-        self._watch_over(spec)
-        return self._worker.rejoin(replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address()))
+        self._driver.begin(StoredLease(storage_url), generation=generation, timeout_s=lease_timeout_s)
 
     def prepare(
         self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
     ) -> None:
-        """Makes this process ready to take a lost host's place at once. Without its driver it ends itself, where it is told of a lease."""
-        from workers.standby import prepare_host
-
+        """Makes this process ready to take a lost one's place at once. Without its driver it ends itself, where it is told of a lease."""
         self._driver.heard()
         if lease is not None:
             self._driver.stand_by(lease)
-        prepare_host(job, table_buckets)
-
-    def _watch_over(self, spec: HostSpec) -> None:
-        """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
-        self._driver.begin(StoredLease(spec.storage_url), generation=spec.generation, timeout_s=spec.lease_timeout_s)
+        self._prepare(job, table_buckets)
 
     def run(self, method: str, *arguments: Any) -> Any:
-        """Any working method of `HostWorker`."""
+        """Any working method of the worker."""
         self._driver.heard()
         return getattr(self._worker, method)(*arguments)
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
-        """A method of `HostWorker` that may run beside a working one."""
+        """A method of the worker that may run beside a working one."""
         self._driver.heard()
         return getattr(self._worker, method)(*arguments)
 
@@ -90,75 +83,61 @@ class _HostActor:
         return self._worker.status()
 
     @ray.method(concurrency_group="control")
-    def acknowledge(self, commit: str) -> None:
-        self._driver.heard()
-        self._worker.acknowledge(commit)
-
-    @ray.method(concurrency_group="control")
     def abort(self, reason: str) -> None:
         self._driver.heard()
         self._worker.abort(reason)
 
 
-class _DeviceActor:
+class _HostActor(_Actor):
+    """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
+
+    def _new_worker(self) -> HostWorker:
+        return HostWorker()
+
+    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+        from workers.standby import prepare_host
+
+        prepare_host(job, table_buckets)
+
+    def start(self, spec: HostSpec) -> HostReady:
+        """As `HostWorker.start`, on the address by which the cluster knows this machine."""
+        return self._worker.start(self._taken(spec))
+
+    def rejoin(self, spec: HostSpec) -> HostReady:
+        """As `HostWorker.rejoin`, on the address by which the cluster knows this machine."""
+        return self._worker.rejoin(self._taken(spec))
+
+    def _taken(self, spec: HostSpec) -> HostSpec:
+        self._watch_over(spec.storage_url, spec.generation, spec.lease_timeout_s)
+        return replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address())
+
+    @ray.method(concurrency_group="control")
+    def acknowledge(self, commit: str) -> None:
+        self._driver.heard()
+        self._worker.acknowledge(commit)
+
+
+class _DeviceActor(_Actor):
     """One host's member of the JAX gang."""
 
-    def __init__(self) -> None:
-        _leave_signals_to_the_driver()
-        self._driver = LeaseWatch()
+    def _new_worker(self) -> Any:
         # Imported here, so that the environment of the actor is complete before JAX reads it.
         from workers.device_process import DeviceProcess
 
-        self._process = DeviceProcess()
+        return DeviceProcess()
 
-    def prepare(
-        self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
-    ) -> None:
-        """Makes this process ready to take a lost one's place at once. JAX is imported by now. `lease` as for a host."""
+    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+        """JAX is imported by now."""
         from workers.standby import prepare_device
 
-        self._driver.heard()
-        if lease is not None:
-            self._driver.stand_by(lease)
         prepare_device(job)
 
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of `DeviceProcess`."""
-        self._driver.heard()
         if method == "start":
             (spec,) = arguments
-            self._driver.begin(
-                StoredLease(spec.storage_url),
-                generation=spec.invitation.generation,
-                timeout_s=spec.lease_timeout_s,
-            )
-        return getattr(self._process, method)(*arguments)
-
-    @ray.method(concurrency_group="background")
-    def run_in_background(self, method: str, *arguments: Any) -> Any:
-        """A method of `DeviceProcess` that may run beside a working one."""
-        self._driver.heard()
-        return getattr(self._process, method)(*arguments)
-
-    @ray.method(concurrency_group="control")
-    def identity(self) -> tuple[str, int]:
-        """Which process this is: machine and process id."""
-        return machine_identity(), os.getpid()
-
-    @ray.method(concurrency_group="control")
-    def oom_kills(self) -> int:
-        """As `workers.memory.oom_kills`, of the machine that this is on."""
-        return oom_kills()
-
-    @ray.method(concurrency_group="control")
-    def status(self) -> Progress:
-        self._driver.heard()
-        return self._process.status()
-
-    @ray.method(concurrency_group="control")
-    def abort(self, reason: str) -> None:
-        self._driver.heard()
-        self._process.abort(reason)
+            self._watch_over(spec.storage_url, spec.invitation.generation, spec.lease_timeout_s)
+        return super().run(method, *arguments)
 
 
 # Ray's annotations do not know the options of `remote` in this form.
