@@ -2,12 +2,11 @@
 nobody hangs, and the run ends with the bytes of one that was never disturbed.
 
 The machines are namespaces with Ray nodes in them (`tests.network`). Where there can be none, the tests are skipped with the reason. They take
-ten minutes and run only when asked for: `PODEMBED_TEST_PARTITIONS=1 make faults`.
+eight minutes, and run with `make faults`.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +38,7 @@ OUTAGE_S = 2.0
 
 @pytest.fixture(scope="module")
 def possible() -> None:
-    reason = why_not() if "PODEMBED_TEST_PARTITIONS" in os.environ else "PODEMBED_TEST_PARTITIONS is not set"
-    if reason is not None:
+    if (reason := why_not()) is not None:
         pytest.skip(reason)
 
 
