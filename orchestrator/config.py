@@ -314,9 +314,12 @@ class Recovery:
       stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was lost is gone; new processes, mesh and gang;
         rows, as far as that took longer than the rest; the model.
       parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the slowest.
-      undo_s, verify_s, read_s: what the slowest host spent on going back in memory, on comparing digests, and on reading; beside other parts.
+      undo_s, move_s, verify_s, read_s: what the slowest host spent on going back in memory, on getting buckets from other hosts, on comparing
+        digests, and on reading; beside other parts.
       survivors: hosts whose process lived on.
-      buckets_kept, buckets_read, bytes_read: of all hosts.
+      buckets_kept: of all hosts, in their memory.
+      buckets_moved, bytes_moved: of all hosts, from other hosts' memory.
+      buckets_read, bytes_read: of all hosts, from storage.
     """
 
     generation: int
@@ -330,10 +333,13 @@ class Recovery:
     compile_s: float
     parts_s: Mapping[str, float] = field(default_factory=dict)
     undo_s: float = 0.0
+    move_s: float = 0.0
     verify_s: float = 0.0
     read_s: float = 0.0
     survivors: int = 0
     buckets_kept: int = 0
+    buckets_moved: int = 0
+    bytes_moved: int = 0
     buckets_read: int = 0
     bytes_read: int = 0
 

@@ -18,6 +18,7 @@ from orchestrator.config import Evaluation, Recovery, Result, RunConfig, Scaling
 from orchestrator.dead_letters import DeadLetters
 from orchestrator.device_notices import device_notices
 from orchestrator.errors import JobFailed, WorkerFailure, is_host_fault
+from orchestrator.filling_alarms import filling_alarms
 from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
@@ -26,7 +27,7 @@ from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
 from orchestrator.plan import plan, summary
 from orchestrator.policies import Recover, Schedule, window_end, window_target_s
-from orchestrator.progress import Reporter, WindowReport
+from orchestrator.progress import Reporter, WindowReport, describe_filling
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import StoppedAtStart, StopSignals
@@ -527,13 +528,14 @@ class Driver:
         before_s: Mapping[str, float],
     ) -> None:
         """Says that a generation runs, and after a fault what that took; `before_s`: parts of the way back before the group was formed."""
-        for told in [*group.refusals, *device_notices(group.devices, self._resources)]:
+        for told in [*group.refusals, *device_notices(group.devices, self._resources), *filling_alarms(group.filled)]:
             self._reporter.notice(told)
         if fault is None:
             origin = f"from commit {base.name}" if base else "from the first step"
+            lived = f"; hosts that lived on: {survivors}, {describe_filling(group.filling)}" if survivors else ""
             self._reporter.notice(
                 f"generation {lease.generation}: {group.num_hosts} host{'s' if group.num_hosts > 1 else ''}, {origin}; "
-                f"started in {group.spent_s['start']:.1f} s, compiled in {group.spent_s['compile']:.1f} s"
+                f"started in {group.spent_s['start']:.1f} s, compiled in {group.spent_s['compile']:.1f} s{lived}"
             )
             return
         base_step = base.step if base else 0
@@ -551,11 +553,6 @@ class Driver:
             survivors=survivors,
             **group.filling,
         )
-        if wrong := sum(filled.buckets_wrong for filled in group.filled):
-            self._reporter.notice(
-                f"{wrong} buckets of hosts that lived on did not have the digests of the commit after going back to it in memory, and were read "
-                "from its files. Expected none. Look for a host with faulty memory, and report it if it comes again"
-            )
         self._history.recoveries.append(recovery)
         self._reporter.recovery(recovery)
 

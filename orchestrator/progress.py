@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -140,9 +140,19 @@ def _kept(recovery: Recovery) -> str:
     """What the hosts that lived on spared."""
     if not recovery.survivors:
         return ""
+    return f"; hosts that lived on: {recovery.survivors}, {describe_filling(asdict(recovery))}"
+
+
+def describe_filling(filling: Mapping[str, Any]) -> str:
+    """Where the rows of a generation came from, with numbers; `filling` as `WorkerGroup.filling`."""
+    moved = ""
+    if filling["buckets_moved"]:
+        size = format_bytes(filling["bytes_moved"])
+        moved = f", moved {filling['buckets_moved']} from host to host ({size} in {filling['move_s']:.1f} s)"
+    size = format_bytes(filling["bytes_read"])
     return (
-        f"; hosts that lived on: {recovery.survivors}, buckets kept {recovery.buckets_kept} (undone in {recovery.undo_s:.1f} s, verified in "
-        f"{recovery.verify_s:.1f} s), read {recovery.buckets_read} ({format_bytes(recovery.bytes_read)} in {recovery.read_s:.1f} s)"
+        f"buckets kept {filling['buckets_kept']} (undone in {filling['undo_s']:.1f} s, verified in {filling['verify_s']:.1f} s){moved}, "
+        f"read {filling['buckets_read']} ({size} in {filling['read_s']:.1f} s)"
     )
 
 

@@ -250,8 +250,8 @@ class WorkerGroup:
     @property
     def filling(self) -> dict[str, Any]:
         """How the shards were filled, for the recovery report: the slowest host's seconds, and sums over all hosts."""
-        seconds = ("undo_s", "verify_s", "read_s")
-        counts = ("buckets_kept", "buckets_read", "bytes_read")
+        seconds = ("undo_s", "move_s", "verify_s", "read_s")
+        counts = ("buckets_kept", "buckets_moved", "bytes_moved", "buckets_read", "bytes_read")
         return {name: max((getattr(one, name) for one in self.filled), default=0.0) for name in seconds} | {
             name: sum(getattr(one, name) for one in self.filled) for name in counts
         }

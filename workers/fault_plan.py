@@ -50,6 +50,8 @@ POINTS: Mapping[str, str] = {
     "step.serve": "device: it is about to serve a window",
     "step.undo": "host: it lived on, and is about to go back to the commit in memory",
     "step.restore": "host or device: a commit is about to be restored",
+    "step.bucket_exchange": "host: buckets that get another owner are about to be offered",
+    "move.round": "host: buckets are about to be sent to their new owners; hit once a round",
     "restore.file": "host: a bucket or a delta has been restored",
     "device.step": "device: a batch is about to be trained; nan spoils the activations",
     "device.gradients": "device: gradients lie in the shared memory and are not yet announced; nan spoils them",

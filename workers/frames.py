@@ -36,6 +36,7 @@ class Tag(enum.IntEnum):
     ROWS = 2
     GRADIENTS = 3
     CONTROL = 4
+    BUCKETS = 5
     GOODBYE = 0xFFFFFFFF
     """Sent by the mesh itself when it closes; callers cannot use it."""
 

@@ -20,7 +20,6 @@ from embedding.activation_layout import ActivationLayout, pooling_owners
 from embedding.early import Part
 from embedding.kernels import compile_kernels
 from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
-from embedding.optimizers import learning_rate_at
 from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.table import Table
 from embedding.table_spec import TableSpec
@@ -32,6 +31,7 @@ from workers.fault_points import FaultPoints
 from workers.faulty_files import with_faults
 from workers.faulty_frames import frame_spoiler
 from workers.faulty_updates import arm_updates
+from workers.filling import fill_shard
 from workers.handover import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Record, RecordKind
 from workers.handshake import MeshIdentity
 from workers.held_rows import Filled, HeldRows
@@ -45,7 +45,7 @@ from workers.shards import ShardReceipt, TableFiles
 from workers.sources import open_reader
 from workers.storage import Store
 from workers.table_start import TableStart, begin_tables
-from workers.tables import feature_bindings, table_specs
+from workers.tables import feature_bindings, learning_rates, table_specs
 from workers.undo import Undo
 from workers.vectors import Splits, VectorExchange
 
@@ -123,7 +123,7 @@ class HostWorker:
             tables = [*self._lookup.tables]
             self._leave_generation()
             specs = table_specs(spec.resolve_job(), spec.table_buckets)
-            tables = self._held.recut(tables, specs, spec.placement, host=spec.host)
+            tables = self._held.recut(tables, specs, spec.placement, host=spec.host, undo_share=spec.undo_share)
         return self._begin(spec, tables)
 
     def _leave_generation(self) -> None:
@@ -273,27 +273,29 @@ class HostWorker:
         )
 
     def restore(self, tables: Sequence[TableFiles] | None) -> Filled:
-        """Fills the shard from a commit, or with first values. What a survivor holds of the commit is verified instead of read.
+        """Fills the shard from a commit, or with first values. What this host or another one holds of the commit is verified instead of read.
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
+          MeshError: a peer is gone or silent.
         """
         with self._tracker.phase("restore"):
-            if tables is None:
-                self._held = HeldRows.none_of(self._lookup.tables)
-                for table in self._lookup.tables:
-                    table.initialize()
-                    self._go_on()
-                return Filled()
-            filled = self._held.fill(self._store, self._lookup.tables, tables, on_chunk=self._go_on)
+            filled = fill_shard(
+                self._held,
+                self._lookup.tables,
+                tables,
+                spec=self._spec,
+                mesh=self._connected_mesh,
+                store=self._store,
+                tracker=self._tracker,
+                check=self._raise_if_aborted,
+                neighbours=self._neighbours.keys(),
+            )
             # From here on the way back knows.
             self._held = HeldRows.none_of(self._lookup.tables)
-            self._save.track(tables, self._spec.base or "")
-        return replace(filled, undo_s=self._tracker.phase_s.get("undo", 0.0))
-
-    def _go_on(self) -> None:
-        self._tracker.mark()
-        self._raise_if_aborted()
+            if tables is not None:
+                self._save.track(tables, self._spec.base or "")
+        return filled
 
     def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
         """Fills the shard with what a new run begins from.
@@ -564,7 +566,7 @@ class HostWorker:
     def _backward(self, step: _Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
         gradients = self._device.buffers[step.buffer]["gradients"]
-        rates = [_learning_rate(spec, step.number) for spec in self._specs]
+        rates = learning_rates(self._specs, step.number)
         self._vectors.begin_pooled_gradients(step.number, gradients)
         with self._tracker.phase("gradient sum"):
             self._lookup.sum_gradients(step.prepared, self._blocks(gradients))
@@ -592,7 +594,3 @@ class HostWorker:
         if self._end is None:
             raise RuntimeError("The host has no device process. Expected connect first.")
         return self._end
-
-
-def _learning_rate(spec: TableSpec, step: int) -> float:
-    return 0.0 if spec.optimizer is None else learning_rate_at(spec.optimizer.learning_rate, step)

@@ -122,6 +122,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine, or one that is mounted here."""
+        return _local_folder(self.url) is not None
+
     def through(self, layer: Callable[[Files], Files]) -> Store:
         """The same store with another layer between it and its backend."""
         layered = copy.copy(self)
@@ -343,8 +348,14 @@ def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: fl
         raise StorageError(
             f"'{url}' chains filesystems; one filesystem is expected. Caches may answer with old listings: name the store itself."
         )
-    if "://" not in url:
-        return LocalFiles(os.path.abspath(url))
-    if url.startswith(("file://", "local://")):
-        return LocalFiles(os.path.abspath(url.split("://", 1)[1]))
+    folder = _local_folder(url)
+    if folder is not None:
+        return LocalFiles(os.path.abspath(folder))
     return RemoteFiles(url=url, storage_options=storage_options, request_timeout_s=request_timeout_s)
+
+
+def _local_folder(url: str) -> str | None:
+    """The path of a folder, None for the URL of another store."""
+    if "://" not in url:
+        return url
+    return url.split("://", 1)[1] if url.startswith(("file://", "local://")) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embedding.lookup import FeatureBinding
+from embedding.optimizers import learning_rate_at
 from embedding.table_spec import TableSpec
 from workers.job import JobConfig
 
@@ -41,3 +42,8 @@ def features_per_table(job: JobConfig) -> tuple[int, ...]:
     """How many features look up in each table, in the order of `job.tables`."""
     bound = [feature.table for feature in feature_bindings(job)]
     return tuple(bound.count(at) for at in range(len(job.tables)))
+
+
+def learning_rates(specs: Sequence[TableSpec], step: int) -> list[float]:
+    """Of each table in a step; 0 where it has no optimizer."""
+    return [0.0 if s.optimizer is None else learning_rate_at(s.optimizer.learning_rate, step) for s in specs]

@@ -40,7 +40,7 @@ class Undo:
             # A row that changes after both moments takes two.
             num_rows=[2 * table.num_rows for table in logged],
             row_bytes=[table.spec.row_bytes + ROW_NUMBER_BYTES for table in logged],
-            budget_bytes=max(MIN_LOG_BYTES, int(share * sum(table.size_bytes for table in tables))),
+            budget_bytes=log_bytes(sum(table.size_bytes for table in tables), share=share),
         )
         self._logs = {
             table.spec.name: UndoLog([table.rows, *table.slots.values()], max_rows=max_rows)
@@ -131,6 +131,11 @@ class Undo:
             log = UndoLog([np.zeros((1, 1), np.float32)] * count, max_rows=1)
             log.preserve(np.zeros(1, np.int64))
             log.undo()
+
+
+def log_bytes(size_bytes: int, *, share: float) -> int:
+    """Bytes that the logs of tables of so many bytes may take."""
+    return max(MIN_LOG_BYTES, int(share * size_bytes)) if share else 0
 
 
 def _changes_all_rows(table: Table) -> bool:

@@ -109,7 +109,8 @@ def test_events_are_one_line_each() -> None:
             read_s=1.2,
         )
     )
-    plain, best, metrics, commit, recovery, kept = out.getvalue().splitlines()
+    reporter.recovery(replace(anew, survivors=2, buckets_kept=64, buckets_moved=16, bytes_moved=3 << 20, move_s=0.4))
+    plain, best, metrics, commit, recovery, kept, moved = out.getvalue().splitlines()
     assert "AUC 0.7123" in plain
     assert "10,000 samples" in plain
     assert "reachable" not in plain
@@ -123,6 +124,7 @@ def test_events_are_one_line_each() -> None:
         "hosts that lived on: 1, buckets kept 64 (undone in 0.1 s, verified in 0.7 s), read 32 (1.0 MiB in 1.2 s)"
         in kept
     )
+    assert "verified in 0.0 s), moved 16 from host to host (3.0 MiB in 0.4 s), read 0 (0 B in 0.0 s)" in moved
 
 
 def test_the_silent_reporter_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ class Tally:
         self.totals["survivors"] += outcome.num_survivors
         self.totals["buckets kept"] += outcome.buckets_kept
         self.totals["buckets wrong"] += outcome.buckets_wrong
+        self.totals["buckets moved"] += outcome.buckets_moved
         self.totals["events"] += outcome.num_events
         self.totals["simulated hours"] += round(outcome.seconds)
         self.most_lost_steps = max(self.most_lost_steps, outcome.most_lost_steps)
@@ -108,7 +109,7 @@ def render(tally: Tally, *, wall_s: float, seeds: Sequence[int]) -> str:
         f"generations {totals['generations']}, commits {totals['commits']} ({totals['acknowledged']} acknowledged), files deleted "
         f"{totals['deletions']}, most steps lost to one fault {tally.most_lost_steps}, events {totals['events']}",
         f"hosts that lived on {totals['survivors']}, with {totals['buckets kept']} buckets; buckets found wrong and read "
-        f"{totals['buckets wrong']}",
+        f"{totals['buckets wrong']}; buckets that came from another host {totals['buckets moved']}",
         "checked in each: I1 I2 I3 I4 I5 I6 I8 I9 I10 I11 I12 I13 I15 I18 I19, see docs/simulation.md",
         "faults that struck:",
         *(f"  {tally.struck[action]:6}  {action}: {what}" for action, what in ACTIONS.items()),

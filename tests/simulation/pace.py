@@ -17,7 +17,7 @@ from unittest.mock import patch
 from orchestrator import background_commit, checkpoint, manifest
 from tests.simulation import witness
 from tests.simulation.world import World
-from workers import background_save, held_rows, progress, save_pace, shards, storage, undo, whole_files
+from workers import background_save, held_rows, moves, progress, save_pace, shards, storage, undo, whole_files
 from workers.storage import Store
 
 _from_json = functools.lru_cache(maxsize=256)(manifest.from_json)
@@ -106,6 +106,8 @@ def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
     with (
         patch.object(background_save, "time", clock),
         patch.object(held_rows, "time", clock),
+        patch.object(moves, "time", clock),
+        patch.object(moves, "FileThreads", InlineFiles, create=True),
         patch.object(progress, "time", clock),
         patch.object(undo, "MIN_LOG_BYTES", undo_bytes),
         patch.object(background_save, "SavePace", _unhurried, create=True),

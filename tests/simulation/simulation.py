@@ -60,7 +60,8 @@ class Outcome:
     Attributes:
       struck: faults that did strike, by action.
       endings: of the drivers, by type.
-      num_survivors: hosts that began a generation with rows of the one before; `buckets_kept` of them, and `buckets_wrong`, which were read.
+      num_survivors: hosts that began a generation with rows of the one before; `buckets_kept` of them, and `buckets_wrong`, which were read;
+        `buckets_moved` came from another host.
       most_lost_steps: largest loss of a recovery.
       seconds: simulated.
     """
@@ -74,6 +75,7 @@ class Outcome:
     num_survivors: int
     buckets_kept: int
     buckets_wrong: int
+    buckets_moved: int
     most_lost_steps: int
     seconds: float
     num_events: int
@@ -216,6 +218,7 @@ class Simulation:
             num_survivors=witness.counts["survivors"],
             buckets_kept=witness.counts["buckets kept"],
             buckets_wrong=witness.counts["buckets wrong"],
+            buckets_moved=witness.counts["buckets moved"],
             most_lost_steps=max(witness.lost_steps, default=0),
             seconds=self.world.now_s,
             num_events=self.world.num_events,

@@ -196,6 +196,8 @@ class Witness:
 
     def survived(self, filled: Filled) -> None:
         """A host's shard was filled."""
+        self.counts["buckets moved"] += filled.buckets_moved
+        self.counts["buckets refused"] += filled.buckets_refused
         if filled.buckets_kept or filled.buckets_wrong:
             self.note(f"a host lived on: {filled}")
             self.counts["survivors"] += 1

@@ -27,6 +27,7 @@ from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, Device
 from workers.handover import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
 from workers.held_rows import Filled, HeldRows
 from workers.host import HostReady, HostSpec, HostWindow, HostWorker
+from workers.links import Receive
 from workers.mesh_errors import MeshAborted, MeshError, PeerLost
 from workers.progress import Progress, Tracker
 from workers.shards import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
@@ -120,7 +121,7 @@ class Mesh:
         self._world = world
         self._num_hosts = num_hosts
         self._members: dict[int, Process] = {}
-        self._frames: dict[int, dict[int, tuple[int, ...]]] = {}
+        self._frames: dict[tuple[str, int], dict[int, Any]] = {}
         self._waiting: list[Fiber] = []
         self._aborted: dict[int, str] = {}
 
@@ -137,10 +138,19 @@ class Mesh:
         """The lanes of all hosts, in host order.
 
         Raises:
+          As `frames`.
+        """
+        frames = self.frames(("lanes", step), rank, lanes, timeout_s=timeout_s)
+        return tuple(lane for at in range(self._num_hosts) for lane in frames[at])
+
+    def frames(self, name: tuple[str, int], rank: int, frame: Any, *, timeout_s: float) -> dict[int, Any]:
+        """What every host said under a name, when all have.
+
+        Raises:
           PeerLost: a host is gone; MeshAborted: `abort`; MeshError: nothing came in time.
         """
-        frames = self._frames.setdefault(step, {})
-        frames[rank] = lanes
+        frames = self._frames.setdefault(name, {})
+        frames[rank] = frame
         self._wake()
         fiber, deadline_s = self._world.current, self._world.now_s + timeout_s
         while len(frames) < self._num_hosts or self._world.now_s < self.heals_s:
@@ -150,12 +160,10 @@ class Mesh:
             if lost:
                 raise PeerLost(lost[0], "its process is gone")
             if self._world.now_s >= deadline_s or fiber is None:
-                raise MeshError(
-                    f"nothing from ranks {sorted(set(range(self._num_hosts)) - set(frames))} of step {step}"
-                )
+                raise MeshError(f"nothing from ranks {sorted(set(range(self._num_hosts)) - set(frames))} of {name}")
             self._waiting.append(fiber)
             fiber.block(min(deadline_s, max(self.heals_s, self._world.now_s + 1.0)) - self._world.now_s)
-        return tuple(lane for at in range(self._num_hosts) for lane in frames[at])
+        return frames
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -165,10 +173,30 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshEnd:
-    """The mesh as one host holds it."""
+    """The mesh as one host holds it. `moves` is told that buckets are about to go through it."""
 
     mesh: Mesh
     rank: int
+    num_ranks: int
+    moves: Callable[[], None]
+
+    @property
+    def identity(self) -> MeshEnd:
+        """As `workers.exchange.Mesh.identity`, as far as hosts ask it for ranks."""
+        return self
+
+    def exchange(
+        self, *, tag: int, step: int, send: Sequence[Sequence[np.ndarray]], receive: Receive, timeout_s: float
+    ) -> None:
+        """As `workers.exchange.Mesh.exchange`."""
+        self.moves()
+        parts = [b"".join(array.tobytes() for array in arrays) for arrays in send]
+        frames = self.mesh.frames((f"tag {tag}", step), self.rank, parts, timeout_s=timeout_s)
+        for rank in (rank for rank in range(self.num_ranks) if rank != self.rank):
+            frame = frames[rank][self.rank]
+            buffer = receive(rank, len(frame))
+            if frame and isinstance(buffer, np.ndarray):
+                buffer.view(np.uint8)[...] = np.frombuffer(frame, np.uint8)
 
     def abort(self, reason: str) -> None:
         self.mesh.abort(self.rank, reason)
@@ -300,7 +328,9 @@ class SimulatedHost(HostWorker):
         self._frames, self._shared, self.device = self.generation_of
         self._spec, self._is_filled, self._expected_kept = spec, False, None
         self._saved: set[str] = set()
-        self._mesh = MeshEnd(self._frames, spec.host)  # type: ignore[assignment]
+        self._mesh = MeshEnd(  # type: ignore[assignment]
+            self._frames, spec.host, spec.num_hosts, moves=lambda: self._around.reached(self._process, "host move")
+        )
         tables = held or [
             Table(table, np.flatnonzero(owners == spec.host))
             for table, owners in zip(self._around.model.specs, spec.placement, strict=True)
@@ -355,6 +385,10 @@ class SimulatedHost(HostWorker):
                 )
         if filled.buckets_wrong and not self._is_spoilt:
             self._around.violated("I19", f"{self._process} went back to {self._spec.base}, and was wrong: {filled}")
+        if filled.buckets_refused:
+            self._around.violated(
+                "I19", f"{self._process} was sent buckets that are not those of {self._spec.base}: {filled}"
+            )
         self._is_spoilt = False
         self._around.survived(filled)
         self._around.reached(self._process, "host restored")

@@ -23,7 +23,8 @@ from workers.handover import HandoverError
 from workers.held_rows import Filled
 from workers.host import HostWorker
 from workers.job import JobConfig
-from workers.mesh_errors import MeshError
+from workers.mesh_errors import MeshBroken, MeshError
+from workers.moves import BucketExchange
 from workers.storage import Store
 from workers.storage_errors import StorageError
 from workers.tables import table_specs
@@ -37,8 +38,9 @@ def job(small_data: str) -> JobConfig:
 
 
 class Survivors(Pod):
-    """A pod whose hosts may be lost, and which then begins another generation."""
+    """A pod whose hosts may be lost, and which then begins another generation. `are_apart`: hosts take each other to be on other machines."""
 
+    are_apart = False
     undo_share = 1.0
     commit: tuple[str, tuple[TableFiles, ...]] | None = None
 
@@ -72,6 +74,7 @@ class Survivors(Pod):
             placement=tuple(place(bucket_bytes=sizes, num_hosts=self.num_hosts, previous=before.placement)),
             base=self.commit[0] if self.commit else None,
             undo_share=self.undo_share,
+            shares_memory=not self.are_apart,
         )
         starts = [
             partial(worker.rejoin if rank in kept else worker.start, replace(spec, host=rank))
@@ -201,21 +204,61 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
         assert_same_bytes(pod.state("end"), undisturbed)
 
 
-@pytest.mark.parametrize("numbers", [(2, 3), (3, 2), (2, 1), (1, 2)])
-def test_with_other_numbers_of_hosts_buckets_that_stay_are_not_read(
-    job: JobConfig, tmp_path: Path, numbers: Sequence[int]
+def test_a_host_that_dies_as_buckets_move_is_a_fault_like_any_other(
+    job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two hosts become three, and the third is killed in the middle of a round; two go on, with what they still have."""
+    with survivors(job, tmp_path, 2, leave_at=7) as pod:
+        pod.train(0, 5)
+        pod.commit_as(BASE)
+        fail(pod, 5, 12)
+        pod.are_apart = True
+        real = BucketExchange._exchange
+
+        def dies(exchange: BucketExchange, number: int, *arguments: Any) -> Any:
+            if exchange.mesh.identity.rank == 2:
+                exchange.mesh.close()
+                raise MeshBroken("it died")
+            return real(exchange, number, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BucketExchange, "_exchange", dies)
+            with pytest.raises(MeshError):
+                pod.go_on(num_hosts=3)
+        filled = pod.go_on(lost=[2], num_hosts=2)
+        assert sum(one.buckets_wrong + one.buckets_refused for one in filled) == 0
+        # Nothing had reached the third one, so all is still where it was.
+        assert sum(one.buckets_read for one in filled) == 0
+        pod.train(5, 12)
+        assert_same_bytes(pod.state("end"), undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "are_apart"), [((2, 3), True), ((3, 2), True), ((2, 1), True), ((1, 2), True), ((2, 3), False)]
+)
+def test_with_other_numbers_of_hosts_only_what_no_host_has_is_read(
+    job: JobConfig, tmp_path: Path, numbers: Sequence[int], are_apart: bool
+) -> None:
+    """On one machine, with the commit in a local folder, what another host has is read, too: its files are in memory already."""
     before, after = numbers
     with survivors(job, tmp_path, before, leave_at=7) as pod:
         pod.train(0, 5)
         pod.commit_as(BASE)
         fail(pod, 5, 12)
+        pod.are_apart = are_apart
         old = pod.workers[0]._spec.placement
         filled = pod.go_on(num_hosts=after)
         new = pod.workers[0]._spec.placement
-        stay = sum(int(((a == b) & (a < min(numbers))).sum()) for a, b in zip(old, new, strict=True))
+        was, becomes = np.concatenate(old), np.concatenate(new)
+        lives = was < min(numbers)
+        stay = int(((was == becomes) & lives).sum())
         assert sum(one.buckets_kept for one in filled) == stay > 0
-        assert sum(one.buckets_read for one in filled) == sum(map(len, new)) - stay
+        moving = int(lives.sum()) - stay
+        assert (moving > 0) == (after > before)
+        assert sum(one.buckets_moved for one in filled) == (moving if are_apart else 0)
+        assert sum(one.buckets_read for one in filled) == int((~lives).sum()) + (0 if are_apart else moving)
+        assert (sum(one.bytes_moved for one in filled) > 0) == (are_apart and moving > 0)
+        assert sum(one.buckets_refused for one in filled) == 0
         committed: Any = SimpleNamespace(tables=pod.commit[1] if pod.commit else ())
         assert_same_bytes(pod.state("end"), tables_of(Store(str(tmp_path)), committed))
         pod.train(5, 8)

@@ -528,6 +528,20 @@ class TestExclusiveCreation:
             Store("abfss://bucket/run").probe()
 
 
+@pytest.mark.parametrize(
+    ("url", "is_local"),
+    [
+        ("run", True),
+        ("/data/run", True),
+        ("file:///data/run", True),
+        ("local:///data/run", True),
+        ("memory://run", False),
+    ],
+)
+def test_it_knows_whether_its_files_are_on_this_machine(url: str, is_local: bool) -> None:
+    assert Store(url).is_local == is_local
+
+
 def test_chained_filesystems_are_refused() -> None:
     with pytest.raises(StorageError, match="chains"):
         Store("simplecache::memory://bucket/run")
