@@ -30,6 +30,7 @@ from workers.storage import Store
 
 pytestmark = [is_long, pytest.mark.ray, pytest.mark.slow]
 STEPS = 150
+JOINED_STEPS = 1500
 FOUND_S = 10.0
 STAYS_CUT_S = 4.0  # after the fault was found: the next generation has to come to terms with it, too
 # Kernels repeat what was lost after 0.2, 0.4, 0.8, 1.6 s and so on, so that twice as long may pass until they have got through again.
@@ -194,6 +195,28 @@ def test_a_range_of_hosts_goes_on_with_those_that_are_left(possible: None, small
             result = driver.result()
             print(driver.report())
             assert result["step"] == STEPS
+            check_lineage(driver.url, small_data)
+            nobody_is_left(cluster)
+        finally:
+            driver.end()
+
+
+def test_a_machine_that_joins_gets_its_buckets_from_the_host_that_has_them(
+    possible: None, small_data: str, tmp_path: Path
+) -> None:
+    """Two machines share nothing but the storage and the network."""
+    with parted_cluster(2, started=1) as cluster:
+        driver = Driver(cluster, small_data, tmp_path, max_steps=JOINED_STEPS, hosts="1-2")
+        try:
+            trains(driver)
+            cluster.start(2)
+            wait_for("second host", lambda: bool(driver.notices("hosts changed from 1 to 2")), seconds=PATIENCE_S)
+            result = driver.result()
+            print(driver.report())
+            (moved,) = driver.notices(" from host to host ")
+            assert ", read 0 " in moved
+            assert result["recoveries"] == []
+            assert result["step"] == JOINED_STEPS
             check_lineage(driver.url, small_data)
             nobody_is_left(cluster)
         finally:
