@@ -6,8 +6,9 @@ answer, and its machine takes no connection while others do; or all answer, and 
 answer, but signs of life; such a worker has `silence_s`. *Stuck*: all answer, and nothing is finished within the deadline.
 
 Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not waited a minute for
-anybody. While steps are finished only the first workers are asked: hosts wait for each other in every step, so one that is frozen stops them
-all, and then all are asked. So a watch over a thousand hosts costs the driver no more than one over ten.
+anybody. What is known of a silent worker goes on from one round of calls to the next, since a start is made of several. While steps are
+finished only the first workers are asked: hosts wait for each other in every step, so one that is frozen stops them all, and then all are
+asked. So a watch over a thousand hosts costs the driver no more than one over ten.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class Watch:
         self._checked = group.clock.monotonic_s()
         self._next = self._checked + group.deadlines.poll_s
         self._still_s = 0.0
-        self._asked: dict[str, Silence] = {}
+        # A worker that was silent before this round is so still.
+        self._asked = group.silences
         self._handles = [handle for pair in group.handles for handle in (pair.host, pair.device)]
 
     def check(self, running: Sequence[Call]) -> list[Failure]:

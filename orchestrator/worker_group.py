@@ -15,7 +15,7 @@ from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.manifest import Manifest
 from orchestrator.waiting import charged
-from orchestrator.watch import Deadlines, Watch
+from orchestrator.watch import Deadlines, Silence, Watch
 from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from workers.held_rows import Filled
 from workers.host_values import HostReady, HostSpec, HostWindow, ScoredSamples
@@ -146,7 +146,7 @@ class Reforming(Backend, Protocol):
 
 @dataclass(slots=True)
 class WorkerGroup:
-    """The hosts of one generation. Mutated: `progress`, the last answers of the hosts' status.
+    """The hosts of one generation. Mutated: `progress`, the last answers of the workers' status, and `silences`, the questions without one yet.
 
     Attributes:
       handles: one entry a host.
@@ -162,6 +162,7 @@ class WorkerGroup:
     deadlines: Deadlines
     on_poll: Callable[[], None]
     progress: dict[str, Progress] = field(default_factory=dict)
+    silences: dict[str, Silence] = field(default_factory=dict)
     ready: Sequence[HostReady] = ()
     devices: Sequence[DeviceReady] = ()
     spent_s: dict[str, float] = field(default_factory=dict)

@@ -60,7 +60,9 @@ def test_a_frozen_driver_is_fenced_and_its_workers_go_by_themselves(small_data: 
         assert len(workers) == 7
         program.send_signal(signal.SIGSTOP)
         gone_s = wait_for(
-            "end of the workers", lambda: not any(w.is_running() and w.status() != "zombie" for w in workers)
+            "end of the workers",
+            lambda: not any(w.is_running() and w.status() != "zombie" for w in workers),
+            seconds=PATIENCE_S,
         )
         print(f"workers were gone {gone_s:.1f} s after their driver froze")
         # The timeout, and the pauses between looks.

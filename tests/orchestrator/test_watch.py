@@ -35,6 +35,7 @@ class Scripted:
     phase: str = "update"
     now_s: float = 0.0
     progress: dict[str, Progress] = field(default_factory=dict)
+    silences: dict[str, Any] = field(default_factory=dict)
 
     @property
     def clock(self) -> Any:
@@ -111,6 +112,15 @@ def stopped(_: float) -> ProcessSigns:
 
 def starved(now_s: float) -> ProcessSigns:
     return signs(cpu_s=0.01 * int(now_s))
+
+
+def test_a_process_that_stopped_in_one_round_of_calls_is_found_in_the_next_one_without_a_new_wait() -> None:
+    """A start is made of rounds that take seconds each."""
+    group = Scripted(frozen={"device 1"}, looks={"device 1": stopped})
+    assert run(group, until_s=4.0) is None
+    seconds, (failure,) = run(group)
+    assert 4.0 + seconds <= 9.0
+    assert failure.worker == "device 1"
 
 
 def test_a_stopped_process_is_found_within_ten_seconds_while_the_others_go_on() -> None:
