@@ -233,6 +233,8 @@ class LoggedRunner:
       replace_later: gives the arguments of attempts that follow one which was stopped.
     """
 
+    was_stopped_by_others = False
+
     def __init__(self, campaign: Campaign, log: Path) -> None:
         self.attempts = 0
         self.replace_later: Callable[[], Sequence[str]] | None = None

@@ -25,13 +25,19 @@ EXIT_USAGE = 2
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0
 POLL_S = 0.1
+BETWEEN_SIGNALS_S = 0.5
 
 
 class Runner(Protocol):
     """How attempts are made."""
 
+    @property
+    def was_stopped_by_others(self) -> bool:
+        """Whether somebody else than the supervisor has told the attempt to stop, by a way that is meant for that."""
+        ...
+
     def start(self, arguments: Sequence[str], attempt: int) -> None:
-        """Begins an attempt; `attempt` counts from 1."""
+        """Begins an attempt, without waiting; `attempt` counts from 1."""
         ...
 
     def poll(self) -> int | None:
@@ -138,9 +144,8 @@ def supervise(
         reached = progress()
         if reached != seen:
             seen, failures = reached, 0
-        decision = after_exit(
-            exit_code, failures=failures, max_failures=max_failures, is_stopping=stop.reason is not None
-        )
+        is_stopping = stop.reason is not None or runner.was_stopped_by_others
+        decision = after_exit(exit_code, failures=failures, max_failures=max_failures, is_stopping=is_stopping)
         match decision:
             case Done():
                 return 0
@@ -153,6 +158,7 @@ def supervise(
                 ends_s = clock_s() + decision.delay_s
                 while clock_s() < ends_s:
                     if stop.reason is not None:
+                        notice("asked to stop; no other attempt begins")
                         return EXIT_STOPPED
                     sleep(POLL_S)
 
@@ -184,18 +190,34 @@ def _await(
     try:
         while (exit_code := runner.poll()) is None:
             if stop.reason is not None and not is_told:
-                runner.stop()
                 is_told = True
+                runner.stop()
             if (why := frozen()) is not None:
                 notice(f"{why}; it is killed")
                 runner.kill()
             sleep(POLL_S)
+        return exit_code
     except KeyboardInterrupt:
-        # The second request: the attempt is to end now, and its exit code still counts.
+        return _end_now(runner, sleep, is_told=is_told)
+
+
+def _end_now(runner: Runner, sleep: Callable[[float], None], *, is_told: bool) -> int:
+    """After the second request the attempt is to end at once, after a third it is ended; its exit code still counts."""
+    try:
+        if not is_told:
+            runner.stop()
+            # Two signals at once may arrive as one.
+            sleep(BETWEEN_SIGNALS_S)
         runner.stop()
-        runner.stop()
-        while (exit_code := runner.poll()) is None:
-            sleep(POLL_S)
+        return _awaited(runner, sleep)
+    except KeyboardInterrupt:
+        runner.kill()
+        return _awaited(runner, sleep)
+
+
+def _awaited(runner: Runner, sleep: Callable[[float], None]) -> int:
+    while (exit_code := runner.poll()) is None:
+        sleep(POLL_S)
     return exit_code
 
 
@@ -205,6 +227,8 @@ class LocalRunner:
     Args:
       program: the command line before the arguments.
     """
+
+    was_stopped_by_others = False  # nobody can tell whose signal it was
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = tuple(program)

@@ -58,6 +58,8 @@ class ScriptedRunner:
     codes: list[int]
     started: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
     num_stops: int = 0
+    num_kills: int = 0
+    was_stopped_by_others: bool = False
     on_poll: Callable[[], None] = lambda: None
 
     def start(self, arguments: Sequence[str], attempt: int) -> None:
@@ -69,6 +71,9 @@ class ScriptedRunner:
 
     def stop(self) -> None:
         self.num_stops += 1
+
+    def kill(self) -> None:
+        self.num_kills += 1
 
 
 class FakeTime:
@@ -139,6 +144,43 @@ def test_a_request_to_stop_is_passed_on_once_and_ends_it() -> None:
     runner.poll = lambda: stop.request("SIGTERM") or polls.pop(0)  # type: ignore[method-assign,func-returns-value]
     code, _, _ = supervised(runner, stop=stop)
     assert (code, runner.num_stops, len(runner.started)) == (EXIT_STOPPED, 1, 1)
+
+
+def interrupted(codes: list[int | type[KeyboardInterrupt] | None]) -> tuple[int, ScriptedRunner]:
+    """A supervisor that is asked to stop before its first look, and to which these looks happen; its exit code and the runner."""
+    stop, runner = StopSignals(), ScriptedRunner([])
+
+    def poll() -> int | None:
+        code = codes.pop(0)
+        if isinstance(code, type):
+            raise code
+        return code
+
+    stop.request("SIGINT")
+    runner.poll = poll  # type: ignore[method-assign]
+    return supervised(runner, stop=stop)[0], runner
+
+
+def test_a_second_request_is_passed_on_once_more_and_no_more_often() -> None:
+    """A third signal would cut short what the attempt does to leave nothing behind."""
+    code, runner = interrupted([None, None, KeyboardInterrupt, None, 130])
+    assert (code, runner.num_stops, runner.num_kills) == (130, 2, 0)
+
+
+def test_a_second_request_that_comes_with_the_first_is_passed_on_as_two() -> None:
+    code, runner = interrupted([KeyboardInterrupt, None, 130])
+    assert (code, runner.num_stops, runner.num_kills) == (130, 2, 0)
+
+
+def test_a_third_request_ends_the_attempt_and_leaves_no_child_behind() -> None:
+    code, runner = interrupted([None, KeyboardInterrupt, None, KeyboardInterrupt, None, -9])
+    assert (code, runner.num_stops, runner.num_kills) == (137, 2, 1)
+
+
+def test_an_attempt_that_others_told_to_stop_is_not_made_again() -> None:
+    code, _, notices = supervised(ScriptedRunner([EXIT_STOPPED], was_stopped_by_others=True))
+    assert code == EXIT_STOPPED
+    assert "asked to stop" in notices[0]
 
 
 def test_real_children_are_started_and_stopped(tmp_path: Path) -> None:
