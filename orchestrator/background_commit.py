@@ -292,8 +292,10 @@ class BackgroundCommits:
                 self.finish()
             self.poll()
         with contextlib.suppress(PublicationUnsettled):
-            if self._under_way is not None and self._under_way.publication is not None:
-                self._publisher.wait(self._under_way.publication)
+            while self._under_way is not None and self._under_way.publication is not None:
+                self._publisher.wait(self._under_way.publication, timeout_s=_LOOK_S)
+                with contextlib.suppress(WorkerFailure):
+                    self._group.on_poll()
                 self.poll()
         self._under_way = None
 

@@ -119,7 +119,7 @@ def test_the_next_commit_waits_for_the_one_before(
 
 
 def commits_of(
-    script: dict[tuple[str, str], Any], **options: Any
+    script: dict[tuple[str, str], Any], on_poll: Callable[[], None] = lambda: None, **options: Any
 ) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
     """A group of one host on a script, and the steps that were acknowledged."""
 
@@ -127,7 +127,7 @@ def commits_of(
         return script.get((worker, method), progress(1) if method == "control status" else None)
 
     backend = ScriptedBackend(answer)
-    group = WorkerGroup(backend, backend.launch(1, lambda: None), QUICK, lambda: None)
+    group = WorkerGroup(backend, backend.launch(1, lambda: None), QUICK, on_poll)
     acknowledged: list[int] = []
     commits = BackgroundCommits(
         group,
@@ -189,6 +189,25 @@ def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
     commits, _, acknowledged = commits_of({("host 0", "write_save"): lambda: next(left, "rows")})
     commits.begin(10, published(10))
     commits.leave(can_finish=True)
+    assert acknowledged == [10]
+    commits.close()
+
+
+def test_a_driver_that_waits_for_a_publication_after_a_fault_still_gives_signs_of_life() -> None:
+    """Reading a large commit back takes minutes: hosts that live on would take the driver for gone, and so would another driver."""
+    has_polled = threading.Event()
+
+    def on_poll() -> None:
+        has_polled.set()
+        raise WorkerFailure([Failure(worker="host 0", kind=FailureKind.HUNG, message="its machine goes")])
+
+    def publish(parent: Any, receipts: Any) -> Any:
+        assert has_polled.wait(PATIENCE_S)
+        return SimpleNamespace(step=10, num_deltas=0)
+
+    commits, _, acknowledged = commits_of({}, on_poll)
+    commits.begin(10, publish)
+    commits.leave(can_finish=False)
     assert acknowledged == [10]
     commits.close()
 
