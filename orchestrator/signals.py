@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -52,4 +54,13 @@ class StopSignals:
         if self.reason is not None:
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
-        print(f"\n{self.reason}: {self._words}. Once more to leave at once.", flush=True)
+        _say(f"\n{self.reason}: {self._words}. Once more to leave at once.")
+
+
+def _say(text: str) -> None:
+    """Prints, also where the signal came in the middle of another print, whose buffer cannot be entered again, and where nobody reads."""
+    try:
+        print(text, flush=True)
+    except (RuntimeError, OSError):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{text}\n".encode())

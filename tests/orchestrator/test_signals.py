@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -60,3 +63,31 @@ def test_outside_the_main_thread_signals_are_left_alone_but_requests_work() -> N
     thread.start()
     thread.join(10)
     assert seen == [before, "asked"]
+
+
+PRINTING = """
+from orchestrator.signals import StopSignals
+with StopSignals() as stop:
+    while stop.reason is None:
+        print("x" * 4000, flush=True)
+print("left in order", flush=True)
+"""
+
+
+def test_a_signal_in_the_middle_of_a_print_is_no_error() -> None:
+    """As where somebody looks at the output page by page: the print waits for room, and its buffer cannot be entered again."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    assert program.stdout is not None
+    assert select.select([program.stdout], [], [], 60)[0]
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(timeout=0.5)  # by then the pipe is full
+    program.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(timeout=0.5)
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 0, err
+    assert out.endswith(b"left in order\n")
+    assert b"SIGTERM" in err
