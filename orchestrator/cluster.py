@@ -60,8 +60,12 @@ OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes t
 
 
 @contextlib.contextmanager
-def connected(num_hosts: int) -> Iterator[bool]:
-    """Joins or starts a cluster for the length of the block, unless the process is connected already. Gives whether it was started here."""
+def connected(num_hosts: int, before_joining: Callable[[str], None] = lambda address: None) -> Iterator[bool]:
+    """Joins or starts a cluster for the length of the block, unless the process is connected already. Gives whether it was started here.
+
+    Args:
+      before_joining: called with the address of a cluster that is about to be joined.
+    """
     # Read by Ray when it is imported; a program that imported it before chose its own settings.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
@@ -81,6 +85,7 @@ def connected(num_hosts: int) -> Iterator[bool]:
         return
     with contextlib.ExitStack() as stack:
         if address is not None:
+            before_joining(address)
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         else:
             _sweep_folders()

@@ -9,6 +9,7 @@ from orchestrator.config import ConfigurationError
 from orchestrator.errors import (
     EXIT_CONFIGURATION,
     EXIT_CRASH_LOOP,
+    EXIT_STOPPED,
     EXIT_USER_ERROR,
     CrashLoop,
     JobFailed,
@@ -17,6 +18,7 @@ from orchestrator.errors import (
 )
 from orchestrator.lease import Fenced, RunIsHeld
 from orchestrator.run_record import RunMismatch
+from orchestrator.signals import StoppedAtStart
 from workers.data_config import DataConfigError
 from workers.fault_plan import FaultPlanError
 from workers.finished_folder import FolderError
@@ -49,6 +51,9 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. What was committed stands.", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except StoppedAtStart:
+        print("podembed: stopped before the first step. What was committed stands.", file=sys.stderr)
+        return EXIT_STOPPED
     except (Fenced, RunIsHeld, TooFewHosts) as error:
         print(f"podembed: {error}", file=sys.stderr)
         return error.exit_code

@@ -88,7 +88,9 @@ _FINAL = {
 }
 
 
-def after_exit(exit_code: int, *, failures: int, max_failures: int, is_stopping: bool) -> Done | Stop | Again:
+def after_exit(
+    exit_code: int, *, failures: int, max_failures: int, is_stopping: bool, has_left: bool = True
+) -> Done | Stop | Again:
     """What follows an attempt.
 
     Args:
@@ -96,17 +98,22 @@ def after_exit(exit_code: int, *, failures: int, max_failures: int, is_stopping:
       failures: faults in a row before this attempt.
       max_failures: how many are borne in a row.
       is_stopping: whether the supervisor itself was asked to stop.
+      has_left: whether the driver ended by itself: it gives its lease back, whatever it ends with.
     """
     if exit_code == 0:
         return Done()
     if is_stopping:
         return Stop(exit_code=exit_code, why="asked to stop")
-    if exit_code in _FINAL:
+    # Where the Ray cluster is lost, Ray ends the driver's process with code 1 from within.
+    is_cut_short = exit_code == EXIT_USER_ERROR and not has_left
+    if exit_code in _FINAL and not is_cut_short:
         return Stop(exit_code=exit_code, why=_FINAL[exit_code])
     if exit_code == EXIT_STOPPED:
         # It committed and left because its machine was to go: no fault of the job.
         return Again(delay_s=FIRST_DELAY_S, failures=failures, why="preempted after a commit")
     cause = f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+    if is_cut_short:
+        cause += " in the middle of its work, as when the Ray cluster is lost"
     if failures + 1 > max_failures:
         return Stop(exit_code=exit_code, why=f"{cause}; that was failure {failures + 1} in a row")
     delay_s = min(FIRST_DELAY_S * 2**failures, LONGEST_DELAY_S)
@@ -145,7 +152,13 @@ def supervise(
         if reached != seen:
             seen, failures = reached, 0
         is_stopping = stop.reason is not None or runner.was_stopped_by_others
-        decision = after_exit(exit_code, failures=failures, max_failures=max_failures, is_stopping=is_stopping)
+        decision = after_exit(
+            exit_code,
+            failures=failures,
+            max_failures=max_failures,
+            is_stopping=is_stopping,
+            has_left=url is None or runner.look(url).heartbeat is None,
+        )
         match decision:
             case Done():
                 return 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 
 from orchestrator.cluster import RayBackend, connected
+from orchestrator.cluster_wait import await_cluster
 from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies
 from orchestrator.driver import Driver
 from orchestrator.event_log import EventLog
 from orchestrator.in_process import InProcessBackend
+from orchestrator.lease import read_claims
 from orchestrator.progress import ConsoleReporter, Reporter
 from orchestrator.ray_nodes import RayNodes
 from orchestrator.run_folder import OpenRun, create_run
@@ -90,7 +93,10 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
         if scaling.in_process:
             backend = InProcessBackend()
         else:
-            is_own = stack.enter_context(connected(scaling.least_hosts))
+            # A run that has begun has lost its cluster; another one was told a wrong address.
+            patience_s = config.failure_config.wait_for_hosts_s if read_claims(run.store) else 0.0
+            wait = partial(await_cluster, timeout_s=patience_s, stop=stop, notice=reporter.notice)
+            is_own = stack.enter_context(connected(scaling.least_hosts, wait))
             stop.claim()
             backend = RayBackend(scaling, reporter.notice)
             cluster = RayNodes(backend, scaling, is_own=is_own)

@@ -45,6 +45,37 @@ def test_too_many_failures_in_a_row_end_it() -> None:
     assert isinstance(after_exit(EXIT_CRASH_LOOP, failures=2, max_failures=2, is_stopping=False), Stop)
 
 
+def test_a_driver_that_ray_ended_from_within_is_no_error_of_the_job() -> None:
+    """Ray ends the processes of a cluster whose head is lost with code 1; no Python of the driver runs then, and its heartbeat stays."""
+    decision = after_exit(1, failures=0, max_failures=5, is_stopping=False, has_left=False)
+    assert isinstance(decision, Again)
+    assert "Ray cluster is lost" in decision.why
+    assert isinstance(after_exit(87, failures=0, max_failures=5, is_stopping=False, has_left=False), Stop)
+
+
+def test_a_driver_whose_heartbeat_is_left_did_not_end_by_itself(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom orchestrator.lease import Holder, acquire\nfrom workers.storage import Store\n"
+        "lease = acquire(Store(sys.argv[1]), holder=Holder.current('attempt'), take_over=True)\n"
+        "if len(sys.argv) > 2: lease.release()\n"
+        "os._exit(1)\n"
+    )
+    url, notices = str(tmp_path / "run"), []
+    code = supervise(
+        LocalRunner([sys.executable, "-c", program, url]),
+        first=[],
+        later=["--in-order"],
+        max_failures=5,
+        progress=lambda: None,
+        notice=notices.append,
+        stop=StopSignals(),
+        url=url,
+    )
+    assert code == 1
+    assert "as when the Ray cluster is lost" in notices[0]
+    assert "the job's own error" in notices[1]
+
+
 @pytest.mark.parametrize("exit_code", [EXIT_STOPPED, -9, EXIT_CRASH_LOOP])
 def test_a_supervisor_that_is_to_stop_tries_nothing_again(exit_code: int) -> None:
     assert isinstance(after_exit(exit_code, failures=0, max_failures=9, is_stopping=True), Stop)
