@@ -17,7 +17,7 @@ from orchestrator.lease import read_claims
 from orchestrator.progress import ConsoleReporter, Reporter
 from orchestrator.ray_nodes import RayNodes
 from orchestrator.run_folder import OpenRun, create_run
-from orchestrator.signals import StopSignals
+from orchestrator.signals import StoppedAtStart, StopSignals
 from workers.fault_points import FaultPoints
 from workers.faulty_files import with_faults
 from workers.job import JobConfig, JobReference
@@ -74,7 +74,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     """Drives an opened run to its end, on a cluster that is joined or started for it.
 
     Raises:
-      As `Trainer.fit`.
+      As `Trainer.fit`; StoppedAtStart: a signal came before there was a cluster.
     """
     check_hosts(run.job, scaling)
     check_policies(run.job, config)
@@ -96,7 +96,11 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             # A run that has begun has lost its cluster; another one was told a wrong address.
             patience_s = config.failure_config.wait_for_hosts_s if read_claims(run.store) else 0.0
             wait = partial(await_cluster, timeout_s=patience_s, stop=stop, notice=reporter.notice)
-            is_own = stack.enter_context(connected(scaling.least_hosts, wait))
+            try:
+                is_own = stack.enter_context(connected(scaling.least_hosts, wait))
+            except SystemExit as left:
+                # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
+                raise StoppedAtStart from left
             stop.claim()
             backend = RayBackend(scaling, reporter.notice)
             cluster = RayNodes(backend, scaling, is_own=is_own)

@@ -13,6 +13,7 @@ from orchestrator.input_record import InputChanged
 from orchestrator.lease import Fenced, Holder, RunIsHeld
 from orchestrator.outcomes import exit_code
 from orchestrator.run_record import RunMismatch
+from orchestrator.signals import StoppedAtStart
 from workers.data_config import DataConfigError
 from workers.input_errors import InputError
 from workers.job import JobError
@@ -52,6 +53,7 @@ def test_a_command_that_ends_by_itself_keeps_its_code(code: int, capsys: pytest.
         (StorageError("no space"), 87, "no space"),
         (DocumentRefused("RUN.json", "damage", "none"), 87, "RUN.json"),
         (RunMismatch({"batch_size": (96, 48)}, "/runs/x"), 87, "batch_size is 96, given 48"),
+        (StoppedAtStart(), 85, "stopped before the first step"),
         (KeyboardInterrupt(), 130, "What was committed stands"),
     ],
 )

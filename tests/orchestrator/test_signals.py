@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from orchestrator.signals import StopSignals
+from orchestrator import trainer
+from orchestrator.config import RunConfig, ScalingConfig
+from orchestrator.progress import SilentReporter
+from orchestrator.signals import StoppedAtStart, StopSignals
+from tests.small_job import small_job
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -91,3 +96,22 @@ def test_a_signal_in_the_middle_of_a_print_is_no_error() -> None:
     assert program.returncode == 0, err
     assert out.endswith(b"left in order\n")
     assert b"SIGTERM" in err
+
+
+def test_a_signal_while_ray_connects_and_answers_it_itself_is_a_stop(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray installs a handler of SIGTERM that leaves with 15, before ours is back."""
+
+    def leave(*_: object) -> None:
+        sys.exit(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "connected", leave)
+    fit = trainer.Trainer(
+        small_job(folder=small_data),
+        scaling_config=ScalingConfig(num_hosts=2),
+        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
+        reporter=SilentReporter(),
+    ).fit
+    with pytest.raises(StoppedAtStart):
+        fit()
