@@ -192,7 +192,9 @@ class RayJobRunner:
                 raise
             if answer is _NO_ANSWER:
                 if not self._is_silent:
-                    self._notice(f"the Ray cluster does not answer: {_first_line(error)}")
+                    self._notice(
+                        f"the Ray cluster does not answer; it is waited for, up to {self._patience_s:.0f} s: {_first_line(error)}"
+                    )
                 self._is_silent = True
                 return answer
         self._answered_s, self._is_silent = time.monotonic(), False
