@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import ConfigurationError, ScalingConfig
-from orchestrator.errors import Failure, FailureKind
+from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.marked_processes import VARIABLE, MarkedProcesses
 from orchestrator.places import (
     Address,
@@ -225,7 +225,14 @@ class RayBackend:
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         bundle = self.bundle(num_hosts)
         self._name_idle_accelerators(bundle)
-        group = self._granted(num_hosts, bundle, on_wait)
+        try:
+            group = self._granted(num_hosts, bundle, on_wait)
+        except ConfigurationError as error:
+            if not self.placed:
+                raise
+            # There was room once, and a moment ago; somebody else took it, and the run can wait for it.
+            taken = Failure(worker="the cluster", kind=FailureKind.PEER, message=str(error))
+            raise WorkerFailure([taken]) from error
         places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
         return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
 

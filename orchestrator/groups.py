@@ -60,7 +60,7 @@ class Groups:
         """The processes of the next generation, launched, and its hosts that live on from the one before, with the number that each had there.
 
         Raises:
-          ConfigurationError: the cluster has no room.
+          ConfigurationError, WorkerFailure: the cluster has no room, or not any more.
         """
         self._trains_since_s = None
         remnant, handles, kept = self._remnant, None, ()
