@@ -17,10 +17,12 @@ ends with `close`.
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from orchestrator.clock import SYSTEM_CLOCK, Clock
@@ -100,25 +102,39 @@ class Publisher(Protocol):
         """Returns when it is done, or after the time."""
         ...
 
-    def close(self) -> None:
-        """Ends, after what is being done."""
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        """Ends, after what is being done; False if that is not over after the time."""
         ...
 
 
 class PublishingThread:
-    """See the module."""
+    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a request."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+        self._work: queue.SimpleQueue[tuple[Future[Manifest], Callable[[], Manifest]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            publication, publish = item
+            try:
+                publication.set_result(publish())
+            except BaseException as error:
+                publication.set_exception(error)
 
     def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]:
-        return self._pool.submit(publish, head, receipts)
+        publication: Future[Manifest] = Future()
+        self._work.put((publication, partial(publish, head, receipts)))
+        return publication
 
     def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
         wait([publication], timeout=timeout_s)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
 
 @dataclass(slots=True, eq=False)
@@ -299,10 +315,18 @@ class BackgroundCommits:
                 self.poll()
         self._under_way = None
 
-    def close(self) -> None:
-        """Ends the publishing thread, after what it is doing."""
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Ends the publishing thread, after what it is doing.
+
+        Args:
+          timeout_s: how long it is waited for; then it is left behind, and what it does may come about or not.
+        """
         self._is_closing.set()
-        self._publisher.close()
+        if not self._publisher.close(timeout_s=timeout_s):
+            self._notice(
+                f"left while the storage had not answered for {timeout_s:.0f} s. What was committed stands; whether the commit that was being "
+                "published does, the next driver finds out"
+            )
 
     def _start(self, step: int, publish: Publish) -> None:
         begun_s = self._clock.monotonic_s()

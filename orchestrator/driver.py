@@ -30,7 +30,7 @@ from orchestrator.policies import Recover, Schedule, window_end, window_target_s
 from orchestrator.progress import Reporter, WindowReport, describe_filling
 from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
-from orchestrator.signals import StoppedAtStart, StopSignals
+from orchestrator.signals import NOW_S, StoppedAtStart, StopSignals
 from orchestrator.storage_wait import StorageWait, at_once
 from orchestrator.window_health import WindowHealth
 from orchestrator.worker_group import Backend, Receipts, WorkerGroup
@@ -169,7 +169,7 @@ class Driver:
             # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
             if self._lease is not None:
                 with contextlib.suppress(StorageError, OSError):
-                    self._lease.release()
+                    self._stop.ending(self._lease.release)
 
     def _generations(self) -> Result:
         """Generation after generation until one ends well."""
@@ -227,7 +227,7 @@ class Driver:
                 fault = self._stop_lost(group, decision, noticed_s, max(committed, base_step))
             finally:
                 if self._commits is not None:
-                    self._commits.close()
+                    self._commits.close(timeout_s=NOW_S if self._stop.is_now else None)
                     self._commits = None
                 if group is not None:
                     group.stop()

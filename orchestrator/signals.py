@@ -6,8 +6,11 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+NOW_S = 3.0  # that an end which is to be now waits for a storage
 
 
 class StoppedAtStart(Exception):
@@ -22,10 +25,12 @@ class StopSignals:
 
     Attributes:
       reason: None, or why the run should stop.
+      is_now: whether it was asked a second time, which wants it to end at once.
     """
 
     def __init__(self, words: str = "the run commits and leaves after this window") -> None:
         self.reason: str | None = None
+        self.is_now = False
         self._words = words
         self._previous: dict[int, Any] = {}
 
@@ -50,8 +55,33 @@ class StopSignals:
             signal.signal(number, handler)
         self._previous.clear()
 
+    def ending(self, action: Callable[[], None]) -> None:
+        """Does what belongs to the end of a run. Where that is to be now, for `NOW_S` at most: then the action is left behind, undone or not.
+
+        Raises:
+          Whatever `action` raises.
+        """
+        if not self.is_now:
+            action()
+            return
+        raised: list[Exception] = []
+
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:
+                raised.append(error)
+
+        # A storage may hang in the middle of a request, and the program must not wait for the thread either.
+        thread = threading.Thread(target=act, name="ending", daemon=True)
+        thread.start()
+        thread.join(NOW_S)
+        if raised:
+            raise raised[0]
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:
+            self.is_now = True
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
         _say(f"\n{self.reason}: {self._words}. Once more to leave at once.")

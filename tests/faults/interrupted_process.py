@@ -1,7 +1,7 @@
 """`podembed train --in-process` that is interrupted twice, as by an impatient person, at one moment of its second commit.
 
-Usage: python -m tests.faults.interrupted_process before|after ARGUMENTS. `before` and `after` mean the manifest's creation, which goes on in
-the publishing thread whatever happens to the main one.
+Usage: python -m tests.faults.interrupted_process before|after|hung ARGUMENTS. `before` and `after` mean the manifest's creation, which goes on in
+the publishing thread whatever happens to the main one; with `hung` the storage does not answer for long at that moment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jobs.cli import main
 from orchestrator.lease import Lease
 
 PAUSE_S = 0.3
+HANGS_S = 90.0
 
 
 def interrupt(moment: str) -> None:
@@ -25,8 +26,10 @@ def interrupt(moment: str) -> None:
     def interrupted(self: Lease, *arguments: Any) -> None:
         nonlocal num_published
         num_published += 1
-        if num_published == 2 and moment == "before":
+        if num_published == 2 and moment in ("before", "hung"):
             _send()
+        if num_published == 2 and moment == "hung":
+            time.sleep(HANGS_S)
         publish(self, *arguments)
         if num_published == 2 and moment == "after":
             _send()

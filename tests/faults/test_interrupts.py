@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.lease import read_commit_names, read_head, read_heartbeat
 from orchestrator.outcomes import EXIT_INTERRUPTED
+from tests.faults.interrupted_process import HANGS_S
 from tests.jobs.test_cli import run
 from tests.run_state import assert_same_bytes, committed_state
 from workers.storage import Store
@@ -33,24 +34,25 @@ def undisturbed(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> st
     return str(storage / "undisturbed")
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(("moment", "num_commits"), [("before", 2), ("after", 2), ("hung", 1)])
 def test_what_is_left_is_whole_and_goes_on_to_the_same_bytes(
-    moment: str, undisturbed: str, small_data: str, tmp_path: Path
+    moment: str, num_commits: int, undisturbed: str, small_data: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.interrupted_process", moment, *arguments(small_data, tmp_path, "run")],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == EXIT_INTERRUPTED, done.stderr[-2000:]
     assert "What was committed stands" in done.stderr
     url = str(tmp_path / "run")
     store = Store(url)
-    assert len(read_commit_names(store)) == 2, "the commit that was being published is there, and no other"
-    assert (read_head(store) or "").startswith("s000000010")
+    assert len(read_commit_names(store)) == num_commits, "the commit that was being published is there, and no other"
+    assert (read_head(store) or "").startswith(f"s{5 * num_commits:09d}")
+    assert ("left while the storage had not answered" in done.stdout) == (moment == "hung")
     assert read_heartbeat(store, 1) is None, "the next driver has to wait for nobody"
     code, out, _ = run("fsck", url)
     assert code == 0, out

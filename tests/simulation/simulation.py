@@ -113,9 +113,11 @@ class SimulatedPublisher:
             self._waiting.block(timeout_s)
             self._waiting = None
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        assert timeout_s is None, "nobody is impatient here"
         while self._under_way is not None and not self._under_way.done():
             self.wait(self._under_way)
+        return True
 
 
 class SimulatedReporter(SilentReporter):
