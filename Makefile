@@ -14,7 +14,7 @@ help:
 	@echo "make lease-races ROUNDS=200     three real drivers that fight for one run"
 	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
 	@echo "make chaos-short   the same in about a minute"
-	@echo "make faults  all fault tests with real processes, also those that make test leaves out; some minutes"
+	@echo "make faults  all fault tests with real processes, also those that make test leaves out; half an hour, as root with cut networks"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
 	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
 	@echo "make clean   remove the environment, generated data and runs"
