@@ -12,7 +12,7 @@ length is read from the commit's files instead, and counted. Only an error of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,12 +135,14 @@ class BucketExchange:
             _CHOICE_STEP,
             {rank: np.array([len(choice.rounds), *choice.round_of[rank]], np.int64) for rank in self._others()},
         )
+        most = sum(map(len, self.placement))
+        for rank, frame in frames.items():
+            if not 0 <= frame[0] <= most:
+                raise FrameError(rank, "rounds of buckets", str(frame[0]), f"0 to {most}, the number of all buckets")
         num_rounds = max(len(choice.rounds), *(int(frame[0]) for frame in frames.values()))
-        wanted = {rank: dict(zip(mine[rank], frame[1:].tolist(), strict=False)) for rank, frame in frames.items()}
-        due = [
-            {rank: [place for place, when in asked.items() if when == number] for rank, asked in wanted.items()}
-            for number in range(num_rounds + 1)
-        ]
+        due = _by_round(
+            {rank: zip(mine[rank], frame[1:].tolist(), strict=False) for rank, frame in frames.items()}, num_rounds
+        )
         with FileThreads(self.store) as threads:
             self._prove(due[0], threads)
             threads.finish()
@@ -272,6 +274,18 @@ class BucketExchange:
         parts = [[send[rank]] if rank in send else [] for rank in range(self.mesh.identity.num_ranks)]
         self.mesh.exchange(tag=Tag.BUCKETS, step=step, send=parts, receive=receive, timeout_s=self.timeout_s)
         return dict(sorted(frames.items()))
+
+
+def _by_round(
+    wanted: Mapping[int, Iterable[tuple[Place, int]]], num_rounds: int
+) -> list[Mapping[int, Sequence[Place]]]:
+    """Per round, and one more, by rank, the buckets that go then, in the order of the offer. There may be many thousands of both."""
+    due: list[dict[int, list[Place]]] = [{} for _ in range(num_rounds + 1)]
+    for rank, asked in wanted.items():
+        for place, number in asked:
+            if 0 <= number < num_rounds:
+                due[number].setdefault(rank, []).append(place)
+    return [*due]
 
 
 def _places(numbers: np.ndarray) -> list[Place]:

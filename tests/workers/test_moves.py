@@ -4,6 +4,7 @@ read from the commit's files, and nothing is lost."""
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,7 @@ from workers.exchange import Mesh, MeshOptions
 from workers.frames import HEADER_BYTES, Tag
 from workers.held_rows import Filled, HeldRows
 from workers.mesh_errors import FrameError, MeshError
-from workers.moves import BucketExchange
+from workers.moves import BucketExchange, _by_round
 from workers.storage import Store
 
 COMMIT = "s000000001-g00000001"
@@ -299,6 +300,35 @@ def test_a_frame_that_is_cut_short_is_read_instead(tmp_path: Path, monkeypatch: 
         filled = move.fill()
         assert [(one.buckets_moved, one.buckets_refused, one.buckets_read) for one in filled] == [(0, 2, 2), (0, 2, 2)]
         move.assert_committed()
+
+
+def test_more_rounds_than_there_are_buckets_end_the_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BucketExchange._tell
+
+    def spoilt(self: BucketExchange, step: int, send: Any) -> dict[int, np.ndarray]:
+        frames = real(self, step, send)
+        if step == -1 and self.mesh.identity.rank == 0:
+            frames[1][0] = 1000
+        return frames
+
+    monkeypatch.setattr(BucketExchange, "_tell", spoilt)
+    with meshes(2) as ranks:
+        move = swap(tmp_path)
+        move.cut()
+        one, other = move.moves(ranks)
+        outcomes = in_threads([lambda: _dying(one, ranks[0]), other])
+        assert isinstance(outcomes[0], FrameError), outcomes
+        assert isinstance(outcomes[1], MeshError), outcomes
+
+
+def test_what_is_sent_when_is_found_at_once_also_of_many_buckets_in_many_rounds() -> None:
+    """Tens of gigabytes in buckets of 1 MiB: who looks through all of them for each round is busy for minutes, and the others wait."""
+    num_buckets, num_rounds, started = 100_000, 20_000, time.monotonic()
+    wanted = {rank: [((rank, at), at % num_rounds) for at in range(num_buckets)] for rank in (0, 2)}
+    due = _by_round({**wanted, 1: [((1, 0), -1)]}, num_rounds)
+    assert time.monotonic() - started < 20
+    assert due[7] == {rank: [(rank, at) for at in range(7, num_buckets, num_rounds)] for rank in (0, 2)}
+    assert [len(due), due[num_rounds]] == [num_rounds + 1, {}]
 
 
 def test_many_large_frames_in_both_directions_do_not_wait_for_each_other(tmp_path: Path) -> None:
