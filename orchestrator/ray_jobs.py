@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.config import ConfigurationError
 from orchestrator.driver_pulse import Look, heartbeat_of
 from orchestrator.errors import EXIT_STOPPED
+from orchestrator.lease import Holder
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120
@@ -124,8 +125,9 @@ class RayJobRunner:
 
     def kill(self) -> None:
         """As `stop`: Ray kills what has not gone when the time it gives is over."""
-        self._is_killed, self._is_told = True, False
-        self._pass_on_stop()
+        if self._is_submitted:
+            self._is_killed, self._is_told = True, False
+            self._pass_on_stop()
 
     @property
     def _submission(self) -> str:
@@ -138,7 +140,13 @@ class RayJobRunner:
           ConfigurationError: it was not back in time.
         """
         if self._num_stops:
-            return EXIT_STOPPED
+            # A request whose answer was lost may have been heard.
+            details = self._asked(lambda: self._client.get_job_info(self._submission))
+            if details is _NO_ANSWER or _supervisor_of(details) != self._supervisor:
+                return EXIT_STOPPED
+            self._is_submitted = True
+            self._pass_on_stop()
+            return None
         environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_S)}, "working_dir": self._working_dir}
         while True:
             answer = self._asked(
@@ -172,7 +180,11 @@ class RayJobRunner:
             self._is_told = self._asked(lambda: self._client.stop_job(self._submission)) is not _NO_ANSWER
 
     def look(self, url: str) -> Look:
-        return Look(heartbeat=heartbeat_of(url, lambda holder: holder.submission == self._submission), signs=None)
+        def is_ours(holder: Holder) -> bool:
+            # Until the cluster has taken it, the name may be that of another supervisor's job.
+            return self._is_submitted and holder.submission == self._submission
+
+        return Look(heartbeat=heartbeat_of(url, is_ours), signs=None)
 
     def _print_new(self) -> None:
         """What the job has printed since the last look."""

@@ -148,6 +148,46 @@ def test_a_request_to_stop_reaches_a_cluster_that_did_not_answer_at_first(cluste
     assert cluster.stopped == ["clicks-a1"]
 
 
+def test_a_job_whose_submission_was_not_answered_is_stopped_with_its_supervisor(cluster: ScriptedCluster) -> None:
+    cluster.loses_answers = True
+    runner = runner_of()
+    runner.start(["train"], 1)
+    assert runner.poll() is None
+    runner.stop()
+    assert runner.poll() is None
+    assert cluster.stopped == ["clicks-a1"]
+    cluster.jobs["clicks-a1"].status = "STOPPED"
+    assert runner.poll() == LOST_EXIT_CODE
+
+
+def test_an_attempt_that_never_began_is_no_reason_to_stop_a_job_of_the_same_name(cluster: ScriptedCluster) -> None:
+    started()
+    cluster.is_away = True
+    other = runner_of()
+    other.start(["train"], 1)
+    assert other.poll() is None
+    cluster.is_away = False
+    other.kill()
+    assert cluster.stopped == []
+    assert other.poll() is None
+    assert list(cluster.jobs) == ["clicks-a1", "clicks-a2"]
+    assert [other.poll(), cluster.stopped] == [None, []], "the attempt was killed before it began"
+    other.stop()
+    assert cluster.stopped == ["clicks-a2"]
+
+
+def test_the_heartbeat_of_a_job_of_the_same_name_is_not_ours(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = SimpleNamespace(submission="clicks-a1")
+    monkeypatch.setattr(ray_jobs, "heartbeat_of", lambda url, is_ours: holder if is_ours(holder) else None)
+    runner = started()
+    other = runner_of()
+    other.start(["train"], 1)
+    assert other.look("folder").heartbeat is None
+    assert runner.look("folder").heartbeat is holder
+
+
 def test_who_asks_twice_does_not_wait_for_a_cluster_that_is_gone(cluster: ScriptedCluster) -> None:
     runner = started()
     cluster.is_away = True
