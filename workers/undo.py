@@ -68,8 +68,9 @@ class Undo:
         Args:
           before_failed: the one that was being written before did not become a commit; otherwise it stands.
         """
-        if self._newer is not None and not before_failed:
-            self._acknowledged = self._newer
+        if not before_failed:
+            # Noted nowhere: another thread may write an older name at this moment.
+            self._let_go(self._newer)
         self._settle()
         if self._older is None:
             # Before the first commit there is nothing to go back to; if this one comes about, there is.
@@ -86,7 +87,11 @@ class Undo:
 
     def _settle(self) -> None:
         # The name stays, since another thread may be writing the next one at this moment.
-        if self._newer is not None and self._acknowledged == self._newer:
+        self._let_go(self._acknowledged)
+
+    def _let_go(self, stands: str | None) -> None:
+        """Of what came before a commit, if that is the newer moment."""
+        if self._newer is not None and stands == self._newer:
             for log in self._logs.values():
                 log.advance()
             self._older, self._newer = self._newer, None

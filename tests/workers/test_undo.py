@@ -102,6 +102,29 @@ def test_the_word_that_a_commit_stands_may_come_after_the_next_one_has_begun() -
     assert host.state() == before
 
 
+def test_an_older_word_that_comes_while_a_save_begins_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread writes its name at the worst moment: right after what the save that begins had noted itself."""
+    host = Host([table_of(Adagrad(0.1))])
+    host.save.track([], "s1-g1")
+    host.train()
+    host.undo.freeze("s2-g1")
+    host.undo.freeze("s3-g1")
+    before = host.state()
+    real = Undo._settle
+
+    def late(self: Undo) -> None:
+        self.acknowledge("s2-g1")
+        real(self)
+
+    host.train()
+    monkeypatch.setattr(Undo, "_settle", late)
+    host.undo.freeze("s4-g1")
+    monkeypatch.undo()
+    host.train()
+    assert host.undo.back_to("s3-g1") is not None
+    assert host.state() == before
+
+
 def test_a_commit_that_came_to_nothing_is_passed_over() -> None:
     host = Host([table_of(Adagrad(0.1))])
     host.save.track([], "s1-g1")
