@@ -21,6 +21,8 @@ POLL_S = 2.0
 LOST_EXIT_CODE = 255  # the job failed and nobody knows how
 TAIL_LENGTH = 4096  # characters of a job's output, in which its summary is looked for
 _SUPERVISOR = "podembed_supervisor"  # in the metadata of a job: whose it is
+# Of a proxy before a cluster that comes up, too: it knows no such page, is slow, or wants fewer requests.
+_PASSES = re.compile(r"status code (5\d\d|404|408|429)\b")
 _LEFT_IN_ORDER = re.compile(r"^stopped by SIG[A-Z]+ at step \d+ of \d+$", re.MULTILINE)
 
 
@@ -225,7 +227,7 @@ def _meaning(error: Exception) -> object | None:
         return _EXISTS
     if "status code 404" in said and "does not exist" in said:
         return _NOT_FOUND
-    return _NO_ANSWER if "status code 5" in said else None
+    return _NO_ANSWER if _PASSES.search(said) else None
 
 
 def _supervisor_of(details: Any) -> str | None:

@@ -109,6 +109,22 @@ def test_an_attempt_begins_when_the_cluster_is_back_or_not_at_all(cluster: Scrip
         impatient.poll()
 
 
+@pytest.mark.parametrize("answer", ["404: 404 page not found", "429: too many requests", "503: no healthy upstream"])
+def test_what_a_proxy_says_while_the_cluster_comes_up_is_no_answer(
+    answer: str, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = started()
+
+    def refuse(name: str) -> None:
+        raise RuntimeError(f"Request failed with status code {answer}.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "get_job_info", refuse)
+        assert runner.poll() is None
+    cluster.jobs["clicks-a1"].status = "SUCCEEDED"
+    assert runner.poll() == 0
+
+
 def test_a_supervisor_that_waits_for_a_cluster_can_be_stopped(cluster: ScriptedCluster) -> None:
     cluster.is_away = True
     runner = runner_of()
