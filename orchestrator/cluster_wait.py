@@ -4,6 +4,7 @@ request to stop meanwhile.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from orchestrator.clock import SYSTEM_CLOCK, Clock
@@ -13,6 +14,7 @@ from orchestrator.places import taking_connections
 from orchestrator.signals import StoppedAtStart, StopSignals
 
 LOOK_S = 0.5
+LAST_PORT = 65535
 
 
 def await_cluster(
@@ -65,4 +67,12 @@ def _answers(address: str) -> bool:
     if "/" in address or not host or not port.isdecimal():
         # `auto` and what else Ray finds out by itself.
         return True
-    return bool(taking_connections({address: (host.strip("[]"), int(port))}))
+    if int(port) > LAST_PORT:
+        return False
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        # A name that nobody knows now may be known when the cluster is back.
+        return False
+    # A name may stand for several addresses, of both versions of IP.
+    return bool(taking_connections({str(entry[4][0]): (str(entry[4][0]), int(port)) for entry in found}))

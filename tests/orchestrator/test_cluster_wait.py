@@ -62,3 +62,23 @@ def test_real_addresses_are_tried_and_names_are_left_to_ray() -> None:
         look(f"127.0.0.1:{port}")
     with pytest.raises(ConfigurationError):
         look(f"127.0.0.1:{port}")
+
+
+def test_a_name_is_tried_at_all_its_addresses_and_a_port_that_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def look(address: str) -> None:
+        await_cluster(address, timeout_s=0.0, stop=StopSignals(), notice=lambda text: None)
+
+    with pytest.raises(ConfigurationError, match="99999"):
+        look("127.0.0.1:99999")
+    if not socket.has_ipv6:
+        return
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        port = listener.getsockname()[1]
+        known = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)),
+        ]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: known)
+        look(f"head:{port}")
