@@ -1,9 +1,9 @@
 """What a host that survived a fault still has of a commit, and how the rest of its shard is filled.
 
 A survivor's tables are cut anew for the placement of the new generation: buckets that stay are copied or stay where they are, others are let go,
-table by table, so that beside the tables at most one is there twice. Buckets that go to other hosts are kept for them (`workers.moves`), as far
-as that takes no more memory than there was. Which buckets hold the rows of the commit is believed only after their digests were compared with
-the manifest's; what differs, or was never here, comes from the host that had it, or from the commit's files.
+table by table and bucket by bucket, each giving its memory back when it is copied. Buckets that go to other hosts are kept for them
+(`workers.moves`), as far as that takes no more memory than there was. Which buckets hold the rows of the commit is believed only after their
+digests were compared with the manifest's; what differs, or was never here, comes from the host that had it, or from the commit's files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from embedding.table_spec import TableSpec
 from workers.checkpoint_files import check_digest
 from workers.chunks import ChunkDamaged
 from workers.exchange import Mesh
+from workers.memory import let_go
 from workers.moves import ROUND_BYTES, BucketExchange, Moved, Place
 from workers.shards import TableFiles, check_table, read_shard
 from workers.storage import Store
@@ -109,13 +110,16 @@ class HeldRows:
             here |= {
                 bucket: self.leaving.pop((at, bucket)) for bucket in map(int, buckets) if (at, bucket) in self.leaving
             }
+            # What is copied is given back at once, so that the memory does not hold a table twice.
             for bucket in map(int, buckets):
                 for array, values in zip(new.bucket(bucket).values(), here.get(bucket, ()), strict=False):
                     array[...] = values
+                let_go(here.get(bucket, ()))
             for bucket in sorted(here.keys() - {*map(int, buckets)}):
                 if (room := room - spec.bucket_bytes) >= 0:
                     # A copy, since a view would hold the whole table.
                     self.leaving[at, bucket] = [values.copy() for values in here[bucket]]
+                    let_go(here[bucket])
             self.known[at] = np.array([int(bucket) in here for bucket in buckets], bool)
             found.append(new)
         return found

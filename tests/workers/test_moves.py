@@ -3,6 +3,8 @@ read from the commit's files, and nothing is lost."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -271,6 +273,40 @@ def test_what_leaves_takes_no_more_memory_than_there_was(tmp_path: Path, monkeyp
     filled = move.fill()
     assert [(one.buckets_kept, one.buckets_moved, one.buckets_read) for one in filled] == [(2, 1, 1), (2, 1, 1)]
     move.assert_committed()
+
+
+PEAK = """
+import resource
+import numpy as np
+from embedding.table import Table
+from tests.workers.test_moving_buckets import spec_of
+from workers.held_rows import HeldRows
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+spec = spec_of(0, 16_000_000, 6)
+table = Table(spec, np.arange(spec.layout.num_buckets))
+for array in (table.rows, *table.slots.values()):
+    array.fill(3.0)
+table.rows[-1] = 7.0
+size, before = table.size_bytes, peak_bytes()
+held = HeldRows("s000000001-g00000001", [np.ones(len(table.buckets), bool)])
+owners = (np.arange(spec.layout.num_buckets) >= spec.layout.num_buckets // 2).astype(np.int32)
+tables = [table]
+del table, array
+(kept,) = held.recut(tables, [spec], [owners], host=1)
+assert len(held.leaving) == len(kept.buckets) == spec.layout.num_buckets // 2
+assert (kept.rows[-1] == 7.0).all()
+print((peak_bytes() - before) / size)
+"""
+
+
+def test_a_table_that_is_cut_anew_is_not_there_twice() -> None:
+    """Hosts are added when memory is short. The half that stays and the half that leaves are copied, and what was copied is given back."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.3, "with everything copied before anything is given back it is one"
 
 
 def test_a_frame_that_is_longer_than_what_was_chosen_ends_the_exchange(
