@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,19 +29,43 @@ def _leave_signals_to_the_driver() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class _Actor:
-    """What both kinds of actor do: work for the driver that is heard, and answer beside it. `_worker`: who does the work."""
+def _prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    from workers.standby import prepare_host
 
-    def __init__(self) -> None:
+    prepare_host(job, table_buckets)
+
+
+def _device_process() -> Any:
+    # Imported here, so that the environment of the actor is complete before JAX reads it.
+    from workers.device_process import DeviceProcess
+
+    return DeviceProcess()
+
+
+def _prepare_device(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    """JAX is imported by now."""
+    from workers.standby import prepare_device
+
+    prepare_device(job)
+
+
+class _Actor:
+    """What both kinds of actor do: work for the driver that is heard, and answer beside it.
+
+    Args:
+      new_worker: makes who does the work.
+      prepare: makes this process ready for the work of a job with so many buckets a table.
+    """
+
+    def __init__(
+        self,
+        new_worker: Callable[[], Any],
+        prepare: Callable[[JobConfig | JobReference, tuple[int, ...]], None],
+    ) -> None:
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
-        self._worker = self._new_worker()
-
-    def _new_worker(self) -> Any:
-        raise NotImplementedError
-
-    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
-        raise NotImplementedError
+        self._worker = new_worker()
+        self._prepare = prepare
 
     def _watch_over(self, storage_url: str, generation: int, lease_timeout_s: float) -> None:
         """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
@@ -91,13 +116,8 @@ class _Actor:
 class _HostActor(_Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
-    def _new_worker(self) -> HostWorker:
-        return HostWorker()
-
-    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
-        from workers.standby import prepare_host
-
-        prepare_host(job, table_buckets)
+    def __init__(self) -> None:
+        super().__init__(HostWorker, _prepare_host)
 
     def start(self, spec: HostSpec) -> HostReady:
         """As `HostWorker.start`, on the address by which the cluster knows this machine."""
@@ -120,17 +140,8 @@ class _HostActor(_Actor):
 class _DeviceActor(_Actor):
     """One host's member of the JAX gang."""
 
-    def _new_worker(self) -> Any:
-        # Imported here, so that the environment of the actor is complete before JAX reads it.
-        from workers.device_process import DeviceProcess
-
-        return DeviceProcess()
-
-    def _prepare(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
-        """JAX is imported by now."""
-        from workers.standby import prepare_device
-
-        prepare_device(job)
+    def __init__(self) -> None:
+        super().__init__(_device_process, _prepare_device)
 
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of `DeviceProcess`."""
