@@ -44,6 +44,7 @@ __all__ = [
     "check_with_changes",
     "describe_changes",
     "digest_of",
+    "has_digest",
     "naming_changes",
     "read_base_array",
     "read_base_bucket",
@@ -340,6 +341,15 @@ def read_base_array(
             error.name, error.found, error.expected, place=describe_bucket(table, array.name, bucket)
         ) from error
     return chunk if out is not None else chunk[0]
+
+
+def has_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> bool:
+    """Whether rows and slots of a bucket are those that were committed; arguments as for `check_digest`."""
+    try:
+        check_digest(table, bucket, values)
+    except ChunkDamaged:
+        return False
+    return True
 
 
 def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:

@@ -17,8 +17,7 @@ import numpy as np
 
 from embedding.table import Table
 from embedding.table_spec import TableSpec
-from workers.checkpoint_files import check_digest
-from workers.chunks import ChunkDamaged
+from workers.checkpoint_files import has_digest
 from workers.exchange import Mesh
 from workers.memory import let_go
 from workers.moves import ROUND_BYTES, BucketExchange, Moved, Place
@@ -196,7 +195,7 @@ class HeldRows:
                 bucket = int(table.buckets[position])
                 if (at, bucket) in self.moved.places:
                     continue
-                known[position] = is_right = _is_right(entry, table, bucket)
+                known[position] = is_right = has_digest(entry, bucket, list(table.bucket(bucket).values()))
                 num_wrong += not is_right
                 on_chunk()
         verified = time.monotonic()
@@ -221,11 +220,3 @@ class HeldRows:
 
 def _num_bytes(arrays: Sequence[np.ndarray]) -> int:
     return sum(array.nbytes for array in arrays)
-
-
-def _is_right(entry: TableFiles, table: Table, bucket: int) -> bool:
-    try:
-        check_digest(entry, bucket, list(table.bucket(bucket).values()))
-    except ChunkDamaged:
-        return False
-    return True

@@ -20,8 +20,7 @@ from functools import partial
 import numpy as np
 
 from embedding.table import Table
-from workers.checkpoint_files import TableFiles, check_digest
-from workers.chunks import ChunkDamaged
+from workers.checkpoint_files import TableFiles, has_digest
 from workers.exchange import Mesh
 from workers.file_threads import FileThreads
 from workers.frames import Tag
@@ -191,7 +190,7 @@ class BucketExchange:
         """What is about to be sent is what was committed, or is not sent."""
 
         def prove(place: Place) -> None:
-            if not self._is_right(place, self.leaving[place]):
+            if not has_digest(self.files[place[0]], place[1], self.leaving[place]):
                 del self.leaving[place]
 
         for place in (place for places in due.values() for place in places if place in self.leaving):
@@ -246,18 +245,11 @@ class BucketExchange:
         for value in values:
             value.reshape(-1).view(np.uint8)[...] = data[start : start + value.nbytes]
             start += value.nbytes
-        if self._is_right(place, values):
+        if has_digest(self.files[at], bucket, values):
             self.known[at][int(np.searchsorted(self.tables[at].buckets, bucket))] = True
             self._moved.add(place)
         else:
             self._wrong.add(place)
-
-    def _is_right(self, place: Place, values: Sequence[np.ndarray]) -> bool:
-        try:
-            check_digest(self.files[place[0]], place[1], values)
-        except ChunkDamaged:
-            return False
-        return True
 
     def _tell(self, step: int, send: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Sends every other host some int64 numbers, at least one; what each of them sent."""

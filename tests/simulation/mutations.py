@@ -146,7 +146,7 @@ def skips_undo() -> Iterator[None]:
 @contextmanager
 def believes_survivors() -> Iterator[None]:
     """The rows of a host that lives on are not compared with the commit's digests."""
-    with patch.object(held_rows, "_is_right", lambda *_: True):
+    with patch.object(held_rows, "has_digest", lambda *_: True):
         yield
 
 
