@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass
 class FakeClock:
     """Sleeping takes no time. `now_s`: what both of its times say."""
 
-    def __init__(self, now_s: float = 100.0) -> None:
-        self.now_s = now_s
+    now_s: float = 100.0
 
     def monotonic_s(self) -> float:
         return self.now_s

@@ -14,13 +14,14 @@ from orchestrator.config import ConfigurationError, FailureConfig, ScalingConfig
 from orchestrator.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
 from orchestrator.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
 from orchestrator.membership import Node, Rules
+from tests.clock import FakeClock
 from workers.progress import Progress
 
 DIED, PEER, ERROR = FailureKind.DIED, FailureKind.PEER, FailureKind.ERROR
 
 
 @dataclass
-class Machines:
+class Machines(FakeClock):
     """A cluster of one-CPU machines by name, and the world's clock. `later`: what happens at which second."""
 
     free: dict[str, float] = field(default_factory=dict)
@@ -39,14 +40,8 @@ class Machines:
     most: int = 3
     may_share: bool = False
 
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
-
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+        super().sleep(seconds)
         for at in sorted(at for at in self.later if at <= self.now_s):
             self.later.pop(at)()
 

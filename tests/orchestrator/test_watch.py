@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.errors import FailureKind
 from orchestrator.watch import Deadlines, Silence, Watch, why_frozen
+from tests.clock import FakeClock
 from workers.process_signs import ProcessSigns
 from workers.progress import Progress
 
@@ -21,7 +22,7 @@ def signs(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessSign
 
 
 @dataclass
-class Scripted:
+class Scripted(FakeClock):
     """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of a worker; the machines of
     `lost` take no connection; `unheard_s` is what workers say that they do not hear."""
 
@@ -44,9 +45,6 @@ class Scripted:
     @property
     def backend(self) -> Any:
         return self
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
     @property
     def handles(self) -> Any:

@@ -269,8 +269,8 @@ class TestEveryBackend:
 def test_a_safe_name_stays_below_its_root(name: str) -> None:
     if is_safe_name(name):
         assert validate_name(name) == name
-        joined = os.path.normpath(os.path.join("/root/run", name))
-        assert joined == f"/root/run/{name}"
+        joined = os.path.normpath(os.path.join("/base/run", name))
+        assert joined == f"/base/run/{name}"
         assert name.isascii()
         assert name.isprintable()
     else:
