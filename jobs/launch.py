@@ -5,22 +5,18 @@ end is summed up.
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
 from jobs.data_arguments import data_arguments, plan_arguments
+from jobs.summary import command_name, show_summary
 from jobs.synthetic import DEFAULT_FOLDER
 from orchestrator.config import (
     CheckpointConfig,
     ConfigurationError,
-    Result,
     RunConfig,
     ScalingConfig,
     WarmStart,
@@ -32,7 +28,7 @@ from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
 from orchestrator.plan import summary
 from orchestrator.policy_record import PolicyRecord, read_policies
-from orchestrator.progress import ConsoleReporter, figures
+from orchestrator.progress import ConsoleReporter
 from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
@@ -124,7 +120,7 @@ def _refuse_existing(url: str) -> None:
     """`train` begins runs; going on with one is `resume`, which asks the run itself what it is."""
     if find_run(Store(url)) is not None:
         raise ConfigurationError(
-            f"Found a run in {url}. Expected none, since train begins a new one. Type: {_command()} resume {shlex.quote(url)}; "
+            f"Found a run in {url}. Expected none, since train begins a new one. Type: {command_name()} resume {shlex.quote(url)}; "
             f"or choose another --name."
         )
 
@@ -232,7 +228,9 @@ def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
     _introduce(run, scaling.least_hosts, reporter)
     started = time.monotonic()
     result = fit(run, scaling=scaling, config=config, reporter=reporter)
-    _sum_up(run, result, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    is_whole = result.stopped_by is None and result.step >= _total_steps(run)
+    show_summary(run.job, result, seconds=seconds, is_whole=is_whole)
     return EXIT_STOPPED if result.stopped_by else 0
 
 
@@ -254,64 +252,3 @@ def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:
     reporter.notice(summary(plan_tables(job, num_hosts=num_hosts, table_buckets=run.table_buckets)))
     if job.best_auc is not None:
         reporter.notice(f"best reachable AUC on the evaluation samples: {job.best_auc:.4f} (the planted model's own)")
-
-
-def _sum_up(run: OpenRun, result: Result, *, seconds: float) -> None:
-    """The end summary: what was done, how good it is, where it lies, what to type next."""
-    console = Console(highlight=False)
-    show = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
-    show("")
-    if result.step > result.total_steps:
-        show(
-            f"nothing left to train: the commit is of step {result.step}, and the run was to end at {result.total_steps}"
-        )
-    else:
-        end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
-        show(f"{end} at step {result.step} of {result.total_steps}")
-    show(
-        f"  trained      {result.num_samples:,} samples in {seconds:.1f} s all in all, {result.samples_per_s:,.0f} samples/s "
-        f"(median over windows)"
-    )
-    if result.losses:
-        last = sorted(result.losses)[-20:]
-        show(
-            f"  loss         {sum(result.losses[step] for step in last) / len(last):.4f} (mean of the last {len(last)} steps)"
-        )
-    if result.evaluations:
-        final = result.evaluations[-1]
-        quality = ", ".join(figures(final, run.job.baseline))
-        show(f"  evaluation   {quality}, log loss {final.log_loss:.4f} after step {final.step}")
-        if run.job.best_auc is not None:
-            share = (final.auc - 0.5) / (run.job.best_auc - 0.5)
-            show(f"  reachable    AUC {run.job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5")
-    if result.recoveries:
-        show(
-            f"  recoveries   {len(result.recoveries)}; {sum(r.discarded_steps for r in result.recoveries)} steps discarded and done again"
-        )
-    if result.failed_saves:
-        show(f"  storage      {result.failed_saves} saves failed; the last step is committed")
-    total_s = sum(result.phase_s.values())
-    if total_s:
-        longest = sorted(result.phase_s.items(), key=lambda item: -item[1])[:6]
-        show("  time         " + ", ".join(f"{phase} {spent / total_s:.0%}" for phase, spent in longest))
-    show(f"  run          {result.path}")
-    show(f"  next         {_command()} inspect {shlex.quote(_short_path(result.path))}")
-    if result.stopped_by or result.step < _total_steps(run):
-        show(
-            f"               {_command()} resume {shlex.quote(_short_path(result.path))}   (--hosts N for another number, MIN-MAX for a range)"
-        )
-
-
-def _command() -> str:
-    program = os.path.basename(sys.argv[0])
-    if program != "podembed":
-        return "python -m jobs.cli"
-    return sys.argv[0] if os.path.dirname(sys.argv[0]) else "podembed"
-
-
-def _short_path(path: str) -> str:
-    try:
-        relative = os.path.relpath(path)
-    except ValueError:
-        return path
-    return relative if "://" not in path and not relative.startswith("..") else path

@@ -16,6 +16,9 @@ from workers.fault_plan import FaultPlan
 from workers.job import JobConfig
 
 DEFAULT_STEP_TIMEOUT_S = 120.0
+# Below either of these a rate says little; a window takes about two seconds.
+SHORT_WINDOWS = 5
+SHORT_S = 10.0
 
 
 class ConfigurationError(ValueError):
@@ -376,7 +379,11 @@ class Result:
       path: folder of the run.
       step: steps trained in all, of `total_steps`.
       num_samples: samples trained by this call, without padding and without discarded steps.
-      samples_per_s: median over windows.
+      trained_s: seconds from the beginning of this call's first window of steps to the end of its last one, but for evaluations. Recoveries,
+        changes of hosts, discarded steps and waiting for commits count.
+      samples_per_s: `num_samples` over `trained_s`.
+      median_samples_per_s: of the windows whose steps count, each weighted with its seconds: how fast it went while nothing was in the way.
+      num_windows: whose steps count.
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
@@ -400,6 +407,14 @@ class Result:
     staleness: int = 0
     changes: tuple[HostsChange, ...] = ()
     failed_saves: int = 0
+    trained_s: float = 0.0
+    median_samples_per_s: float = 0.0
+    num_windows: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so little was trained that its rates say nothing about a longer run: caches were cold for much of it."""
+        return self.num_windows < SHORT_WINDOWS or self.trained_s < SHORT_S
 
 
 def check_policies(job: JobConfig, config: RunConfig) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, Publish, Publisher, PublishingThread
 from orchestrator.clock import SYSTEM_CLOCK, Clock, at_most_every
@@ -21,6 +20,7 @@ from orchestrator.errors import JobFailed, WorkerFailure, is_host_fault
 from orchestrator.filling_alarms import filling_alarms
 from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
+from orchestrator.history import History
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
 from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
@@ -42,30 +42,6 @@ from workers.storage_errors import StorageError
 
 HEARTBEAT_S = 5.0
 NOTABLE_WAIT_S = 1.0
-
-
-@dataclass(slots=True)
-class _History:
-    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is lost.
-
-    Attributes:
-      samples: (last step, samples) of each window.
-      rates: samples a second of each window.
-    """
-
-    losses: dict[int, float] = field(default_factory=dict)
-    samples: list[tuple[int, int]] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    phase_s: dict[str, float] = field(default_factory=dict)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    recoveries: list[Recovery] = field(default_factory=list)
-    failed_saves: int = 0
-
-    def cut(self, step: int) -> None:
-        """Forgets what was done after `step` steps."""
-        self.losses = {at: loss for at, loss in self.losses.items() if at < step}
-        self.samples = [(at, count) for at, count in self.samples if at <= step]
-        self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +98,7 @@ class Driver:
         self._stop = stop
         self._clock = clock
         self._publisher = publisher
-        self._history = _History()
+        self._history = History()
         plan = training_plan(
             run.train_index, num_lanes=run.job.num_lanes, batch_size=run.job.batch_size, seed=run.job.seed
         )
@@ -348,26 +324,29 @@ class Driver:
 
     def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
-        started = self._clock.monotonic_s()
+        began_s = self._clock.monotonic_s()
         # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
         hosts, devices = group.train(first, last, is_followed=not self._saves.may_follow(last))
-        seconds = self._clock.monotonic_s() - started
+        ended_s = self._clock.monotonic_s()
         self._put_aside([row for host in hosts for row in host.bad_rows])
-        group.deadlines = self._health.take(hosts, seconds=seconds, num_steps=last - first)
+        group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=last - first)
         self._check_losses(first, devices[0].losses)
-        history, num_steps = self._history, last - first
-        history.losses.update(zip(range(first, last), devices[0].losses, strict=True))
-        num_samples = sum(host.num_samples for host in hosts)
-        history.samples.append((last, num_samples))
-        history.rates.append(num_samples / seconds)
-        for phase, spent in hosts[0].phase_s.items():
-            history.phase_s[phase] = history.phase_s.get(phase, 0.0) + spent
+        num_steps = last - first
+        done = self._history.window(
+            generation=self._run.generation,
+            first_step=first,
+            losses=devices[0].losses,
+            num_samples=sum(host.num_samples for host in hosts),
+            phase_s=hosts[0].phase_s,
+            began_s=began_s,
+            ended_s=ended_s,
+        )
         self._reporter.window(
             WindowReport(
                 step=last,
                 total_steps=self._schedule.total_steps,
-                samples_per_s=num_samples / seconds,
-                loss=statistics.fmean(devices[0].losses),
+                samples_per_s=done.samples_per_s,
+                loss=done.loss,
                 phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
                 num_hosts=group.num_hosts,
                 generation=self._run.generation,
@@ -379,7 +358,7 @@ class Driver:
                 failed_saves=commits.failed_in_a_row,
             )
         )
-        return seconds / num_steps
+        return done.seconds / num_steps
 
     def _put_aside(self, rows: Sequence[BadRow]) -> None:
         """Writes malformed rows that hosts left out to the run's folder.
@@ -409,6 +388,7 @@ class Driver:
                 )
 
     def _evaluate(self, group: WorkerGroup, step: int) -> None:
+        began_s = self._clock.monotonic_s()
         parts = group.evaluate()
         self._put_aside([row for part in parts for row in part.bad_rows])
         job = self._run.job
@@ -420,7 +400,7 @@ class Driver:
             num_samples=len(scores.labels),
             metrics={metric.name: metric.of(scores) for metric in job.metrics},
         )
-        self._history.evaluations.append(evaluation)
+        self._history.evaluation(evaluation, seconds=self._clock.monotonic_s() - began_s)
         self._reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
 
     def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
@@ -582,9 +562,11 @@ class Driver:
             path=self._run.url,
             step=step,
             total_steps=self._schedule.total_steps,
-            num_samples=sum(count for _, count in history.samples),
-            # The first window compiles nothing but is a single step; it says little.
-            samples_per_s=statistics.median(history.rates[1:] or history.rates or [0.0]),
+            num_samples=history.num_samples,
+            trained_s=history.trained_s,
+            samples_per_s=history.num_samples / history.trained_s if history.trained_s > 0 else 0.0,
+            median_samples_per_s=history.median_samples_per_s,
+            num_windows=len(history.windows),
             losses=dict(history.losses),
             evaluations=tuple(history.evaluations),
             recoveries=tuple(history.recoveries),

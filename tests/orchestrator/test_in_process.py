@@ -94,6 +94,9 @@ def test_a_run_trains_commits_and_evaluates(small_data: str, tmp_path: Path) -> 
     assert all(0.3 < evaluation.auc < 1.0 for evaluation in result.evaluations)
     assert result.commit == "s000000024-g00000001"
     assert result.recoveries == ()
+    assert result.num_samples == sum(window * 96 for window in [STEPS]) - (20 * 96 - 1_900)
+    assert result.samples_per_s == pytest.approx(result.num_samples / result.trained_s)
+    assert result.is_short
     store = Store(result.path)
     assert read_heartbeat(store, 1) is None, "the lease was not released"
 

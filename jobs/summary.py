@@ -1,0 +1,109 @@
+"""The end of `podembed train` and `podembed resume` in words: what was done, how good it is, where it lies, what to type next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+
+from orchestrator.config import Result
+from orchestrator.progress import figures
+from orchestrator.text_tables import plural
+from workers.job import JobConfig
+
+LINE_WIDTH = 80
+
+
+def show_summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -> None:
+    """Prints how a run ended.
+
+    Args:
+      seconds: all in all, from the start of the command.
+      is_whole: whether nothing is left to train.
+    """
+    console = Console(highlight=False)
+    for line in ("", *summary(job, result, seconds=seconds, is_whole=is_whole)):
+        # Paths and commands are copied, so a line is never broken.
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -> Iterator[str]:
+    """The lines of `show_summary`."""
+    if result.step > result.total_steps:
+        yield f"nothing left to train: the commit is of step {result.step}, and the run was to end at {result.total_steps}"
+    else:
+        end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
+        yield f"{end} at step {result.step} of {result.total_steps}, {seconds:.1f} s all in all"
+    yield from _rates(result)
+    if result.losses:
+        last = sorted(result.losses)[-20:]
+        mean = sum(result.losses[step] for step in last) / len(last)
+        yield f"  loss         {mean:.4f} (mean of the last {plural(len(last), 'step')})"
+    if result.evaluations:
+        final = result.evaluations[-1]
+        quality = ", ".join(figures(final, job.baseline))
+        yield f"  evaluation   {quality}, log loss {final.log_loss:.4f} after step {final.step}"
+        if job.best_auc is not None:
+            share = (final.auc - 0.5) / (job.best_auc - 0.5)
+            yield f"  reachable    AUC {job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5"
+    if result.recoveries:
+        discarded = sum(recovery.discarded_steps for recovery in result.recoveries)
+        yield f"  recoveries   {len(result.recoveries)}; {plural(discarded, 'step')} discarded and done again"
+    if result.failed_saves:
+        yield f"  storage      {plural(result.failed_saves, 'save')} failed; the last step is committed"
+    if result.phase_s:
+        yield _phases(result.phase_s)
+    yield f"  run          {result.path}"
+    yield f"  next         {command_name()} inspect {shlex.quote(_short_path(result.path))}"
+    if not is_whole:
+        yield f"               {command_name()} resume {shlex.quote(_short_path(result.path))}"
+        yield "               (--hosts N for another number, MIN-MAX for a range)"
+
+
+def _phases(phase_s: Mapping[str, float]) -> str:
+    """Shares of the longest phases of the steps, as many as fit a line."""
+    total_s = sum(phase_s.values()) or 1.0
+    line = "  time         "
+    for phase, spent_s in sorted(phase_s.items(), key=lambda item: -item[1]):
+        part = f"{phase} {spent_s / total_s:.0%}, "
+        if len(line) + len(part) - 2 > LINE_WIDTH:
+            break
+        line += part
+    return line.rstrip(", ")
+
+
+def _rates(result: Result) -> Iterator[str]:
+    """Samples over seconds, and what is in these seconds; beside it how fast it went while nothing was in the way."""
+    if not result.num_windows:
+        return
+    recoveries = len(result.recoveries)
+    within = f", with {recoveries} recover{'y' if recoveries == 1 else 'ies'}" if recoveries else ""
+    yield (
+        f"  trained      {result.num_samples:,} samples in {result.trained_s:.1f} s: "
+        f"{result.samples_per_s:,.0f} samples/s"
+    )
+    yield f"               (first step to last{within}; starting and evaluating left out)"
+    yield (
+        f"               {result.median_samples_per_s:,.0f} samples/s in the median of {plural(result.num_windows, 'window')}"
+    )
+    if result.is_short:
+        yield "               a short run: its rates say little about a longer one"
+
+
+def command_name() -> str:
+    """How this program was called, for commands that one can copy."""
+    program = os.path.basename(sys.argv[0])
+    if program != "podembed":
+        return "python -m jobs.cli"
+    return sys.argv[0] if os.path.dirname(sys.argv[0]) else "podembed"
+
+
+def _short_path(path: str) -> str:
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:
+        return path
+    return relative if "://" not in path and not relative.startswith("..") else path

@@ -1,0 +1,82 @@
+"""The words at the end of a run: rates that say what they are, and lines that fit a terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from jobs.summary import summary
+from orchestrator.config import Evaluation, Recovery, Result
+from tests.small_job import small_job
+from workers.job import JobConfig
+
+
+@pytest.fixture(scope="module")
+def job(small_data: str) -> JobConfig:
+    return small_job(folder=small_data)
+
+
+def result(**changes: object) -> Result:
+    base = Result(
+        path="/runs/x",
+        step=10_000_000,
+        total_steps=10_000_000,
+        num_samples=1_000_000_000,
+        samples_per_s=27_777.7,
+        losses=dict.fromkeys(range(20), 0.5),
+        evaluations=(Evaluation(step=10_000_000, auc=0.7, log_loss=0.5, num_samples=10),),
+        recoveries=(),
+        phase_s={
+            "row exchange": 10.0,
+            "gradient exchange": 5.0,
+            "wait for device": 3.0,
+            "vector exchange": 2.0,
+            "x": 1.0,
+        },
+        commit="s010000000-g00000001",
+        trained_s=36_000.0,
+        median_samples_per_s=31_111.1,
+        num_windows=18_000,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def lines(job: JobConfig, result: Result) -> list[str]:
+    return [*summary(job, result, seconds=36_100.0, is_whole=True)]
+
+
+def test_the_rate_is_told_with_its_seconds_and_the_median_beside_it(job: JobConfig) -> None:
+    told = "\n".join(lines(job, result()))
+    assert "1,000,000,000 samples in 36000.0 s: 27,778 samples/s" in told
+    assert "31,111 samples/s in the median of 18,000 windows" in told
+    assert "short run" not in told
+    recovery = Recovery(
+        generation=2,
+        cause="",
+        base_step=0,
+        discarded_steps=9,
+        detect_s=0,
+        stop_s=0,
+        start_s=0,
+        restore_s=0,
+        compile_s=0,
+    )
+    told = "\n".join(lines(job, result(recoveries=(recovery, recovery))))
+    assert "first step to last, with 2 recoveries; starting and evaluating left out" in told
+
+
+@pytest.mark.parametrize("changes", [{"num_windows": 2}, {"trained_s": 3.0}])
+def test_a_short_run_says_that_it_was_short(job: JobConfig, changes: dict[str, object]) -> None:
+    assert any("a short run" in line for line in lines(job, result(**changes)))
+
+
+def test_a_call_that_trained_nothing_tells_no_rate(job: JobConfig) -> None:
+    told = "\n".join(lines(job, result(num_windows=0, num_samples=0, trained_s=0.0)))
+    assert "samples/s" not in told
+
+
+def test_lines_fit_a_terminal(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["podembed"])
+    assert max(map(len, lines(job, result()))) <= 80

@@ -1,0 +1,70 @@
+"""Bookkeeping of a driver's call: which samples count, which seconds count, and the rates that follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config import Evaluation
+from orchestrator.history import History
+
+
+def trained(history: History, first: int, steps: int, *, seconds: float, at_s: float, generation: int = 1) -> float:
+    """A window of so many steps of 100 samples each that begins at a time. Returns when it ended."""
+    history.window(
+        generation=generation,
+        first_step=first,
+        losses=[0.5] * steps,
+        num_samples=100 * steps,
+        phase_s={"device": seconds},
+        began_s=at_s,
+        ended_s=at_s + seconds,
+    )
+    return at_s + seconds
+
+
+def evaluation(step: int) -> Evaluation:
+    return Evaluation(step=step, auc=0.7, log_loss=0.5, num_samples=10)
+
+
+def test_the_rate_is_samples_over_seconds_and_not_the_median_of_unequal_windows() -> None:
+    """Many short fast windows beside one long slow one: the median of the windows' rates would be 1000, though most of the time went at 50."""
+    history, now_s = History(), 10.0
+    for step in range(5):
+        now_s = trained(history, step, 1, seconds=0.1, at_s=now_s)
+    now_s = trained(history, 5, 5, seconds=10.0, at_s=now_s)
+    assert history.num_samples == 1000
+    assert history.trained_s == pytest.approx(10.5)
+    assert history.median_samples_per_s == pytest.approx(50)
+
+
+def test_lost_steps_are_no_samples_but_their_time_was_spent() -> None:
+    history = History()
+    trained(history, 0, 10, seconds=1.0, at_s=0.0)
+    trained(history, 10, 90, seconds=1.0, at_s=1.0)
+    history.cut(10)
+    # Five seconds of recovery, then the same steps at a tenth of the speed.
+    trained(history, 10, 90, seconds=10.0, at_s=7.0, generation=2)
+    assert history.num_samples == 100 * 100
+    assert history.trained_s == pytest.approx(17.0)
+    assert [window.generation for window in history.windows] == [1, 2]
+    assert history.median_samples_per_s == pytest.approx(900)
+    assert sorted(history.losses) == list(range(100))
+
+
+def test_evaluations_between_steps_are_no_training_and_one_at_the_end_changes_nothing() -> None:
+    history = History()
+    trained(history, 0, 10, seconds=1.0, at_s=0.0)
+    history.evaluation(evaluation(10), seconds=30.0)
+    trained(history, 10, 10, seconds=1.0, at_s=31.0)
+    assert history.trained_s == pytest.approx(2.0)
+    history.evaluation(evaluation(20), seconds=30.0)
+    assert history.trained_s == pytest.approx(2.0)
+    assert [made.step for made in history.evaluations] == [10, 20]
+    history.cut(10)
+    assert [made.step for made in history.evaluations] == [10]
+
+
+def test_nothing_trained_has_no_rate() -> None:
+    history = History()
+    history.evaluation(evaluation(0), seconds=5.0)
+    assert (history.num_samples, history.trained_s, history.median_samples_per_s) == (0, 0.0, 0.0)
