@@ -24,6 +24,7 @@ BUILT_IN_JOBS = {
     "criteo": "jobs.criteo:criteo",
     "movielens": "jobs.movielens:movielens",
 }
+EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +167,19 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exits with 0 when all steps are done, else with one of the codes of `orchestrator.errors`."""
+    try:
+        try:
+            _main(arguments)
+        finally:
+            # Here, where a closed pipe can be met; at the interpreter's end it would print a traceback.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # As after `| head`: who read the output has enough of it. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_NO_READER)
+
+
+def _main(arguments: list[str] | None) -> None:
     own, supervised = supervise.split(sys.argv[1:] if arguments is None else arguments)
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]

@@ -7,10 +7,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 
-from rich.console import Console
-
 from orchestrator.config import Result
-from orchestrator.progress import figures
+from orchestrator.progress import LastingConsole, figures
 from orchestrator.text_tables import plural
 from workers.job import JobConfig
 
@@ -24,7 +22,7 @@ def show_summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bo
       seconds: all in all, from the start of the command.
       is_whole: whether nothing is left to train.
     """
-    console = Console(highlight=False)
+    console = LastingConsole(highlight=False)
     for line in ("", *summary(job, result, seconds=seconds, is_whole=is_whole)):
         # Paths and commands are copied, so a line is never broken.
         console.print(line, soft_wrap=True, markup=False)

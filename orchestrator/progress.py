@@ -5,6 +5,9 @@ The driver reports facts as values; how they look is decided here and nowhere el
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -84,11 +87,22 @@ class SilentReporter:
     def close(self) -> None: ...
 
 
+class LastingConsole(Console):
+    """A console whose program goes on when nobody reads its output any more, as behind `| head` or a `tee` that was killed."""
+
+    def on_broken_pipe(self) -> None:
+        # Rich ends the program here. Hours of training are worth more than their lines.
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        with contextlib.suppress(OSError):
+            print("podembed: nobody reads the output any more; the run goes on without it", file=sys.stderr)
+
+
 class ConsoleReporter:
     """Prints to a terminal or a log. Mutated: the live panel and the time of the last line."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or LastingConsole(highlight=False)
         self._live: Live | None = None
         self._last_line_s = 0.0
 

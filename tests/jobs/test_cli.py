@@ -292,3 +292,50 @@ def test_hosts_that_are_neither_are_refused(text: str) -> None:
 
     with pytest.raises(ConfigurationError, match="Expected a number such as 4, or a range such as 2-8"):
         parse_hosts(text)
+
+
+def read_one_line(arguments: Sequence[str], folder: Path) -> tuple[str, int, str]:
+    """What `podembed ... | head -1` shows, with the exit code and the errors of the command."""
+    program = Path(sys.executable).with_name("podembed")
+    # So that the command meets the closed pipe as soon as it prints, whatever is buffered.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [str(program), *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        line = child.stdout.readline().decode()
+        child.stdout.close()
+        errors = child.stderr.read().decode()
+    return line, child.returncode, errors
+
+
+def closed_output(arguments: Sequence[str], folder: Path, *, is_unbuffered: bool) -> tuple[int, str]:
+    """Exit code and errors of a command whose output nobody reads at all."""
+    program = Path(sys.executable).with_name("podembed")
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | ({"PYTHONUNBUFFERED": "1"} if is_unbuffered else {})
+    done = subprocess.run(
+        [str(program), *arguments], cwd=folder, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["inspect"]])
+def test_a_reader_that_leaves_is_no_error(
+    command: list[str], is_unbuffered: bool, trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    arguments = [*command, str(trained[0])] if command == ["inspect"] else command
+    assert closed_output(arguments, tmp_path, is_unbuffered=is_unbuffered) == (141, "")
+
+
+def test_training_goes_on_when_nobody_reads_its_lines(small_data: str, tmp_path: Path) -> None:
+    arguments = ["train", *JOB, "--set", f"folder={small_data}", "--in-process", "--max-steps", "6"]
+    line, code, errors = read_one_line([*arguments, "--storage", "runs", "--name", "x"], tmp_path)
+    assert line.startswith("job small")
+    assert code == 0
+    assert errors == "podembed: nobody reads the output any more; the run goes on without it\n"
+    assert (tmp_path / "runs/x/commit/s000000006-g00000001.json").exists()
