@@ -71,7 +71,9 @@ class Train:
     keep_every: int | None = None
     """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
     keep_best: int | None = None
-    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    metric: str | None = None
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None
@@ -109,7 +111,9 @@ class Resume:
     keep_every: int | None = None
     """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
     keep_best: int | None = None
-    """Also keep so many commits with the best AUC, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    metric: str | None = None
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: int | None = None

@@ -204,13 +204,17 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
         keep_best = recorded.keep_best if keep_best is None else keep_best
     elif keep is None:
         keep = KEPT_COMMITS
+    # Of a run that has kept nothing by a metric so far, the recorded one is only the default of its time.
+    is_used = recorded is not None and recorded.config.uses_metric
+    metric = command.metric or (recorded.metric if recorded and is_used else None)
     by_clock_alone = command.checkpoint_seconds is not None and command.checkpoint_every is None
     return RunConfig(
         checkpoint_config=CheckpointConfig(
             every_steps=None if by_clock_alone else spread(command.checkpoint_every, COMMITS_A_RUN),
             every_seconds=command.checkpoint_seconds,
             on_best=on_best,
-            metric=recorded.config.metric if recorded else "auc",
+            metric=metric,
+            metric_order=recorded.config.metric_order if recorded and metric == recorded.metric else None,
             num_to_keep=keep,
             keep_every_steps=keep_every,
             keep_best=keep_best or 0,

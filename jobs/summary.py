@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -42,9 +43,10 @@ def summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -
         yield f"  loss         {mean:.4f} (mean of the last {plural(len(last), 'step')})"
     if result.evaluations:
         final = result.evaluations[-1]
-        quality = ", ".join(figures(final, job.baseline))
-        yield f"  evaluation   {quality}, log loss {final.log_loss:.4f} after step {final.step}"
-        if job.best_auc is not None:
+        losses = [f"{name} {value:.4f}" for name, value in final.losses.items()]
+        quality = ", ".join([*figures(final, job.baseline), *losses])
+        yield f"  evaluation   {quality} after step {final.step}"
+        if job.best_auc is not None and not math.isnan(final.auc):
             share = (final.auc - 0.5) / (job.best_auc - 0.5)
             yield f"  reachable    AUC {job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5"
     if result.recoveries:

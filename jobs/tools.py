@@ -95,7 +95,7 @@ class Prune:
     keep_every: int | None = None
     """Also keep the first commit at or after each multiple of so many steps. Default: as the run does; 0 for none."""
     keep_best: int | None = None
-    """Also keep so many commits with the best AUC. Default: as the run does; 0 for none."""
+    """Also keep so many commits with the best metric. Default: as the run does; 0 for none."""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
@@ -228,6 +228,7 @@ def _prune(command: Prune) -> int:
             keep_every_steps=own.keep_every_steps if command.keep_every is None else command.keep_every or None,
             keep_best=own.keep_best if command.keep_best is None else command.keep_best,
             metric=own.metric,
+            metric_order=own.metric_order,
         ).keep_policies
     removal = prune(
         command.run,

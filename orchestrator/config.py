@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from orchestrator.keep_policies import KeepBest, KeepEvery, KeepPolicy
-from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, MetricName, OnBest, SavePolicy
+from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
 from workers.fault_plan import FaultPlan
 from workers.job import JobConfig
+from workers.quality import has_logits
 
+DEFAULT_METRIC = "auc"
 DEFAULT_STEP_TIMEOUT_S = 120.0
 # Below either of these a rate says little; a window takes about two seconds.
 SHORT_WINDOWS = 5
@@ -86,7 +88,10 @@ class CheckpointConfig:
       every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given. With neither of them
         nor `on_best`, commit after evaluations.
       on_best: commit after an evaluation that is better than that of every commit so far.
-      metric: what "best" means here: the highest `auc` or the lowest `log_loss`.
+      metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of `JobConfig.metrics`.
+        None stands for `auc`, and for `loss` where the job declares a loss.
+      metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric (`lower_is_better`), or
+        else its name: a name that ends with `loss` means the lowest.
       num_to_keep: newest commits kept, at least 2; None keeps all.
       keep_every_steps: also keep the first commit at or after each multiple of so many steps.
       keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
@@ -99,7 +104,8 @@ class CheckpointConfig:
     every_steps: int | None = None
     every_seconds: float | None = None
     on_best: bool = False
-    metric: MetricName = "auc"
+    metric: str | None = None
+    metric_order: Order | None = None
     num_to_keep: int | None = 3
     keep_every_steps: int | None = None
     keep_best: int = 0
@@ -113,9 +119,13 @@ class CheckpointConfig:
                 raise ConfigurationError(f"Found {name}={steps}. Expected at least 1, or None.")
         if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
             raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
-        if self.metric not in get_args(MetricName):
+        if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
             raise ConfigurationError(
-                f"Found metric={self.metric!r}. Expected one of {', '.join(get_args(MetricName))}. Choose one of them."
+                f"Found metric={self.metric!r}. Expected the name of a metric, such as 'auc' or 'loss'. Choose one, or None."
+            )
+        if self.metric_order not in (None, *get_args(Order)):
+            raise ConfigurationError(
+                f"Found metric_order={self.metric_order!r}. Expected one of {', '.join(get_args(Order))}, or None. Choose one of them."
             )
         if self.keep_best < 0:
             raise ConfigurationError(f"Found keep_best={self.keep_best}. Expected at least 0.")
@@ -135,7 +145,7 @@ class CheckpointConfig:
         if self.every_seconds is not None:
             policies.append(EverySeconds(self.every_seconds))
         if self.on_best:
-            policies.append(OnBest(self.metric))
+            policies.append(OnBest(self.metric or DEFAULT_METRIC, self.metric_order))
         return tuple(policies) or (AfterEvaluation(),)
 
     @property
@@ -145,8 +155,13 @@ class CheckpointConfig:
         if self.keep_every_steps is not None:
             policies.append(KeepEvery(self.keep_every_steps))
         if self.keep_best:
-            policies.append(KeepBest(self.keep_best, self.metric))
+            policies.append(KeepBest(self.keep_best, self.metric or DEFAULT_METRIC, self.metric_order))
         return tuple(policies)
+
+    @property
+    def uses_metric(self) -> bool:
+        """Whether anything hangs on which commit is the best."""
+        return self.on_best or self.keep_best > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +298,10 @@ class Evaluation:
     """Quality on the evaluation data after `step` steps.
 
     Attributes:
+      auc: of the scores; NaN where it has no meaning: labels other than 0 and 1, or one of them alone.
+      log_loss: of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores for something else.
       metrics: name to value of the job's own metrics.
+      loss: mean of the job's loss, weighted by the samples' weights.
     """
 
     step: int
@@ -291,17 +309,30 @@ class Evaluation:
     log_loss: float
     num_samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: float = math.nan
 
     @property
     def figures(self) -> dict[str, float]:
-        """AUC and the job's own metrics by the names under which they are printed."""
-        return {"AUC": self.auc, **self.metrics}
+        """AUC and the job's own metrics by the names under which they are printed, as far as they have a meaning."""
+        return {**({} if math.isnan(self.auc) else {"AUC": self.auc}), **self.metrics}
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The log loss and the job's loss by the names under which they are printed: the latter alone where it is another one."""
+        is_same = math.isclose(self.loss, self.log_loss, rel_tol=1e-4)
+        values = {"log loss": self.log_loss, "loss": math.nan if is_same else self.loss}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All that has a meaning, by the names that `CheckpointConfig.metric` takes."""
+        values = {"auc": self.auc, "log_loss": self.log_loss, "loss": self.loss}
+        return {**{name: value for name, value in values.items() if not math.isnan(value)}, **self.metrics}
 
     @property
     def comparable(self) -> dict[str, float]:
         """What policies compare; numbers that are not finite compare with nothing and are left out."""
-        values = {"auc": self.auc, "log_loss": self.log_loss, **self.metrics}
-        return {name: value for name, value in values.items() if math.isfinite(value)}
+        return {name: value for name, value in self.values.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,11 +452,35 @@ def check_policies(job: JobConfig, config: RunConfig) -> None:
     """Refuses policies that do not go with a job; asked before anything is made.
 
     Raises:
-      ConfigurationError: commits that follow the clock, with stale lookups.
+      ConfigurationError: commits that follow the clock, with stale lookups; or the best commits by a metric that the job does not have.
     """
+    with_metric(job, config.checkpoint_config)
     every_seconds = config.checkpoint_config.every_seconds
     if job.staleness and every_seconds is not None:
         raise ConfigurationError(
             f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale lookup is not made across a "
             "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
         )
+
+
+def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
+    """The same with a metric of the job, and whether its highest or lowest value is the best.
+
+    Raises:
+      ConfigurationError: something hangs on a metric that no evaluation of the job can have.
+    """
+    own = {metric.name: metric for metric in job.metrics}
+    known = [*(["auc", "log_loss"] if has_logits(job.loss) else ["auc"]), "loss", *own]
+    metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
+    if config.uses_metric and metric not in known:
+        logits = " With a loss of your own log_loss is one of JobConfig.metrics: workers.ranking.LogLoss()."
+        raise ConfigurationError(
+            f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations have: {', '.join(known)}. "
+            f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
+            f"{logits if metric == 'log_loss' else ''}"
+        )
+    order = config.metric_order
+    is_lower_better = getattr(own.get(metric), "lower_is_better", None)
+    if order is None and is_lower_better is not None:
+        order = "min" if is_lower_better else "max"
+    return replace(config, metric=metric, metric_order=order)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, Publish, Publisher, PublishingThread
 from orchestrator.clock import SYSTEM_CLOCK, Clock, at_most_every
-from orchestrator.config import Evaluation, Recovery, Result, RunConfig, ScalingConfig, check_policies
+from orchestrator.config import Recovery, Result, RunConfig, ScalingConfig, check_policies
 from orchestrator.dead_letters import DeadLetters
 from orchestrator.device_notices import device_notices
 from orchestrator.errors import JobFailed, WorkerFailure, is_host_fault
+from orchestrator.evaluations import evaluation_of, require_metric
 from orchestrator.filling_alarms import filling_alarms
 from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
@@ -37,7 +38,6 @@ from orchestrator.worker_group import Backend, Receipts, WorkerGroup
 from workers.bad_rows import BadRow
 from workers.input import training_plan
 from workers.progress import Laps
-from workers.quality import Scores
 from workers.storage_errors import StorageError
 
 HEARTBEAT_S = 5.0
@@ -392,16 +392,11 @@ class Driver:
         parts = group.evaluate()
         self._put_aside([row for part in parts for row in part.bad_rows])
         job = self._run.job
-        scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights, part.groups) for part in parts])
-        evaluation = Evaluation(
-            step=step,
-            auc=scores.auc(),
-            log_loss=scores.log_loss(),
-            num_samples=len(scores.labels),
-            metrics={metric.name: metric.of(scores) for metric in job.metrics},
-        )
+        evaluation = evaluation_of(job, parts, step=step)
         self._history.evaluation(evaluation, seconds=self._clock.monotonic_s() - began_s)
         self._reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
+        if step < self._schedule.total_steps:
+            require_metric(job, self._config.checkpoint_config, evaluation)
 
     def _commits_of(self, group: WorkerGroup, lease: Lease, base: Manifest | None) -> BackgroundCommits:
         def acknowledge(manifest: Manifest, seconds: float) -> None:

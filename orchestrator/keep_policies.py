@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.save_policies import MetricName, is_better
+from orchestrator.save_policies import Order, is_better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,11 @@ class KeepBest:
     """The `count` with the best metric; of equal ones the older."""
 
     count: int
-    metric: MetricName
+    metric: str
+    order: Order | None = None
 
     def kept(self, commits: Sequence[Committed]) -> Collection[str]:
-        sign = 1.0 if is_better(self.metric, 0.0, 1.0) else -1.0
+        sign = 1.0 if is_better(self.metric, 0.0, 1.0, order=self.order) else -1.0
         scored = [commit for commit in commits if self.metric in commit.metrics]
         ranked = sorted(scored, key=lambda commit: (sign * commit.metrics[self.metric], commit.step))
         return [commit.name for commit in ranked[: self.count]]

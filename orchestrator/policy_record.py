@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from orchestrator.config import CheckpointConfig, ConfigurationError
-from orchestrator.records import decode, encode, read_document
+from orchestrator.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
+from orchestrator.records import encode, from_document, read_document
 from workers.storage import Store
-from workers.strict_json import DocumentRefused
+from workers.strict_json import DocumentRefused, unseal
 
 FOLDER = "policies"
 _FILE = re.compile(r"g(\d{8,12})\.json")
@@ -29,6 +29,7 @@ class PolicyRecord:
     keep_best: int
     metric: str
     on_best: bool
+    metric_order: str | None = None
 
     @staticmethod
     def of(config: CheckpointConfig, *, generation: int) -> PolicyRecord:
@@ -37,8 +38,9 @@ class PolicyRecord:
             num_to_keep=config.num_to_keep,
             keep_every_steps=config.keep_every_steps,
             keep_best=config.keep_best,
-            metric=config.metric,
+            metric=config.metric or DEFAULT_METRIC,
             on_best=config.on_best,
+            metric_order=config.metric_order,
         )
 
     @property
@@ -52,8 +54,9 @@ class PolicyRecord:
             num_to_keep=self.num_to_keep,
             keep_every_steps=self.keep_every_steps,
             keep_best=self.keep_best,
-            metric=self.metric,  # pyright: ignore[reportArgumentType]  # checked there
+            metric=self.metric,
             on_best=self.on_best,
+            metric_order=self.metric_order,  # pyright: ignore[reportArgumentType]  # checked there
         )
 
     def is_same(self, other: PolicyRecord) -> bool:
@@ -72,7 +75,9 @@ def read_policies(store: Store) -> PolicyRecord | None:
         return None
     newest = max(names, key=_generation)
     name = f"{FOLDER}/{newest}"
-    record = decode(PolicyRecord, name, read_document(store, name, max_bytes=_MAX_BYTES))
+    document = unseal(name, read_document(store, name, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
+    # Records of older versions do not have it; their metrics are told by their names.
+    record = from_document(PolicyRecord, name, {"metric_order": None, **document})
     if record.generation != _generation(newest):
         raise DocumentRefused(name, f"policies of generation {record.generation}", f"those of {_generation(newest)}")
     try:
@@ -99,4 +104,11 @@ def _generation(file: str) -> int:
 
 
 def _without_generation(record: PolicyRecord) -> tuple[object, ...]:
-    return (record.num_to_keep, record.keep_every_steps, record.keep_best, record.metric, record.on_best)
+    return (
+        record.num_to_keep,
+        record.keep_every_steps,
+        record.keep_best,
+        record.metric,
+        record.on_best,
+        record.metric_order,
+    )

@@ -122,10 +122,9 @@ class ConsoleReporter:
 
     def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
         best = "" if best_auc is None else f"  (best reachable {best_auc:.4f})"
-        self.notice(
-            f"step {evaluation.step:>6}  evaluation: {'  '.join(figures(evaluation, baseline))}{best}  log loss {evaluation.log_loss:.4f}  "
-            f"on {evaluation.num_samples:,} samples"
-        )
+        losses = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.losses.items())
+        shown = "  ".join(filter(None, ["  ".join(figures(evaluation, baseline)) + best, losses]))
+        self.notice(f"step {evaluation.step:>6}  evaluation: {shown}  on {evaluation.num_samples:,} samples")
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
         self.notice(f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s")
@@ -171,7 +170,7 @@ def describe_filling(filling: Mapping[str, Any]) -> str:
 
 
 def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
-    """AUC and the job's own metrics in words, each with the baseline's behind it where that is known."""
+    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is known."""
     known = {} if baseline is None else baseline.figures
     return [
         f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")

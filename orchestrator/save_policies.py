@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-MetricName = Literal["auc", "log_loss"]
+# Whether the highest or the lowest value of a metric is the best.
+Order = Literal["max", "min"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,8 @@ class AfterEvaluation:
 class OnBest:
     """After an evaluation that is better than that of every commit so far."""
 
-    metric: MetricName
+    metric: str
+    order: Order | None = None
 
     needs_evaluation: ClassVar[bool] = True
 
@@ -91,12 +93,13 @@ class OnBest:
         if value is None:
             return None
         best = now.best.get(self.metric)
-        return now.step if best is None or is_better(self.metric, value, best) else None
+        return now.step if best is None or is_better(self.metric, value, best, order=self.order) else None
 
 
-def is_better(metric: str, value: float, than: float) -> bool:
-    """Whether a value is strictly better: a loss when it is lower, any other metric when it is higher."""
-    return value < than if metric.endswith("loss") else value > than
+def is_better(metric: str, value: float, than: float, *, order: Order | None = None) -> bool:
+    """Whether a value is strictly better, by the order, or else by the name: a loss when it is lower, any other metric when it is higher."""
+    order = order or ("min" if metric.endswith("loss") else "max")
+    return value < than if order == "min" else value > than
 
 
 def is_due(policies: Sequence[SavePolicy], now: Moment) -> bool:

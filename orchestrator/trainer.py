@@ -9,7 +9,7 @@ from functools import partial
 
 from orchestrator.cluster import RayBackend, connected
 from orchestrator.cluster_wait import await_cluster
-from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies
+from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
 from orchestrator.driver import Driver
 from orchestrator.event_log import EventLog
 from orchestrator.in_process import InProcessBackend
@@ -78,6 +78,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     """
     check_hosts(run.job, scaling)
     check_policies(run.job, config)
+    config = replace(config, checkpoint_config=with_metric(run.job, config.checkpoint_config))
     _check_storage(run.url, scaling)
     run.policies = config.checkpoint_config
     reporter.notice(f"run folder {run.url}")

@@ -41,6 +41,7 @@ from workers.input import evaluation_plan, training_plan
 from workers.neighbours import Neighbour, meet
 from workers.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
 from workers.read_ahead import ReadAhead
+from workers.sample_losses import sample_losses
 from workers.shards import ShardReceipt, TableFiles
 from workers.sources import open_reader
 from workers.storage import Store
@@ -389,7 +390,7 @@ class HostWorker:
         data = job.resolved_data.for_evaluation()
         lanes = open_reader(data, spec.eval_index, plan, spec.lanes[spec.host], bad_rows=self._bad_rows)
         parts: list[tuple[np.ndarray, ...]] = []
-        group_features = job.group_features
+        group_features, losses_of = job.group_features, sample_losses(job.loss)
         # The memory of a training step that is already looked up is not touched.
         buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         with ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES) as reader:
@@ -399,15 +400,17 @@ class HostWorker:
                 self._announce(step, RecordKind.EVALUATE)
                 self._await_device(step)
                 real = np.flatnonzero(~step.batch.is_padding)
-                scores = self._device.buffers[buffer]["scores"][real]
+                scores, labels = self._device.buffers[buffer]["scores"], step.batch.labels
+                columns = (scores, labels, step.batch.weights, losses_of(scores, labels))
                 groups = [step.batch.only_ids(name, real) for name in group_features]
-                parts.append((scores, step.batch.labels[real], step.batch.weights[real], *groups))
+                parts.append((*(column[real] for column in columns), *groups))
                 self._tracker.mark()
         self._device.send(Record(kind=RecordKind.END, step=0))
-        scores, labels, weights, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
+        scores, labels, weights, losses, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
         named = dict(zip(group_features, groups, strict=True))
+        bad_rows = self._bad_rows.take()
         return ScoredSamples(
-            scores=scores, labels=labels, weights=weights, groups=named, bad_rows=self._bad_rows.take()
+            scores=scores, labels=labels, weights=weights, losses=losses, groups=named, bad_rows=bad_rows
         )
 
     def begin_save(self, attempt: str = "", before_failed: bool = False) -> None:

@@ -98,11 +98,12 @@ class HostWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
-    """Evaluation samples of one host: float32 arrays `[n]`, padding left out; per feature of `JobConfig.group_features` int64 `[n]`; and
-    malformed rows that were met for the first time."""
+    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss; per feature of `JobConfig.group_features`
+    int64 `[n]`; and malformed rows that were met for the first time."""
 
     scores: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
+    losses: np.ndarray
     groups: dict[str, np.ndarray] = field(default_factory=dict)
     bad_rows: tuple[BadRow, ...] = ()

@@ -71,7 +71,7 @@ class JobConfig:
       wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of which is then
         rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
-      metrics: figures of an evaluation besides AUC and log loss.
+      metrics: figures of an evaluation besides its loss, and AUC and log loss where labels are 0 and 1.
       baseline: what a rule without learning reaches on the evaluation data, where it is known.
     """
 

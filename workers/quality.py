@@ -6,10 +6,14 @@ whatever the number of hosts; a histogram of scores would be neither. Numbers on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+# Of optax, by name: losses that take a score for the log odds of label 1.
+_LOSSES_OF_LOGITS = ("sigmoid_binary_cross_entropy", "sigmoid_focal_loss")
 
 
 class QualityError(ValueError):
@@ -21,8 +25,8 @@ class Scores:
     """What an evaluation yields, one entry a row; rows of weight 0 count for nothing.
 
     Attributes:
-      logits: float `[n]`, the model's log odds of label 1.
-      labels: float `[n]`, 0 or 1.
+      logits: float `[n]`, the model's scores: its log odds of label 1, unless the job declares a loss that takes them for something else.
+      labels: float `[n]`, 0 or 1, or what the job's loss takes.
       weights: float `[n]`, 0 or more.
       groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
     """
@@ -51,6 +55,39 @@ class Scores:
     def log_loss(self) -> float:
         """See `mean_log_loss`."""
         return mean_log_loss(self.logits, self.labels, self.weights)
+
+
+def has_logits(loss: Callable[..., Any] | None) -> bool:
+    """Whether scores are known to be log odds: by the default loss, or by one of optax that takes them so."""
+    name, module = getattr(loss, "__name__", ""), getattr(loss, "__module__", "")
+    return loss is None or (name in _LOSSES_OF_LOGITS and module.startswith("optax"))
+
+
+def are_binary(labels: np.ndarray, weights: np.ndarray) -> bool:
+    """Whether all labels that have weight are 0 or 1."""
+    counted = labels[weights > 0]
+    return bool(((counted == 0) | (counted == 1)).all())
+
+
+def cross_entropies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The default loss of each sample, float64 `[n]`: -y log p - (1 - y) log(1 - p) for the probability p of a logit; y need not be 0 or 1."""
+    scores = np.asarray(logits, np.float64)
+    # A score that is no number is refused where the figures are made.
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(0, scores) - np.asarray(labels, np.float64) * scores
+
+
+def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """In float64, over what has weight.
+
+    Raises:
+      QualityError: there is no weight at all.
+    """
+    counts = weights > 0
+    weights = np.asarray(weights[counts], np.float64)
+    if weights.sum() <= 0:
+        raise QualityError("Found no weight in any row. Expected at least one row to evaluate. Evaluate on some rows.")
+    return float((values[counts].astype(np.float64) * weights).sum() / weights.sum())
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -93,10 +130,7 @@ def mean_log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | 
       QualityError: there is no weight at all, labels are neither 0 nor 1, or a logit is NaN.
     """
     logits, labels, weights = _checked(logits, labels, weights)
-    if weights.sum() <= 0:
-        raise QualityError("Found no weight in any row. Expected at least one row to evaluate. Evaluate on some rows.")
-    losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
-    return float((losses * weights).sum() / weights.sum())
+    return weighted_mean(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights)
 
 
 def _checked(

@@ -19,8 +19,10 @@ class Metric(Protocol):
     """One figure of an evaluation. A frozen value.
 
     Attributes:
-      name: as it is printed.
+      name: as it is printed, and as `CheckpointConfig.metric` takes it.
       group_by: a feature with one id a sample, which says what sample belongs to what group (`Scores.groups`), or None.
+
+    It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with `loss`.
     """
 
     @property
@@ -104,3 +106,23 @@ def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray
     wanted = np.add.reduceat(labels, group_starts)
     counted = wanted > 0
     return float((found[counted] / wanted[counted]).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class LogLoss:
+    """The log loss of scores that are log odds of label 1, for a job with a loss of its own; without one it is always there."""
+
+    @property
+    def name(self) -> str:
+        return "log_loss"
+
+    @property
+    def group_by(self) -> None:
+        return None
+
+    @property
+    def lower_is_better(self) -> bool:
+        return True
+
+    def of(self, scores: Scores) -> float:
+        return scores.log_loss()

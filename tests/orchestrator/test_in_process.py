@@ -424,7 +424,8 @@ def test_one_process_is_one_host() -> None:
         (lambda: CheckpointConfig(num_to_keep=1), "num_to_keep=1"),
         (lambda: CheckpointConfig(keep_every_steps=0), "keep_every_steps=0"),
         (lambda: CheckpointConfig(keep_best=-1), "keep_best=-1"),
-        (lambda: CheckpointConfig(metric="accuracy"), "metric='accuracy'"),  # type: ignore[arg-type]
+        (lambda: CheckpointConfig(metric=""), "metric=''"),
+        (lambda: CheckpointConfig(metric_order="up"), "metric_order='up'"),  # type: ignore[arg-type]
         (lambda: RunConfig(max_steps=0), "max_steps=0"),
         (lambda: RunConfig(eval_every_steps=-5), "eval_every_steps=-5"),
     ],

@@ -37,6 +37,7 @@ SCORED = lineage((50, None), (40, 0.6), (30, 0.9), (20, 0.9), (10, 0.7))
         (KeepBest(3, "auc"), SCORED, ["30", "20", "10"]),
         (KeepBest(9, "auc"), SCORED, ["40", "30", "20", "10"]),
         (KeepBest(1, "log_loss"), SCORED, ["20"]),
+        (KeepBest(1, "auc", "min"), SCORED, ["40"]),
         (KeepBest(2, "auc"), lineage((10, None)), []),
     ],
 )

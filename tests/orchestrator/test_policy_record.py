@@ -17,7 +17,7 @@ from orchestrator.records import encode
 from orchestrator.save_policies import OnBest
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
 from workers.storage import Store
-from workers.strict_json import DocumentRefused
+from workers.strict_json import DocumentRefused, seal
 
 ALL = CheckpointConfig(num_to_keep=7, keep_every_steps=100, keep_best=2, metric="log_loss", on_best=True)
 
@@ -48,13 +48,26 @@ def test_a_damaged_or_foreign_record_is_refused_and_replaced_by_the_next_driver(
         read_policies(store)
 
 
-@pytest.mark.parametrize("wrong", [{"num_to_keep": 1}, {"keep_every_steps": 0}, {"keep_best": -1}, {"metric": "speed"}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_to_keep": 1}, {"keep_every_steps": 0}, {"keep_best": -1}, {"metric_order": "up"}]
+)
 def test_a_record_that_no_driver_would_write_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     fields = {"num_to_keep": 3, "keep_every_steps": None, "keep_best": 0, "metric": "auc", "on_best": False} | wrong
     store = Store(tmp_path)
     store.create_exclusive("policies/g00000001.json", encode(PolicyRecord(generation=1, **fields)))  # type: ignore[arg-type]
     with pytest.raises(DocumentRefused, match=str(next(iter(wrong)))):
         read_policies(store)
+
+
+def test_a_record_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """It has no `metric_order`: its metrics told by their names which way is better."""
+    fields = {"generation": 1, "num_to_keep": 3, "keep_every_steps": None, "keep_best": 2, "metric": "log_loss"}
+    store = Store(tmp_path)
+    store.create_exclusive("policies/g00000001.json", seal({**fields, "on_best": True}))
+    record = read_policies(store)
+    assert record is not None
+    assert record.config == CheckpointConfig(keep_best=2, metric="log_loss", on_best=True)
+    assert OnBest("log_loss") in record.config.save_policies
 
 
 def test_a_resumed_run_keeps_as_before_unless_it_is_told_otherwise() -> None:
@@ -68,8 +81,12 @@ def test_a_resumed_run_keeps_as_before_unless_it_is_told_otherwise() -> None:
     assert kept(Train(resume=True)) == (7, 100, 2, "log_loss", True)
     assert kept(Resume(run="x", keep=4)) == (4, 100, 2, "log_loss", True)
     assert kept(Resume(run="x", keep_every=5, keep_best=0)) == (7, 5, 0, "log_loss", False)
-    assert kept(Train(), None) == (3, None, 0, "auc", False)
-    assert kept(Train(keep=5, keep_best=1), None) == (5, None, 1, "auc", True)
+    assert kept(Train(), None) == (3, None, 0, None, False)
+    assert kept(Train(keep=5, keep_best=1), None) == (5, None, 1, None, True)
+    assert kept(Train(keep_best=1, metric="loss"), None)[3] == "loss"
+    assert kept(Resume(run="x", metric="loss"))[3] == "loss"
+    unused = PolicyRecord.of(CheckpointConfig(), generation=1)
+    assert kept(Resume(run="x", keep_best=1), unused)[2:4] == (1, None), "the job decides"
     everything = PolicyRecord.of(CheckpointConfig(num_to_keep=None), generation=1)
     assert kept(Resume(run="x"), everything)[0] is None
     config = launch._config(Resume(run="x"), steps=1000, recorded=recorded).checkpoint_config

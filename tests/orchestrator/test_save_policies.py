@@ -41,6 +41,8 @@ from orchestrator.saves import Saves
         (OnBest("auc"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.1}, best={"auc": 0.5}), None),
         (OnBest("log_loss"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.6}, best={"log_loss": 0.5}), None),
         (OnBest("log_loss"), Moment(step=7, saved_step=3, metrics={"log_loss": 0.4}, best={"log_loss": 0.5}), 7),
+        (OnBest("mae", "min"), Moment(step=7, saved_step=3, metrics={"mae": 0.4}, best={"mae": 0.5}), 7),
+        (OnBest("mae", "min"), Moment(step=7, saved_step=3, metrics={"mae": 0.6}, best={"mae": 0.5}), None),
     ],
 )
 def test_the_next_commit_of_a_policy(policy: SavePolicy, now: Moment, expected: int | None) -> None:
@@ -113,6 +115,14 @@ def test_a_new_best_must_beat_the_commits_of_earlier_drivers() -> None:
     assert not run.take(50, {"auc": 0.81})
     run.begin(20, earlier)
     assert run.take(40, {"auc": 0.805}), "what was lost with a generation is no longer the best"
+
+
+def test_a_new_best_of_an_error_is_a_lower_one() -> None:
+    run = saves(CheckpointConfig(on_best=True, metric="mae", metric_order="min"), Clock())
+    run.begin(0, [Committed(name="s000000001-g00000001", step=1, metrics={"mae": 0.5})])
+    assert not run.take(10, {"mae": 0.6})
+    assert run.take(20, {"mae": 0.4})
+    assert not run.take(30, {"mae": 0.45})
 
 
 def test_the_last_step_is_committed_whatever_the_policies_say() -> None:

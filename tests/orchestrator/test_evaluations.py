@@ -1,0 +1,180 @@
+"""What an evaluation reports: AUC and log loss where they have a meaning, the job's loss always; and what the best commit hangs on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator import checkpoint
+from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, with_metric
+from orchestrator.evaluations import evaluation_of, require_metric
+from orchestrator.policy_record import read_policies
+from orchestrator.progress import SilentReporter
+from orchestrator.trainer import Trainer
+from tests.small_job import small_job
+from workers.files import locate
+from workers.host_values import ScoredSamples
+from workers.job import JobConfig
+from workers.quality import QualityError, Scores
+from workers.ranking import LogLoss
+from workers.sample_losses import sample_losses
+from workers.storage import Store
+
+
+def squared(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    return jnp.square(scores - labels)
+
+
+@dataclass(frozen=True)
+class MeanError:
+    """A metric of which less is better, though its name does not say so."""
+
+    lower_is_better: bool = True
+    name: str = "mae"
+    group_by: None = None
+
+    def of(self, scores: Scores) -> float:
+        return float(np.abs(scores.logits - scores.labels).mean())
+
+
+@pytest.fixture(scope="module")
+def job(small_data: str) -> JobConfig:
+    return small_job(folder=small_data, audit=False, evaluate=True)
+
+
+def scored(job: JobConfig, scores: list[float], labels: list[float]) -> list[ScoredSamples]:
+    """Two hosts' parts."""
+    columns = [np.array(column, np.float32) for column in (scores, labels, [1] * len(scores))]
+    columns.append(sample_losses(job.loss)(columns[0], columns[1]))
+    parts = [[column[cut] for column in columns] for cut in (slice(0, 2), slice(2, None))]
+    return [ScoredSamples(scores=s, labels=y, weights=w, losses=x) for s, y, w, x in parts]
+
+
+def test_the_default_loss_has_all_three_figures(job: JobConfig) -> None:
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 0, 1]), step=7)
+    assert found.auc == 1.0
+    assert found.log_loss == pytest.approx(np.log1p(np.exp([-2.0, -1.0, -0.5])).mean())
+    assert found.loss == pytest.approx(found.log_loss)
+    assert list(found.losses) == ["log loss"]
+    assert list(found.values) == ["auc", "log_loss", "loss"]
+
+
+@pytest.mark.parametrize(("labels", "has_auc"), [([1, 5, 3], False), ([1, 0, 1], True), ([1, 1, 1], False)])
+def test_another_loss_is_reported_with_what_else_has_a_meaning(
+    job: JobConfig, labels: list[float], has_auc: bool
+) -> None:
+    job = replace(job, loss=squared)
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], labels), step=7)
+    assert found.loss == pytest.approx(np.square(np.subtract([2.0, -1.0, 0.5], labels)).mean())
+    assert math.isnan(found.auc) != has_auc
+    assert math.isnan(found.log_loss), "scores need not be logits"
+    assert found.comparable == {**({"auc": found.auc} if has_auc else {}), "loss": found.loss}
+
+
+def test_one_label_alone_has_a_log_loss_and_no_area(job: JobConfig) -> None:
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 1, 1]), step=7)
+    assert math.isnan(found.auc)
+    assert found.log_loss == pytest.approx(np.log1p(np.exp([-2.0, 1.0, -0.5])).mean())
+
+
+def test_a_score_that_is_no_number_is_refused_with_every_loss(job: JobConfig) -> None:
+    with pytest.raises(QualityError, match="1 NaN among 3"):
+        evaluation_of(job, scored(job, [2.0, math.nan, 0.5], [1, 0, 1]), step=7)
+
+
+def test_losses_of_logits_keep_their_log_loss(job: JobConfig) -> None:
+    job = replace(job, loss=optax.sigmoid_binary_cross_entropy)
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 0, 1]), step=7)
+    assert list(found.values) == ["auc", "log_loss", "loss"]
+    own = replace(job, loss=squared, metrics=(LogLoss(),))
+    assert evaluation_of(own, scored(own, [2.0, -1.0, 0.5], [1, 0, 1]), step=7).values["log_loss"] == found.log_loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "expected"),
+    [
+        (None, None, ("auc", None)),
+        (squared, None, ("loss", None)),
+        (squared, "auc", ("auc", None)),
+        (squared, "mae", ("mae", "min")),
+        (None, "log_loss", ("log_loss", None)),
+    ],
+)
+def test_the_metric_of_the_best_commit(job: JobConfig, loss: object, metric: str | None, expected: object) -> None:
+    job = replace(job, loss=loss, metrics=(MeanError(),))
+    config = with_metric(job, CheckpointConfig(keep_best=1, metric=metric))
+    assert (config.metric, config.metric_order) == expected
+    asked = with_metric(job, CheckpointConfig(keep_best=1, metric=metric, metric_order="max"))
+    assert asked.metric_order == "max"
+
+
+def test_a_metric_that_no_evaluation_has_is_refused_with_those_that_are_there(job: JobConfig, tmp_path: Path) -> None:
+    job = replace(job, loss=squared, metrics=(MeanError(),))
+    for metric in ("rmse", "log_loss"):
+        config = CheckpointConfig(on_best=True, metric=metric)
+        with pytest.raises(ConfigurationError, match=f"metric='{metric}'.*auc, loss, mae"):
+            Trainer(job, run_config=RunConfig(storage_path=str(tmp_path), checkpoint_config=config)).fit()
+        assert with_metric(job, replace(config, on_best=False)), "nothing hangs on it"
+    assert not list(tmp_path.iterdir())
+
+
+def test_best_commits_by_an_area_that_is_not_there_end_the_run_with_the_others(job: JobConfig) -> None:
+    job = replace(job, loss=squared)
+    found = evaluation_of(job, scored(job, [2.0, -1.0, 0.5], [1, 5, 3]), step=7)
+    with pytest.raises(ConfigurationError, match=r"no auc in the evaluation after step 7.*Expected one of loss\."):
+        require_metric(job, CheckpointConfig(keep_best=1, metric="auc"), found)
+    require_metric(job, CheckpointConfig(keep_best=1), found)
+    require_metric(job, CheckpointConfig(), found)
+
+
+def train(job: JobConfig, folder: Path, config: CheckpointConfig) -> Result:
+    return Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            max_steps=15,
+            eval_every_steps=3,
+            checkpoint_config=config,
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+
+
+def test_a_run_with_other_labels_keeps_its_best_commits_by_the_loss(job: JobConfig, tmp_path: Path) -> None:
+    job = replace(job, data=replace(job.data, label="x"), loss=squared, metrics=(MeanError(),))
+    result = train(job, tmp_path / "run", CheckpointConfig(on_best=True, keep_best=1, num_to_keep=2))
+    assert result.step == 15
+    losses = {evaluation.step: evaluation.loss for evaluation in result.evaluations}
+    assert all(math.isnan(evaluation.auc) for evaluation in result.evaluations)
+    commits = [commit.manifest for commit in checkpoint.list_commits(Store(result.path)) if commit.manifest]
+    found = {manifest.step: dict(manifest.metrics) for manifest in commits if manifest.metrics}
+    on_the_way = {step: loss for step, loss in losses.items() if step < 15}
+    assert min(on_the_way, key=lambda step: on_the_way[step]) in found
+    assert all(metrics["loss"] == losses[step] and "auc" not in metrics for step, metrics in found.items())
+    recorded = read_policies(Store(result.path))
+    assert recorded is not None
+    assert (recorded.metric, recorded.metric_order) == ("loss", None)
+
+
+def test_the_loss_of_an_evaluation_is_that_of_every_sample(job: JobConfig, tmp_path: Path) -> None:
+    """Without a step in between, the loss of a step over all samples is that of an evaluation: here by a loss that no score changes."""
+    job = replace(job, loss=lambda scores, labels: 0 * scores + labels * 3 + 1)
+    result = train(job, tmp_path / "run", CheckpointConfig())
+    labels = evaluation_labels(job)
+    assert result.evaluations[-1].loss == pytest.approx((labels * 3 + 1).mean(), rel=1e-6)
+
+
+def evaluation_labels(job: JobConfig) -> np.ndarray:
+    paths = job.data.eval_paths
+    assert isinstance(paths, tuple)
+    return np.concatenate([pq.read_table(path).column("label").to_numpy() for path in locate(paths)])
