@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.keep_policies import Committed
 from orchestrator.policies import Schedule
-from orchestrator.save_policies import Moment, OnBest, is_better, is_due, next_known
+from orchestrator.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
 
 
 @dataclass(slots=True)
@@ -95,7 +95,9 @@ class Saves:
 
     def _compare(self) -> None:
         self._best = {}
-        orders = {policy.metric: policy.order for policy in self.schedule.save_policies if isinstance(policy, OnBest)}
+        orders: dict[str, Order | None] = {
+            policy.metric: policy.order for policy in self.schedule.save_policies if isinstance(policy, OnBest)
+        }
         for metrics in self._taken.values():
             for name, value in metrics.items():
                 if name not in self._best or is_better(name, value, self._best[name], order=orders.get(name)):
