@@ -7,12 +7,14 @@ an axis leave that axis open when shapes are compared. The rules are those of Te
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from embedding.config import FeatureConfig
 from embedding.inputs import FeatureInput
-from embedding.structures import flatten_up_to, shown_path
+from embedding.structures import shown_path, sorted_keys
 
 Shape = tuple[int | None, ...]
 
@@ -70,17 +72,20 @@ def shape_of_input(feature_input: FeatureInput, feature: FeatureConfig) -> Shape
 def shapes_of_build(feature_config: Any, features: Sequence[FeatureConfig], given: Any) -> list[Shape]:
     """The output shapes of the input shapes that were given to `build`.
 
+    As in TensorFlow shapes are compared with the features by their number, so a list may stand for a tuple, and a flat list for any nesting.
+    Keys of dicts are compared, too: a misspelt one would give its feature the shape of another.
+
     Args:
       given: the batch size as an int, or input shapes in the structure of `feature_config`, or a flat list of them.
 
     Raises:
-      ValueError, TypeError: another structure, or a shape of unknown or zero rank.
+      ValueError: another number of shapes, other keys, or a shape of unknown or zero rank.
     """
-    if isinstance(given, int):
-        return shapes_of_batch(features, given)
+    if isinstance(given, int | np.integer):
+        return shapes_of_batch(features, int(given))
     return [
         _shape_of_input_shape(shape, feature)
-        for shape, feature in zip(_input_shapes(feature_config, len(features), given), features, strict=True)
+        for shape, feature in zip(_input_shapes(feature_config, given), features, strict=True)
     ]
 
 
@@ -89,14 +94,42 @@ def shapes_of_batch(features: Sequence[FeatureConfig], batch_size: int) -> list[
     return [(batch_size, f.max_sequence_length) if is_sequence(f) else (batch_size,) for f in features]
 
 
-def _input_shapes(feature_config: Any, num_features: int, given: Any) -> list[Any]:
-    if isinstance(given, list | tuple) and len(given) == num_features and all(_is_shape(one) for one in given):
-        return list(given)
-    return flatten_up_to(feature_config, given, "per_replica_input_shapes")
+def _input_shapes(feature_config: Any, given: Any) -> list[Any]:
+    expected, found = _named_leaves(feature_config), _named_leaves(given)
+    names, found_names = [name for name, _ in expected], [name for name, _ in found]
+    if len(found) != len(expected):
+        raise ValueError(
+            f"The structure of per_replica_input_shapes differs: found {len(found)} shape{'s' if len(found) != 1 else ''}. "
+            f"Expected {len(expected)}, one for each feature: {', '.join(map(shown_path, names))}. Pass as many, or a batch size."
+        )
+    if found_names != names and _has_keys(given):
+        unknown, missing = sorted(set(found_names) - set(names)), sorted(set(names) - set(found_names))
+        raise ValueError(
+            f"The structure of per_replica_input_shapes differs: found unknown names {unknown} and missing names {missing}. "
+            f"Expected {names}, as in feature_config. Pass exactly these."
+        )
+    return [shape for _, shape in found]
+
+
+def _named_leaves(structure: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    """Path and value of all that is neither a dict nor a sequence other than a shape; sequences have positions, of whatever type."""
+    if isinstance(structure, Mapping):
+        children = [(str(key), structure[key]) for key in sorted_keys(structure)]
+    elif isinstance(structure, list | tuple) and not _is_shape(structure):
+        children = [(str(at), child) for at, child in enumerate(structure)]
+    else:
+        return [("/".join(path), structure)]
+    return [leaf for key, child in children for leaf in _named_leaves(child, (*path, key))]
+
+
+def _has_keys(structure: Any) -> bool:
+    if isinstance(structure, list | tuple):
+        return any(map(_has_keys, structure))
+    return isinstance(structure, Mapping)
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(axis is None or isinstance(axis, int) for axis in value)
+    return isinstance(value, list | tuple) and all(axis is None or isinstance(axis, int | np.integer) for axis in value)
 
 
 def _shape_of_input_shape(shape: Any, feature: FeatureConfig) -> Shape:
@@ -104,7 +137,7 @@ def _shape_of_input_shape(shape: Any, feature: FeatureConfig) -> Shape:
         raise ValueError(
             f"Received input tensor of shape {shape}. Rank must be 1 and above. Pass a tuple such as (batch_size,) or (batch_size, None)."
         )
-    axes = tuple(shape)
+    axes = tuple(None if axis is None else int(axis) for axis in shape)
     if len(axes) == 2 and axes[-1] != 1 and is_sequence(feature):
         return (axes[0], feature.max_sequence_length)
     return axes if len(axes) == 1 else axes[:-1]

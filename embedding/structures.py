@@ -28,7 +28,7 @@ def pack_like(structure: Any, leaves: Sequence[Any]) -> Any:
 def map_leaves(structure: Any, make_leaf: Callable[[], Any]) -> Any:
     """The nesting of `structure` with each leaf, in flat order, replaced by a call of `make_leaf`."""
     if isinstance(structure, Mapping):
-        made = {key: map_leaves(structure[key], make_leaf) for key in _sorted_keys(structure)}
+        made = {key: map_leaves(structure[key], make_leaf) for key in sorted_keys(structure)}
         # In the order in which the original iterates, which is what a reader of the result expects.
         return _rebuilt_mapping(structure, {key: made[key] for key in structure})
     if _is_namedtuple(structure):
@@ -51,15 +51,19 @@ def require_same_structure(expected: Any, found: Any, what: str) -> None:
     _compare(expected, found, what, ())
 
 
-def flatten_up_to(template: Any, structure: Any, what: str) -> list[Any]:
-    """What `structure` holds at each leaf of `template`, in flat order; what is found there may itself be a sequence.
+def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
+    """The keys in the order in which a dict is walked.
 
     Raises:
-      TypeError, ValueError: above the leaves the structures differ, as `require_same_structure`.
+      TypeError: they cannot be sorted.
     """
-    found: list[Any] = []
-    _collect(template, structure, what, (), found)
-    return found
+    try:
+        return sorted(structure)
+    except TypeError as error:
+        raise TypeError(
+            f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order of the features. "
+            "Use strings."
+        ) from error
 
 
 def shown_path(path: str) -> str:
@@ -77,7 +81,7 @@ def _walk(structure: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
     if isinstance(structure, Mapping):
-        return [(str(key), structure[key]) for key in _sorted_keys(structure)]
+        return [(str(key), structure[key]) for key in sorted_keys(structure)]
     if _is_namedtuple(structure):
         return list(zip(structure._fields, structure, strict=True))
     return [(str(at), child) for at, child in enumerate(structure)]
@@ -89,28 +93,13 @@ def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> Non
         return
     if isinstance(expected, Mapping):
         _compare_keys(expected, found, what, path)
-        for key in _sorted_keys(expected):
+        for key in sorted_keys(expected):
             _compare(expected[key], found[key], what, (*path, str(key)))
         return
     # Elements before their number, as TensorFlow does: another type inside is a TypeError also where the length differs as well.
     for (key, one), other in zip(_children(expected), found, strict=False):
         _compare(one, other, what, (*path, key))
     _require_same_length(expected, found, what, path)
-
-
-def _collect(template: Any, structure: Any, what: str, path: tuple[str, ...], found: list[Any]) -> None:
-    if not _is_nested(template):
-        found.append(structure)
-        return
-    _require_same_kind(template, structure, what, path)
-    if isinstance(template, Mapping):
-        _compare_keys(template, structure, what, path)
-        children = [(str(key), structure[key]) for key in _sorted_keys(template)]
-    else:
-        _require_same_length(template, structure, what, path)
-        children = _children(structure)
-    for (key, part), (_, one) in zip(_children(template), children, strict=True):
-        _collect(part, one, what, (*path, key), found)
 
 
 def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
@@ -161,16 +150,6 @@ def _is_nested(structure: Any) -> bool:
 
 def _is_namedtuple(structure: Any) -> bool:
     return isinstance(structure, tuple) and hasattr(structure, "_fields")
-
-
-def _sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
-    try:
-        return sorted(structure)
-    except TypeError as error:
-        raise TypeError(
-            f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order of the features. "
-            "Use strings."
-        ) from error
 
 
 def _rebuilt_mapping(structure: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

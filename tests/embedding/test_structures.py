@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.structures import flatten, flatten_up_to, flatten_with_paths, pack_like, require_same_structure
+from embedding.structures import flatten, flatten_with_paths, pack_like, require_same_structure
 
 Pair = namedtuple("Pair", ["left", "right"])
 STRUCTURES = st.recursive(
@@ -79,15 +79,6 @@ def test_differences_are_told_apart(expected, found, error, text):
 
 def test_none_is_a_leaf_and_any_dict_is_a_dict():
     require_same_structure({"a": (1, 2)}, OrderedDict(a=(None, None)), "weights")
-
-
-def test_flattening_up_to_a_template_keeps_sequences_at_its_leaves():
-    template = {"b": "leaf", "a": ("leaf", "leaf")}
-    assert flatten_up_to(template, {"a": ((8, None), (4,)), "b": [2]}, "shapes") == [(8, None), (4,), [2]]
-    with pytest.raises(ValueError, match="elements"):
-        flatten_up_to(template, {"a": ((8,),), "b": [2]}, "shapes")
-    with pytest.raises(TypeError, match="list"):
-        flatten_up_to(template, {"a": [(8,), (4,)], "b": [2]}, "shapes")
 
 
 def test_keys_that_cannot_be_sorted_are_refused():

@@ -185,6 +185,45 @@ class TestShapes:
         embedding.build(99)
         assert dict(zip(("s", "x"), embedding._output_shapes, strict=True)) == expected
 
+    @pytest.mark.parametrize(
+        "given",
+        [
+            [(4,), (4, 1)],
+            ((4,), (4, 1)),
+            [(4,), [(4, 1)]],
+            ((4,), ((4, 1),)),
+            [np.int64(4)],
+        ],
+        ids=["flat list", "flat tuple", "a list for the tuple", "as declared", "no shapes"],
+    )
+    def test_build_compares_numbers_of_shapes_and_no_types_of_sequences(self, given):
+        config = (FeatureConfig(table()), [FeatureConfig(table("s"))])
+        embedding = make(config, optimizer=SGD(0.1))
+        if len(given) == 1:
+            with pytest.raises(ValueError, match="found 1 shape.*Expected 2"):
+                embedding.build(given)
+            embedding.build(given[0])
+        else:
+            embedding.build(given)
+        assert embedding._output_shapes == [(4,), (4,)]
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ([(4,)], "found 1 shape.*Expected 2"),
+            ([(4,), (4,), (4,)], "found 3 shapes.*Expected 2, one for each feature: a, b/0"),
+            ({"a": (4,)}, "found 1 shape"),
+            ((4,), "found 1 shape"),
+            ({"a": (4,), "c": [(4,)]}, r"unknown names \['c/0'\].*missing names \['b/0'\]"),
+            ({"a": (4,), "b": (4,)}, r"unknown names \['b'\]"),
+            (["a", "b"], "Rank must be 1 and above"),
+        ],
+    )
+    def test_build_refuses_other_shapes_than_the_features_have(self, given, text):
+        embedding = make({"a": FeatureConfig(table()), "b": (FeatureConfig(table("s")),)}, optimizer=SGD(0.1))
+        with pytest.raises(ValueError, match=text):
+            embedding.build(given)
+
     def test_build_takes_a_batch_size_by_its_old_name(self):
         embedding = make(FeatureConfig(table()), optimizer=SGD(0.1))
         embedding.build(per_replica_batch_size=3)
@@ -198,7 +237,8 @@ class TestShapes:
             ((None,), None, "Input Feature .* not fully defined"),
             (None, None, "Input Feature .* has output shape set as None"),
             (None, [()], "Rank must be 1 and above"),
-            (None, [None], "Rank must be 1 and above"),
+            (None, [None], "Input Feature .* not fully defined"),
+            (None, ["a"], "Rank must be 1 and above"),
         ],
     )
     def test_shapes_that_contradict_or_stay_unknown(self, output_shape, given, text):
