@@ -15,27 +15,33 @@ from embedding.ragged import Ragged
 
 if TYPE_CHECKING:
     from embedding import keras_optimizers, schedules
+    from embedding.distributed_input import InputContext
     from embedding.gradient_reducer import GradientReducer
     from embedding.gradient_tape import GradientTape
     from embedding.inputs import Sparse
+    from embedding.per_replica import PerReplica
+    from embedding.reduction import ReduceOp
+    from embedding.replica_context import get_replica_context
     from embedding.row_slices import RowSlices
     from embedding.send_gradients import send_tpu_embedding_gradients
     from embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
-    from embedding.strategies import LocalStrategy, PerReplica, get_replica_context
+    from embedding.strategies import LocalStrategy
     from embedding.tpu_embedding import TPUEmbedding
     from embedding.variable import Variable
 
 _LATE = {
     "GradientReducer": "embedding.gradient_reducer",
     "GradientTape": "embedding.gradient_tape",
+    "InputContext": "embedding.distributed_input",
     "LocalStrategy": "embedding.strategies",
-    "PerReplica": "embedding.strategies",
+    "PerReplica": "embedding.per_replica",
+    "ReduceOp": "embedding.reduction",
     "RowSlices": "embedding.row_slices",
     "Sparse": "embedding.inputs",
     "TPUEmbedding": "embedding.tpu_embedding",
     "TPUEmbeddingForServing": "embedding.serving",
     "Variable": "embedding.variable",
-    "get_replica_context": "embedding.strategies",
+    "get_replica_context": "embedding.replica_context",
     "send_tpu_embedding_gradients": "embedding.send_gradients",
     "serving_embedding_lookup": "embedding.serving",
     "keras_optimizers": "",
@@ -53,10 +59,12 @@ __all__ = [
     "FeatureConfig",
     "GradientReducer",
     "GradientTape",
+    "InputContext",
     "LocalStrategy",
     "PerReplica",
     "QuantizationConfig",
     "Ragged",
+    "ReduceOp",
     "RowId",
     "RowIdInitializer",
     "RowSlices",

@@ -82,9 +82,9 @@ def read_input(path: str, value: Any, *, ids_name: str = "ids") -> FeatureInput:
         return _read_sparse(path, value.indices, value.values, value.dense_shape)
     if isinstance(value, np.ndarray | jax.Array):
         return _read_dense(path, value)
-    if _is_of(value, "scipy"):
+    if is_of(value, "scipy"):
         return _read_scipy(path, value)
-    if _is_of(value, "pyarrow"):
+    if is_of(value, "pyarrow"):
         return _read_ragged(path, _of_pyarrow(path, value))
     raise ValueError(
         f"Input {shown_path(path)} is of unknown type {type(value)}. Expected a numpy or JAX array, Ragged, Sparse, a scipy.sparse matrix or "
@@ -121,9 +121,9 @@ def with_weight(feature_input: FeatureInput, weight: Any) -> FeatureInput:
 
 def weight_kind(weight: Any) -> Kind | None:
     """The kind of value that a weight is, None if it is none of the accepted ones."""
-    if isinstance(weight, Ragged) or _is_of(weight, "pyarrow"):
+    if isinstance(weight, Ragged) or is_of(weight, "pyarrow"):
         return "ragged"
-    if isinstance(weight, Sparse) or _is_of(weight, "scipy"):
+    if isinstance(weight, Sparse) or is_of(weight, "scipy"):
         return "sparse"
     return "dense" if isinstance(weight, np.ndarray | jax.Array) else None
 
@@ -161,6 +161,72 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
             "spread into the table. Clean the input."
         )
     return weights if feature_input.order is None else weights[feature_input.order]
+
+
+def checked_row_splits(path: str, values: np.ndarray, row_splits: Any) -> np.ndarray:
+    """The splits of a ragged value as int64.
+
+    Raises:
+      ValueError: they do not fit the values.
+    """
+    splits = np.asarray(row_splits)
+    if values.ndim != 1 or splits.ndim != 1:
+        raise ValueError(
+            f"Only rank 2 ragged tensor is supported, found values of shape {values.shape} and row_splits of shape {splits.shape} for input "
+            f"{shown_path(path)}. Expected one axis each. Flatten the values."
+        )
+    if len(splits) == 0 or splits.dtype.kind not in "iu":
+        raise ValueError(
+            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape} for {shown_path(path)}. Expected at least one integer. "
+            "Pass [0] for no rows."
+        )
+    splits = np.ascontiguousarray(splits, np.int64)
+    if splits[0] != 0 or splits[-1] != len(values) or (splits[1:] < splits[:-1]).any():
+        raise ValueError(
+            f"Found row_splits {_shortened(splits)} over {len(values)} ids for {shown_path(path)}. Expected them to start at 0, never to fall and "
+            "to end at the number of values. Pass the cumulated row lengths with a 0 in front."
+        )
+    return splits
+
+
+def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Indices as int64 `[n, rank]` and shape of a sparse value.
+
+    Raises:
+      ValueError: indices, values and shape do not fit together.
+    """
+    places, found, sizes = np.asarray(indices), np.asarray(values), np.asarray(dense_shape)
+    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu") or (sizes < 0).any():
+        raise ValueError(
+            f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each axis. "
+            "Pass a tuple such as (batch_size, most_ids)."
+        )
+    shape = tuple(int(size) for size in sizes)
+    if places.size == 0:
+        places = np.zeros((0, len(shape)), np.int64)
+    if found.ndim != 1 or places.shape != (len(found), len(shape)) or places.dtype.kind not in "iu":
+        raise ValueError(
+            f"Found indices of shape {places.shape} and dtype {places.dtype} with values of shape {found.shape} and dense_shape {shape} for "
+            f"{shown_path(path)}. Expected integer indices [n, rank], values [n] and dense_shape [rank]. Check which is which."
+        )
+    places = places.astype(np.int64, copy=False)
+    if len(shape) == 0:
+        raise ValueError(
+            f"Found a sparse value without axes for {shown_path(path)}. Expected rank 2 and above. Add axes."
+        )
+    outside = (places < 0) | (places >= np.asarray(shape, np.int64))
+    if outside.any():
+        at = int(np.argmax(outside.any(axis=1)))
+        raise ValueError(
+            f"Found index {places[at].tolist()} in a sparse value of dense_shape {shape} for {shown_path(path)}. Expected indices inside it. "
+            "Correct dense_shape or the index."
+        )
+    return places, shape
+
+
+def is_of(value: Any, library: str) -> bool:
+    """Whether a value is of a library that may not be installed."""
+    return type(value).__module__.split(".")[0] == library
 
 
 def _read_dense(path: str, value: np.ndarray | jax.Array) -> FeatureInput:
@@ -214,23 +280,8 @@ def _as_ids(path: str, array: np.ndarray) -> np.ndarray:
 
 
 def _read_ragged(path: str, value: Ragged) -> FeatureInput:
-    ids, splits = np.asarray(value.values), np.asarray(value.row_splits)
-    if ids.ndim != 1 or splits.ndim != 1:
-        raise ValueError(
-            f"Only rank 2 ragged tensor is supported, found values of shape {ids.shape} and row_splits of shape {splits.shape} for input "
-            f"{shown_path(path)}. Expected one axis each. Flatten the values."
-        )
-    if len(splits) == 0 or splits.dtype.kind not in "iu":
-        raise ValueError(
-            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape} for {shown_path(path)}. Expected at least one integer. "
-            "Pass [0] for no rows."
-        )
-    splits = np.ascontiguousarray(splits, np.int64)
-    if splits[0] != 0 or splits[-1] != len(ids) or (splits[1:] < splits[:-1]).any():
-        raise ValueError(
-            f"Found row_splits {_shortened(splits)} over {len(ids)} ids for {shown_path(path)}. Expected them to start at 0, never to fall and "
-            "to end at the number of ids. Pass the cumulated row lengths with a 0 in front."
-        )
+    ids = np.asarray(value.values)
+    splits = checked_row_splits(path, ids, value.row_splits)
     read = FeatureInput(
         path=path, kind="ragged", shape=(len(splits) - 1, None), ids=_as_ids(path, ids), row_splits=splits
     )
@@ -240,33 +291,8 @@ def _read_ragged(path: str, value: Ragged) -> FeatureInput:
 
 
 def _read_sparse(path: str, indices: Any, values: Any, dense_shape: Any) -> FeatureInput:
-    places, ids, sizes = np.asarray(indices), np.asarray(values), np.asarray(dense_shape)
-    if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu") or (sizes < 0).any():
-        raise ValueError(
-            f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each axis. "
-            "Pass a tuple such as (batch_size, most_ids)."
-        )
-    shape = tuple(int(size) for size in sizes)
-    if places.size == 0:
-        places = np.zeros((0, len(shape)), np.int64)
-    if ids.ndim != 1 or places.shape != (len(ids), len(shape)) or places.dtype.kind not in "iu":
-        raise ValueError(
-            f"Found indices of shape {places.shape} and dtype {places.dtype} with values of shape {ids.shape} and dense_shape {shape} for "
-            f"{shown_path(path)}. Expected integer indices [n, rank], values [n] and dense_shape [rank]. Check which is which."
-        )
-    places = places.astype(np.int64, copy=False)
-    if len(shape) == 0:
-        raise ValueError(
-            f"Found a sparse value without axes for {shown_path(path)}. Expected rank 2 and above. Add axes."
-        )
-    outside = (places < 0) | (places >= np.asarray(shape, np.int64))
-    if outside.any():
-        at = int(np.argmax(outside.any(axis=1)))
-        raise ValueError(
-            f"Found index {places[at].tolist()} in a sparse value of dense_shape {shape} for {shown_path(path)}. Expected indices inside it. "
-            "Correct dense_shape or the index."
-        )
-    return _sorted_sparse(path, places, _as_ids(path, ids), shape)
+    places, shape = checked_places(path, indices, values, dense_shape)
+    return _sorted_sparse(path, places, _as_ids(path, np.asarray(values)), shape)
 
 
 def _sorted_sparse(path: str, places: np.ndarray, ids: np.ndarray, shape: tuple[int, ...]) -> FeatureInput:
@@ -285,11 +311,6 @@ def _sorted_sparse(path: str, places: np.ndarray, ids: np.ndarray, shape: tuple[
     return FeatureInput(
         path=path, kind="sparse", shape=shape, ids=ids, row_splits=row_splits, columns=columns, order=order
     )
-
-
-def _is_of(value: Any, library: str) -> bool:
-    """Whether a value is of a library that may not be installed."""
-    return type(value).__module__.split(".")[0] == library
 
 
 def _read_scipy(path: str, matrix: Any) -> FeatureInput:
@@ -323,9 +344,9 @@ def _of_pyarrow(path: str, array: Any) -> Ragged:
 def _weight_values(weight: Any) -> np.ndarray | None:
     if isinstance(weight, Ragged | Sparse):
         return np.asarray(weight.values)
-    if _is_of(weight, "scipy"):
+    if is_of(weight, "scipy"):
         return np.asarray(weight.tocoo().data)
-    if _is_of(weight, "pyarrow"):
+    if is_of(weight, "pyarrow"):
         return np.asarray(_of_pyarrow("weights", weight).values)
     return None
 

@@ -23,8 +23,8 @@ from embedding.id_policies import fit_ids
 from embedding.inputs import FeatureInput, host_array, read_input, with_weight
 from embedding.optimizers import FTRL, AdagradMomentum, Adam
 from embedding.output_shapes import Shape, is_sequence, num_vectors, shape_of_input, share_of
+from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
-from embedding.strategies import PerReplica
 from embedding.structures import flatten, flatten_with_paths, pack_like, require_same_structure, shown_path
 
 _logger = logging.getLogger(__name__)

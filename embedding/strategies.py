@@ -1,4 +1,4 @@
-"""Where a `TPUEmbedding` runs: the strategy whose scope it was made in, and the values and context of functions that a strategy runs.
+"""Where a `TPUEmbedding` runs: the strategy whose scope it was made in.
 
 `LocalStrategy` is one engine in this process, without Ray; `orchestrator.strategy.PodStrategy` is one over many hosts. Outside any scope
 there is no engine, only tables to read.
@@ -10,45 +10,19 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from embedding.bags import share_ends, split_bags
+from embedding.cross_replica import CrossReplica
 from embedding.engine import Engine, EngineSpec, InProcessEngine
-from embedding.ragged import Ragged
-from embedding.structures import flatten, pack_like
+from embedding.per_replica import local_value
+from embedding.replica_context import ReplicaContext, get_replica_context, in_replica
 
 _scopes: ContextVar[tuple[Strategy, ...]] = ContextVar("_scopes", default=())
-_replica: ContextVar[ReplicaContext | None] = ContextVar("_replica", default=None)
 
 
 # Strategies that have started an engine, for calls that name an engine by its configuration.
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class PerReplica:
-    """One value for each replica of a strategy, in the order of the replicas."""
-
-    values: tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class ReplicaContext:
-    """Where a function that a strategy runs finds itself.
-
-    Attributes:
-      replica_id_in_sync_group: number of this replica, from 0.
-      num_replicas_in_sync: how many there are.
-      engine: this replica's side of the strategy's engine; None before one was built.
-      state: stays on this replica from one run to the next; for parameters and the like.
-    """
-
-    replica_id_in_sync_group: int
-    num_replicas_in_sync: int
-    engine: Engine | None
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 class Strategy(Protocol):
@@ -102,27 +76,12 @@ def register(strategy: Strategy) -> None:
 
 def running_engines() -> list[Engine]:
     """The engines that calls without an embedding may mean: the replica's own, or all of this process, that of the current scope first."""
-    context = _replica.get()
+    context = get_replica_context()
     if context is not None:
         return [] if context.engine is None else [context.engine]
     current = current_strategy()
     strategies = sorted(_started, key=lambda strategy: strategy is not current)
     return [strategy.running for strategy in strategies if strategy.running is not None]
-
-
-@contextmanager
-def in_replica(context: ReplicaContext) -> Iterator[None]:
-    """Makes `context` that of the code in the block."""
-    token = _replica.set(context)
-    try:
-        yield
-    finally:
-        _replica.reset(token)
-
-
-def get_replica_context() -> ReplicaContext | None:
-    """The context of the function that a strategy runs, None outside of one."""
-    return _replica.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +107,7 @@ class RemoteStrategy:
         """The driver stops its engine."""
 
 
-class LocalStrategy:
+class LocalStrategy(CrossReplica):
     """One engine inside this process: for notebooks, tests and single machines.
 
     ```python
@@ -158,13 +117,16 @@ class LocalStrategy:
     ```
     """
 
-    num_replicas_in_sync = 1
     num_hosts = 1
 
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = seed
         self.running: Engine | None = None
         self._state: dict[str, Any] = {}
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
 
     @contextmanager
     def scope(self) -> Iterator[LocalStrategy]:
@@ -181,14 +143,6 @@ class LocalStrategy:
                 **{name: local_value(value, 0) for name, value in (kwargs or {}).items()},
             )
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of all replicas."""
-        return value.values if isinstance(value, PerReplica) else (value,)
-
-    def split(self, batch: Any) -> Any:
-        """As `split_over`, for the replicas of this strategy."""
-        return split_over(batch, self.num_replicas_in_sync)
-
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
         self.running = InProcessEngine(spec, restore_from=restore_from)
         register(self)
@@ -198,39 +152,3 @@ class LocalStrategy:
         if self.running is not None:
             self.running.close()
             self.running = None
-
-
-def split_over(value: Any, num_replicas: int) -> Any:
-    """A batch as `PerReplica` values, cut as the driver's `enqueue` cuts features: along the first axis, first shares one longer.
-
-    Args:
-      value: arrays with a first axis, or `Ragged`, in any nesting.
-
-    Raises:
-      ValueError: a leaf has no first axis.
-    """
-
-    def one(leaf: Any) -> PerReplica:
-        if isinstance(leaf, Ragged):
-            return PerReplica(tuple(split_bags(leaf, leaf.num_samples, num_replicas)))
-        if not getattr(leaf, "shape", ()):
-            raise ValueError(
-                f"Found {type(leaf)} in a batch to be split. Expected arrays with a first axis, or Ragged. Pass other values as they are."
-            )
-        ends = share_ends(len(leaf), len(leaf), num_replicas)
-        return PerReplica(tuple(leaf[start:stop] for start, stop in pairwise(ends)))
-
-    return pack_like(value, [one(leaf) for leaf in flatten(value)])
-
-
-def local_value(value: Any, replica: int) -> Any:
-    """What one replica sees of a value: its own part of a `PerReplica`, also inside dicts, lists and tuples, otherwise the value."""
-    if isinstance(value, PerReplica):
-        return value.values[replica]
-    if isinstance(value, Mapping):
-        return type(value)({key: local_value(child, replica) for key, child in value.items()})  # pyright: ignore[reportCallIssue]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(local_value(child, replica) for child in value))
-    if isinstance(value, list | tuple):
-        return type(value)([local_value(child, replica) for child in value])
-    return value

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from embedding.buckets import place
+from embedding.cross_replica import CrossReplica
 from embedding.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
-from embedding.strategies import PerReplica, entered, local_value, register, split_over
+from embedding.per_replica import PerReplica, local_value
+from embedding.strategies import entered, register
 from orchestrator.cluster import RayBackend, connected
 from orchestrator.config import ScalingConfig
 from orchestrator.errors import WorkerFailure
@@ -25,7 +27,7 @@ from workers import embedding_files
 from workers.storage import Store
 
 
-class PodStrategy:
+class PodStrategy(CrossReplica):
     """Hosts that hold the tables and run functions together.
 
     ```python
@@ -104,14 +106,6 @@ class PodStrategy:
             calls.append((fn, own, named, spec, _link(handles.host, pod.call_timeout_s)))
         results = pod.call_devices("run_function", calls, timeout_s=self._run_timeout_s)
         return results[0] if len(results) == 1 else PerReplica(tuple(results))
-
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of all replicas."""
-        return value.values if isinstance(value, PerReplica) else (value,)
-
-    def split(self, batch: Any) -> Any:
-        """A batch as `PerReplica` arguments for `run`, cut as `enqueue` cuts features, see `embedding.strategies.split_over`."""
-        return split_over(batch, self.num_replicas_in_sync)
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
         location = None if restore_from is None else Store(restore_from).location

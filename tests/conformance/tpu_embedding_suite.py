@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from embedding.initializers import Constant
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from embedding.per_replica import PerReplica
+from embedding.reduction import ReduceOp
 from embedding.send_gradients import send_tpu_embedding_gradients
 from embedding.strategies import get_replica_context
 from embedding.tpu_embedding import TPUEmbedding
@@ -312,3 +315,73 @@ class TPUEmbeddingConformance:
         scores = strategy.local_results(strategy.run(evaluate))
         np.testing.assert_allclose(sum(scores), before[4:8].sum(), rtol=1e-5)
         assert get_replica_context() is None
+
+    @pytest.mark.parametrize("num_samples", [4, 5])
+    def test_a_split_batch_is_the_batch(self, make, strategy, num_samples):
+        table = TableConfig(60, 2, combiner="sum", name="t")
+        feature = FeatureConfig(table, max_sequence_length=2)
+        embedding = make({"pair": (feature, FeatureConfig(table)), "one": FeatureConfig(table)}, num_samples, SGD(1.0))
+        rng = np.random.default_rng(3)
+        rows = [rng.integers(0, 60, size).tolist() for size in (2, 0, 3, 1, 2)[:num_samples]]
+
+        def in_replica(batch, weights):
+            embedding.enqueue(batch, weights, training=False)
+            return jax.tree.map(np.asarray, embedding.dequeue())
+
+        for form in ("ragged", "sparse", "csr", "coo", "pyarrow"):
+            values, weights = runs.in_form(form, rows)
+            batch = {"pair": (values, values), "one": rng.integers(0, 60, num_samples)}
+            weights = {"pair": (None, weights), "one": None}
+            embedding.enqueue(batch, weights, training=False)
+            whole = embedding.dequeue()
+            embedding.enqueue(strategy.split(batch), strategy.split(weights), training=False)
+            jax.tree.map(np.testing.assert_array_equal, embedding.dequeue(), whole)
+            parts = strategy.local_results(strategy.run(in_replica, (strategy.split(batch), strategy.split(weights))))
+            together = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+            jax.tree.map(np.testing.assert_array_equal, together, whole)
+
+    def test_values_of_replicas_are_reduced(self, strategy):
+        def step(labels, scale):
+            return {"sum": jnp.sum(labels) * scale, "each": labels * scale}
+
+        labels = np.arange(5, dtype=np.float32)
+        results = strategy.run(step, args=(strategy.split(labels), 2.0))
+        of_replicas = strategy.experimental_local_results(results)
+        assert len(of_replicas) == strategy.num_replicas_in_sync
+        sums = strategy.reduce(ReduceOp.SUM, PerReplica(tuple(one["sum"] for one in of_replicas)), axis=None)
+        assert isinstance(sums, jax.Array)
+        assert float(sums) == 20.0
+        each = PerReplica(tuple(one["each"] for one in of_replicas))
+        assert float(strategy.reduce("mean", each, axis=0)) == 4.0
+
+    def test_training_from_distributed_iterables(self, make, strategy):
+        """Whole batches that the strategy cuts, and batches that come for each replica, train as whole ones do."""
+        table = TableConfig(60, 2, name="t", initializer=Constant(1.0))
+        rng = np.random.default_rng(1)
+        data = [({"x": rng.integers(0, 60, 4)}, rng.random((4, 2)).astype(np.float32)) for _ in range(3)]
+
+        def train(batches, split):
+            embedding = make({"x": FeatureConfig(table)}, 4, SGD(0.5))
+
+            def step(gradient):
+                embedding.dequeue()
+                embedding.apply_gradients({"x": jnp.asarray(gradient)})
+
+            for features, gradient in batches:
+                embedding.enqueue(features)
+                strategy.run(step, args=(strategy.split(gradient) if split else gradient,))
+            rows = embedding.read_tables()[table]["rows"]
+            embedding.close()
+            return rows
+
+        def own(context):
+            each = context.get_per_replica_batch_size(4)
+            start = context.input_pipeline_id * each
+            return [jax.tree.map(lambda leaf: leaf[start : start + each], batch) for batch in data]
+
+        expected = train(data, split=True)
+        assert not np.array_equal(expected, np.ones_like(expected))
+        cut = strategy.experimental_distribute_dataset(data)
+        np.testing.assert_array_equal(train(cut, split=False), expected)
+        apart = strategy.experimental_distribute_datasets_from_function(own)
+        np.testing.assert_array_equal(train(apart, split=False), expected)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import scipy.sparse
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.inputs import Sparse
@@ -52,6 +54,24 @@ def oracle_of(embedding: TPUEmbedding, users: TableConfig, items: TableConfig, *
         "recent": OracleFeature("items", "sum"),
     }
     return Oracle(tables, features, num_hosts=num_hosts)
+
+
+def in_form(form: str, rows: list[list[int]]) -> tuple[Any, Any]:
+    """Ids and their weights in one of the forms that `enqueue` takes."""
+    weights = [[0.5 * (1 + at) for at in range(len(ids))] for ids in rows]
+    if form == "ragged":
+        ids = Ragged.of_lists(rows)
+        return ids, Ragged(np.concatenate([np.asarray(row, np.float32) for row in weights]), ids.row_splits)
+    if form == "pyarrow":
+        return pa.array(rows, pa.list_(pa.int64())), pa.array(weights, pa.list_(pa.float32()))
+    places = np.array([(row, column) for row, ids in enumerate(rows) for column in range(len(ids))], np.int64)
+    values = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    of_values = np.concatenate([np.asarray(row, np.float32) for row in weights])
+    shape = (len(rows), 3)
+    if form == "sparse":
+        return Sparse(places, values, shape), Sparse(places, of_values, shape)
+    ids_at, weights_at = (scipy.sparse.coo_array((one, tuple(places.T)), shape=shape) for one in (values, of_values))
+    return (ids_at, weights_at) if form == "coo" else (ids_at.asformat(form), weights_at.asformat(form))
 
 
 def make_batch(rng: np.random.Generator, batch_size: int = BATCH_SIZE) -> tuple[Any, Any, dict[str, list[Bag]]]:

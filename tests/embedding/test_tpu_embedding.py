@@ -13,8 +13,9 @@ import scipy.sparse as sp
 from embedding.config import FeatureConfig, TableConfig
 from embedding.inputs import Sparse
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
-from embedding.strategies import LocalStrategy, PerReplica
+from embedding.strategies import LocalStrategy
 from embedding.tpu_embedding import TPUEmbedding
 from embedding.variable import Variable
 

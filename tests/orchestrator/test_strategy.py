@@ -11,9 +11,10 @@ import pytest
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import SGD, Adagrad
+from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
 from embedding.send_gradients import send_tpu_embedding_gradients
-from embedding.strategies import LocalStrategy, PerReplica
+from embedding.strategies import LocalStrategy
 from embedding.tpu_embedding import TPUEmbedding
 from orchestrator.pod import PodLost
 from orchestrator.strategy import PodStrategy
