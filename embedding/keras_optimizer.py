@@ -55,7 +55,7 @@ class Optimizer:
       clipvalue: limit of each element. Only one of the three limits acts: clipnorm, else global_clipnorm, else clipvalue; 0 and negative
         numbers count as absent.
       global_clipnorm: limit of the norm of all gradients together.
-      use_ema: keep an exponential moving average of every variable.
+      use_ema: keep an exponential moving average of every variable, over the steps in which it had a gradient.
       ema_momentum: weight of the old average, 0 to 1.
       ema_overwrite_frequency: every so many steps variables take the value of their average; None or 0 for never.
       jit_compile: compile the updates of a step into one program. Becomes False where there is no GPU; the attribute can be set to True
@@ -310,7 +310,8 @@ class Optimizer:
         """Updates variables, slots, averages and `iterations` in place.
 
         Args:
-          grads_and_vars: pairs of a gradient (array, numbers, `RowSlices`) and a `Variable`. None leaves its variable alone and warns.
+          grads_and_vars: pairs of a gradient (array, numbers, `RowSlices`) and a `Variable`. None leaves its variable, the variable's slots
+            and its average alone and warns.
           skip_gradients_aggregation: the gradients are already sums over the processes.
 
         Raises:
@@ -331,8 +332,9 @@ class Optimizer:
         self._update_all(merged, [variable for _, variable in present])
         self.iterations.assign_add(1)
         if self.use_ema:
-            self._update_averages()
-            self._overwrite_when_due()
+            moved = [variable for _, variable in present]
+            self._update_averages(moved)
+            self._overwrite_when_due(moved)
 
     def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
         """With `use_ema` gives the model's variables the values of their averages; else does nothing.
@@ -381,21 +383,20 @@ class Optimizer:
                 "first apply_gradients. Give all variables from the first step on, or make a new optimizer for another model."
             )
 
-    def _update_averages(self) -> None:
-        # Every variable, also one without gradient in this step: the average is one over steps.
-        for key, average in self._averages.items():
-            variable = self._model_variables[key]
+    def _update_averages(self, variables: Iterable[Variable]) -> None:
+        for variable in variables:
+            average = self._averages[self._var_key(variable)]
             average.assign(_weighted(average.value, self.ema_momentum, variable.value, 1 - self.ema_momentum))
 
-    def _overwrite_when_due(self) -> None:
+    def _overwrite_when_due(self, variables: Iterable[Variable]) -> None:
         if not self.ema_overwrite_frequency:
             return
         is_due = plain(self.iterations) % self.ema_overwrite_frequency == 0
         is_traced = isinstance(is_due, Tracer)
         if not is_traced and not is_due:
             return
-        for key, average in self._averages.items():
-            variable = self._model_variables[key]
+        for variable in variables:
+            average = self._averages[self._var_key(variable)]
             variable.assign(jnp.where(is_due, average.value, variable.value) if is_traced else average.value)
 
     # --- configuration and the pure form ---

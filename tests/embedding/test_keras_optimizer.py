@@ -233,8 +233,22 @@ def test_every_average_belongs_to_its_variable_whatever_is_missing():
     optimizer.apply_gradients([(None, a), (20.0, b)])
     optimizer.apply_gradients([(4.0, a), (None, b)])
     optimizer.finalize_variable_values([b, a])
-    # a: 10, 10, 6 with averages 10, 10, 8. b: 100, 80, 80 with averages 100, 90, 85.
-    assert (float(a), float(b)) == (8.0, 85.0)
+    # a: 10, 10, 6 with averages 10, 10, 8. b: 100, 80, 80 with averages 100, 90, 90.
+    assert (float(a), float(b)) == (8.0, 90.0)
+
+
+def test_a_step_without_a_gradient_leaves_a_variable_and_its_average_alone():
+    optimizer = SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
+    idle, other = Variable(10.0, name="idle"), Variable(0.0)
+    optimizer.apply_gradients([(4.0, idle), (1.0, other)])
+    (average,) = [one for one in optimizer.variables if one.name.endswith("average/idle")]
+    assert (float(idle), float(average)) == (6.0, 8.0)
+    for _ in range(3):
+        # The second step is one that overwrites, which does not reach a variable without a gradient either.
+        optimizer.apply_gradients([(None, idle), (1.0, other)])
+        assert (float(idle), float(average)) == (6.0, 8.0)
+    optimizer.finalize_variable_values([idle, other])
+    assert float(idle) == 8.0
 
 
 def test_iterations_count_steps_not_variables():
