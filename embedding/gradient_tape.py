@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from embedding.array_operators import plain
+from embedding.tracing import current_trace, require_own_trace
 from embedding.variable import Variable, assignments_refused, bound, reads_recorded
 
 
@@ -71,6 +72,7 @@ class GradientTape:
     """
 
     def __init__(self) -> None:
+        self._trace = current_trace()
         self._records: list[_Record] = []
         self._watched: list[Variable] = []
 
@@ -81,11 +83,21 @@ class GradientTape:
         return None
 
     def watch(self, variables: Variable | Iterable[Variable]) -> None:
-        """Asks for gradients of these even if they are not trainable."""
+        """Asks for gradients of these even if they are not trainable.
+
+        Raises:
+          RuntimeError: as `record`.
+        """
+        self._require_own_trace("watch")
         self._watched.extend([variables] if isinstance(variables, Variable) else variables)
 
     def record(self, loss: Callable[[], Any]) -> jax.Array:
-        """Runs `loss`, keeps it with the variables it read and their values, and returns its result as a new array."""
+        """Runs `loss`, keeps it with the variables it read and their values, and returns its result as a new array.
+
+        Raises:
+          RuntimeError: called inside a function that JAX traces, on a tape from outside.
+        """
+        self._require_own_trace("record")
         read: dict[int, tuple[Variable, Any]] = {}
 
         def remember(variable: Variable) -> None:
@@ -96,6 +108,10 @@ class GradientTape:
         variables, values = zip(*read.values(), strict=True) if read else ((), ())
         self._records.append(_Record(loss, result, variables, values))
         return result
+
+    def _require_own_trace(self, method: str) -> None:
+        remedy = "Use jax.value_and_grad of a function of arrays inside, or make the tape there."
+        require_own_trace(self._trace, f"a call of {method} of a GradientTape", remedy)
 
     def gradient(self, target: Any, sources: Variable | Sequence[Variable]) -> Any:
         """Returns the gradient of a recorded result for one variable, or a list for several; None where there is no dependence.

@@ -9,6 +9,7 @@ from embedding.declared_tables import DeclaredTables
 from embedding.engine import whole_table
 from embedding.table import Table
 from embedding.table_storage import storage
+from embedding.tracing import require_own_trace
 from embedding.variable import Variable
 
 
@@ -20,6 +21,7 @@ class HostTables:
     """
 
     def __init__(self, declared: DeclaredTables, *, restore_from: str | None, seed: int = 0) -> None:
+        require_own_trace(None, "the making of the tables", "Call build() before.")
         self._tables = [Table(spec, np.arange(spec.layout.num_buckets)) for spec in declared.specs(seed=seed)]
         self._num_steps = 0
         if restore_from is None:
@@ -39,11 +41,13 @@ class HostTables:
 
     def save(self, path: str) -> None:
         """Writes the variables, and the slots as they were restored or first made."""
+        require_own_trace(None, "a call of save", "Save before or afterwards.")
         self._take_variables()
         storage().save(path, self._tables, num_steps=self._num_steps)
 
     def restore(self, path: str) -> None:
         """Assigns what was saved to the variables."""
+        require_own_trace(None, "a call of restore", "Restore before.")
         self._num_steps = storage().restore(path, self._tables)
         for variable, table in zip(self.variables.values(), self._tables, strict=True):
             variable.assign(whole_table(table)["rows"])

@@ -165,6 +165,7 @@ class AdamW(Adam):
         Raises:
           RuntimeError: the optimizer has been built.
         """
+        self._require_own_trace("exclude_from_weight_decay")
         if self._built:
             raise RuntimeError(
                 "Found an optimizer that is built. Expected exclusions before the first apply_gradients. "

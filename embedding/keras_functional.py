@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from embedding.row_slices import RowSlices
+from embedding.tracing import current_trace
 from embedding.variable import Variable, bound
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _unbuilt_twin(optimizer: Optimizer) -> Optimizer:
         is_state = isinstance(value, (list, tuple, dict, set, Variable))
         vars(twin)[name] = _copied(value, copies) if is_state else vars(optimizer)[name]
     twin._built = False
+    twin._trace = current_trace()
     twin._before_build = None
     twin._compiled_update = None
     twin.jit_compile = False

@@ -29,6 +29,7 @@ from embedding.gradient_reducer import GradientReducer, default_gradient_reducer
 from embedding.gradient_tape import GradientTape, gradients_of
 from embedding.row_slices import RowSlices
 from embedding.schedules import LearningRateSchedule
+from embedding.tracing import current_trace, require_own_trace
 from embedding.variable import Variable
 
 Gradient = jax.Array | RowSlices
@@ -38,10 +39,13 @@ _LEGACY_ARGUMENTS = frozenset({"lr", "decay", "gradient_transformers", "gradient
 # numpy's, since JAX's would warn about counters of 64 bits.
 _INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 _logger = logging.getLogger(__name__)
+_FUNCTIONAL = "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, parameters)`."
 
 
 class Optimizer:
     """Keeps what an optimizer remembers and applies gradients to variables, in place.
+
+    What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for there.
 
     A subclass calls `super().build(var_list)` first, returns if `self._built`, makes its variables, sets `self._built = True`, and
     overrides `update_step`, where `self._index_dict[self._var_key(variable)]` is a variable's position in its lists, and `get_config`.
@@ -97,6 +101,7 @@ class Optimizer:
                 f"Found clipnorm={clipnorm} and global_clipnorm={global_clipnorm}. Expected at most one of them. Drop the other."
             )
         _check_unknown_arguments(kwargs)
+        self._trace = current_trace()
         self._iterations = Variable(0, trainable=False, name="iteration", dtype=np.int64)
         self._built = False
         self._scope = ""
@@ -106,6 +111,9 @@ class Optimizer:
         self._created: list[Variable] = []
         self._before_build: dict[str, Any] | None = None
         self._compiled_update: Callable[..., Any] | None = None
+
+    def _require_own_trace(self, method: str) -> None:
+        require_own_trace(self._trace, f"a call of {method} of optimizer '{self._name}'", _FUNCTIONAL)
 
     # --- what it remembers ---
 
@@ -118,12 +126,13 @@ class Optimizer:
         """Steps applied so far, int64. A new value may be set before the first build only.
 
         Raises:
-          RuntimeError: on setting after the first build.
+          RuntimeError: on setting after the first build, or inside a function that JAX traces.
         """
         return self._iterations
 
     @iterations.setter
     def iterations(self, value: Variable | int) -> None:
+        self._require_own_trace("iterations = ...")
         if self._built:
             raise RuntimeError(
                 f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first apply_gradients. "
@@ -160,6 +169,7 @@ class Optimizer:
         if isinstance(rate, Variable):
             rate.assign(value)
         else:
+            self._require_own_trace("learning_rate = ...")
             self._learning_rate = value
 
     def _required_rate(self) -> Any:
@@ -211,6 +221,7 @@ class Optimizer:
         Raises:
           ValueError: an initializer of another name.
         """
+        self._require_own_trace("add_variable")
         if isinstance(initializer, str):
             if initializer not in _INITIALIZERS:
                 raise ValueError(
@@ -229,6 +240,7 @@ class Optimizer:
 
         It is called "<variable_name>/<model variable's name>", during `apply_gradients` "<optimizer name>/" before it.
         """
+        self._require_own_trace("add_variable_from_reference")
         if initial_value is None:
             initial_value = jnp.zeros(model_variable.shape if shape is None else tuple(shape), model_variable.dtype)
         name = f"{self._scope}{variable_name}/{model_variable.name}"
@@ -243,6 +255,7 @@ class Optimizer:
 
         A class that never sets `self._built` learns them anew at each call and keeps the averages it has.
         """
+        self._require_own_trace("build")
         if self._built:
             return
         if self._before_build is None:
@@ -270,6 +283,7 @@ class Optimizer:
 
     def minimize(self, loss: Any, var_list: Sequence[Variable], tape: GradientTape | None = None) -> None:
         """`compute_gradients`, then `apply_gradients`."""
+        self._require_own_trace("minimize")
         self.apply_gradients(self.compute_gradients(loss, var_list, tape))
 
     def compute_gradients(
@@ -318,7 +332,9 @@ class Optimizer:
           TypeError: not pairs of a gradient and a `Variable`.
           ValueError: no pair, more than two values in one, no gradient in any, or a gradient of another shape than its variable.
           KeyError: a variable that was not among those of the first call.
+          RuntimeError: called inside a function that JAX traces; nothing has changed then.
         """
+        self._require_own_trace("apply_gradients")
         pairs: GradsAndVars = _checked_pairs(grads_and_vars)
         if not skip_gradients_aggregation:
             pairs = self.aggregate_gradients(pairs)
@@ -343,6 +359,7 @@ class Optimizer:
           ValueError: not as many variables as the optimizer knows.
           KeyError: a variable it does not know.
         """
+        self._require_own_trace("finalize_variable_values")
         if not self.use_ema:
             return
         if len(var_list) != len(self._averages):

@@ -17,6 +17,7 @@ from embedding.config_proto import check_learning_rates, parse_config
 from embedding.engine import Engine
 from embedding.inputs import host_array
 from embedding.strategies import running_engines
+from embedding.tracing import require_eager
 
 
 def send_tpu_embedding_gradients(
@@ -32,10 +33,11 @@ def send_tpu_embedding_gradients(
       name: that of the batch's enqueue.
 
     Raises:
-      RuntimeError: no engine runs, or no training batch waits for gradients.
+      RuntimeError: no engine runs, no training batch waits for gradients, or called inside a function that JAX traces.
       ValueError: the configuration is that of no running engine, rates or gradients are missing or too many, or a shape is wrong.
       TypeError: a gradient is not a float32 array.
     """
+    require_eager("send_tpu_embedding_gradients", "Return the gradients from the function and send them once a step.")
     message = parse_config(config)
     engine = _engine_of(bytes(config))
     rates = check_learning_rates(message, learning_rates)

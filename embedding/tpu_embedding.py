@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
-from jax.core import Tracer
 
 from embedding.config import TableConfig
 from embedding.declared_tables import DeclaredTables
@@ -35,6 +33,7 @@ from embedding.output_shapes import (
 from embedding.step_values import StepValues
 from embedding.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
 from embedding.table_storage import storage
+from embedding.tracing import require_eager
 from embedding.variable import Variable
 
 
@@ -51,6 +50,10 @@ class EmbeddingMetrics:
     num_steps: int
     learning_rates: dict[str, float]
     altered_ids: dict[str, int]
+
+
+_ONCE_A_STEP = "Call it once a step; pass activations into the function and gradients out of it."
+_AROUND_IT = "Call it before the function or after it."
 
 
 class TPUEmbedding:
@@ -138,6 +141,7 @@ class TPUEmbedding:
             self._host_tables = HostTables(self._declared, restore_from=self._restore_from)
             self._is_built = True
             return
+        require_eager("build", "Call it before, or pass batch_size.")
         if get_replica_context() is not None and self._strategy.num_replicas_in_sync > 1:
             raise RuntimeError(
                 "The embedding would be built inside a function that the strategy runs. Expected a built one, since all hosts are set up from "
@@ -195,7 +199,7 @@ class TPUEmbedding:
           ValueError: another structure, shape or type of input; ids outside the vocabulary; weights that do not fit.
         """
         self._require_strategy("enqueue")
-        _require_eager("enqueue")
+        require_eager("enqueue", _ONCE_A_STEP)
         values = self._values
         inputs = values.read(features)
         incoming = values.incoming_shapes(inputs)
@@ -219,7 +223,7 @@ class TPUEmbedding:
           RuntimeError: made outside a scope, not built, or nothing was enqueued.
         """
         self._require_strategy("dequeue")
-        _require_eager("dequeue")
+        require_eager("dequeue", _ONCE_A_STEP)
         self._require_built("dequeue")
         shares = self._running.dequeue(name)
         self._sizes = [[len(part) for part in share] for share in shares]
@@ -241,7 +245,7 @@ class TPUEmbedding:
           ValueError: another structure, something else than a JAX array, or another shape.
         """
         self._require_strategy("apply_gradients")
-        _require_eager("apply_gradients")
+        require_eager("apply_gradients", _ONCE_A_STEP)
         self._require_built("apply_gradients")
         engine = self._running
         shares = self._values.gradients(gradients, self._shapes_here, self._sizes, num_shares=engine.num_shares)
@@ -280,6 +284,7 @@ class TPUEmbedding:
           RuntimeError: not built.
         """
         self._require_built("read_tables")
+        require_eager("read_tables", _AROUND_IT)
         held = self._running.read_tables() if self._strategy is not None else self._tables_here.read()
         return dict(zip(self._declared.tables, held, strict=True))
 
@@ -291,6 +296,7 @@ class TPUEmbedding:
           StorageError: the storage failed, or `path` holds a saved embedding already.
         """
         self._require_built("save")
+        require_eager("save", _AROUND_IT)
         if self._strategy is not None:
             self._running.save(path)
         else:
@@ -303,6 +309,7 @@ class TPUEmbedding:
           StorageError: nothing is saved there, or it is damaged.
           ValueError: the saved tables have other names, shapes or slots.
         """
+        require_eager("restore", _AROUND_IT)
         if not self._is_built:
             storage().describe(path)
             self._restore_from = path
@@ -315,12 +322,14 @@ class TPUEmbedding:
         """Applies gradients that wait for the next forward, so that the tables hold every update."""
         self._require_strategy("drain")
         self._require_built("drain")
+        require_eager("drain", _AROUND_IT)
         self._running.drain()
 
     def discard(self) -> None:
         """Forgets enqueued batches, as after an error in the middle of a step; the next call is an `enqueue`. No update is lost or made."""
         self._require_strategy("discard")
         self._require_built("discard")
+        require_eager("discard", _AROUND_IT)
         self._running.discard()
 
     @property
@@ -342,6 +351,7 @@ class TPUEmbedding:
 
     def close(self) -> None:
         """Frees the tables, so that the strategy can hold another embedding. Safe to call twice."""
+        require_eager("close", _AROUND_IT)
         if self._strategy is not None and self._engine is not None:
             if self._strategy.running is self._engine:
                 self._strategy.stop_engine()
@@ -404,19 +414,6 @@ class TPUEmbedding:
             raise RuntimeError(
                 f"{method} called on unbuilt TPUEmbedding object. Expected enqueue or build first. Call one of them, or pass batch_size."
             )
-
-
-# Its result is a tracer exactly where JAX compiles what is called; the cheapest way to ask.
-_identity = jax.jit(lambda value: value)
-
-
-def _require_eager(method: str) -> None:
-    """Raises RuntimeError inside a function under jit, scan or the like, where a call would happen once, while tracing."""
-    if isinstance(_identity(np.float32(0)), Tracer):
-        raise RuntimeError(
-            f"{method} was called inside a function that JAX traces, or inside its control flow. Expected a call outside, once a step. Pass "
-            "activations into the function and gradients out of it."
-        )
 
 
 def _shifted(batch_size: Any, optimizer: Any) -> tuple[None, Any]:

@@ -19,10 +19,12 @@ import numpy as np
 from jax.core import Tracer
 
 from embedding.array_operators import ArrayOperators, plain
+from embedding.tracing import current_trace, require_own_trace
 
 # Set while a loss is being differentiated: the reader gets every variable that is read, and assignments are refused.
 _on_read: ContextVar[Callable[[Variable], None] | None] = ContextVar("_on_read", default=None)
 _is_frozen: ContextVar[bool] = ContextVar("_is_frozen", default=False)
+_RETURN_IT = "Return the new value from the function and assign it outside; for a step of an optimizer use optimizer.as_optax() inside."
 
 
 class Variable(ArrayOperators):
@@ -30,6 +32,8 @@ class Variable(ArrayOperators):
 
     Arithmetic and comparison work as on arrays (`3 * variable * variable`) and give arrays. Functions of `jax.numpy` take
     `variable.value`: JAX refuses foreign objects. The hash is that of the object, so variables can be keys.
+
+    A variable changes only in the trace in which it was made, which for most is none: see `assign`.
 
     A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array, so counters do not wrap at 2**31.
     """
@@ -52,6 +56,7 @@ class Variable(ArrayOperators):
             )
         self._name = "Variable" if name is None else str(name)
         self._trainable = bool(trainable)
+        self._trace = current_trace()
         self._value = _as_held(plain(initial_value), dtype)
         if shape is not None and tuple(shape) != self.shape:
             raise ValueError(
@@ -101,13 +106,14 @@ class Variable(ArrayOperators):
         Raises:
           ValueError: `value` has another shape.
           TypeError: `value` is not of a kind that fits, such as a float for an integer variable.
-          RuntimeError: called while a gradient is being taken.
+          RuntimeError: called while a gradient is being taken, or inside a function that JAX traces and that did not make the variable.
         """
         if _is_frozen.get():
             raise RuntimeError(
                 f"Found an assignment to variable '{self._name}' inside a loss that is being differentiated. Expected a loss that only "
                 "reads variables. Assign before or after computing the gradients."
             )
+        require_own_trace(self._trace, f"an assignment to variable '{self._name}'", _RETURN_IT)
         array = plain(value)
         if (
             isinstance(array, jax.Array)
@@ -136,6 +142,7 @@ class Variable(ArrayOperators):
         """A second variable with the same name, dtype and present value."""
         twin = Variable.__new__(Variable)
         twin._name, twin._trainable, twin._value = self._name, self._trainable, self._value
+        twin._trace = current_trace()
         return twin
 
     def _operand(self) -> Any:
@@ -174,16 +181,19 @@ class Variable(ArrayOperators):
 
 @contextmanager
 def bound(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[None]:
-    """Lets the variables hold other values, tracers for example, inside the block and puts the old ones back after it."""
-    saved = [variable._value for variable in variables]
+    """Lets the variables hold other values, tracers for example, inside the block and puts the old ones back after it.
+
+    They may be assigned to inside the block also where it is traced, since nothing of that stays.
+    """
+    saved = [(variable._value, variable._trace) for variable in variables]
     try:
         for variable, value in zip(variables, values, strict=True):
-            variable._value = value
+            variable._value, variable._trace = value, current_trace()
         yield
     finally:
         # Backwards, so that a variable listed twice ends with what it held first.
-        for variable, value in zip(reversed(variables), reversed(saved), strict=True):
-            variable._value = value
+        for variable, before in zip(reversed(variables), reversed(saved), strict=True):
+            variable._value, variable._trace = before
 
 
 @contextmanager
