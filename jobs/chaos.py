@@ -11,7 +11,6 @@ import importlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -19,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jobs.search_path import current_folder, new_process
 
 if TYPE_CHECKING:
     from orchestrator.chaos_oracles import Judgement, Measure
@@ -156,13 +157,13 @@ def _campaign(command: Chaos, shape: RunShape, *, environment: Mapping[str, str]
     if command.job in (None, "synthetic"):
         default = DEFAULT_FOLDER if command.job is None else SYNTHETIC_FOLDER
         settings["folder"] = str(Path(str(settings.get("folder", default))).absolute())
-    job = JobReference(function=function, arguments=settings).resolve()
+    job = JobReference(function=function, arguments=settings, folder=current_folder()).resolve()
     return Campaign(
         function=function,
         settings=settings,
         audit_rows=_audit_rows(job),
         shape=shape,
-        program=(sys.executable, "-m", "jobs.cli"),
+        program=tuple(new_process()),
         environment=environment,
         run_forked=_run_forked(job) if command.in_process else None,
         timeout_s=command.timeout_s,

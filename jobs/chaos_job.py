@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from jobs.search_path import current_folder
 from workers.data_config import IdColumn, ParquetData
 from workers.finished_folder import create_once
 from workers.job import JobConfig, JobReference, Model
@@ -79,7 +80,7 @@ def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -
     Raises:
       JobError: the job cannot be made.
     """
-    job = JobReference(function=function, arguments=arguments).resolve()
+    job = JobReference(function=function, arguments=arguments, folder=current_folder()).resolve()
     data = replace(job.data, eval_paths=())
     if num_rows is None or data.sample_id is None:
         return replace(job, data=data)

@@ -6,6 +6,11 @@ training.
 
 from __future__ import annotations
 
+# Before all others, which could be found in the current folder until it is off the search path.
+import jobs.search_path  # noqa: F401
+
+# isort: split
+
 import json
 import os
 import sys
@@ -195,9 +200,6 @@ def _main(arguments: list[str] | None) -> None:
         command = replace(command, command=(*command.command, *supervised))
     elif supervised:
         sys.exit(f"podembed: Found `--` before {' '.join(supervised)!r}. Expected it only after supervise.")
-    # As with `python -m`: a job's module may lie in the working folder.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     sys.exit(_run(command))
 
 

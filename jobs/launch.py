@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
 from jobs.data_arguments import data_arguments, plan_arguments
+from jobs.search_path import current_folder
 from jobs.summary import command_name, show_summary
 from jobs.synthetic import DEFAULT_FOLDER
 from orchestrator.config import (
@@ -92,7 +93,9 @@ def _reference(job_name: str, settings: tuple[str, ...], given: dict[str, object
     if job_name == "synthetic":
         # The run record keeps the arguments, and a run may be resumed from another folder.
         arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
-    return JobReference(function=BUILT_IN_JOBS.get(job_name, job_name), arguments=arguments)
+    if job_name in BUILT_IN_JOBS:
+        return JobReference(function=BUILT_IN_JOBS[job_name], arguments=arguments)
+    return JobReference(function=job_name, arguments=arguments, folder=current_folder())
 
 
 def plan(command: Plan) -> int:
@@ -107,7 +110,7 @@ def plan(command: Plan) -> int:
         raise ConfigurationError(
             "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
         )
-    run = open_run(command.run, only_reads=True)
+    run = open_run(command.run, only_reads=True, job_folder=current_folder())
     base = newest_commit(run)
     previous = base.placement if base else None
     found = plan_tables(run.job, num_hosts=command.hosts, table_buckets=run.table_buckets, previous=previous)
@@ -130,6 +133,7 @@ def resume(command: Resume) -> int:
     _config(command, steps=1)  # what is wrong with the flags should be known before the storage is touched
     run = open_run(
         command.run,
+        job_folder=current_folder(),
         take_over=command.take_over,
         accept_input_change=command.accept_input_change,
         allow_ancestor=command.allow_ancestor,

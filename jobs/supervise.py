@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import tyro
+
+from jobs.search_path import new_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def run(command: Supervise) -> int:
         raise ConfigurationError(f"Found --max-failures {command.max_failures}. Expected 0 or more.")
     name, url, first, later = _attempts(command.command, is_remote=command.address is not None)
     if command.address is None:
-        runner: Any = LocalRunner([sys.executable, "-m", "jobs.cli"])
+        runner: Any = LocalRunner(new_process())
     else:
         from orchestrator.ray_jobs import RayJobRunner
 

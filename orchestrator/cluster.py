@@ -80,13 +80,15 @@ def connected(num_hosts: int, before_joining: Callable[[str], None] = lambda add
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
+    from orchestrator.worker_path import DriverPath
+
     if ray.is_initialized():
         yield False
         return
     with contextlib.ExitStack() as stack:
         if address is not None:
             before_joining(address)
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
         else:
             _sweep_folders()
             # Not below the other one, which Ray opens to everybody.
@@ -103,6 +105,7 @@ def connected(num_hosts: int, before_joining: Callable[[str], None] = lambda add
                 object_store_memory=OBJECT_STORE_BYTES,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
+                job_config=DriverPath(),
             )
         stack.callback(ray.shutdown)
         yield address is None

@@ -364,6 +364,7 @@ def open_run(
     allow_ancestor: bool = False,
     single_writer: bool = False,
     only_reads: bool = False,
+    job_folder: str = "",
 ) -> OpenRun:
     """Opens an existing run by its folder alone.
 
@@ -373,6 +374,7 @@ def open_run(
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
       single_writer: accept a storage that cannot keep a second driver out.
       only_reads: nothing will be written, so that the storage need not be tried out.
+      job_folder: where the job's module may lie if it is not installed.
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
@@ -392,7 +394,7 @@ def open_run(
         )
     if not only_reads:
         open_for_writing(url, single_writer=single_writer)
-    reference = JobReference(function=record.job_function, arguments=_arguments(record))
+    reference = JobReference(function=record.job_function, arguments=_arguments(record), folder=job_folder)
     job = reference.resolve()
     train_index, eval_index = _indexes(job)
     found = replace(_record(job, reference, train_index), warm_start=record.warm_start)

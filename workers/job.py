@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Optimizer
 from workers.data_config import InputData
+from workers.job_folder import search_last
 from workers.ranking import Baseline, Metric
 
 if TYPE_CHECKING:
@@ -199,10 +200,12 @@ class JobReference:
     Attributes:
       function: `package.module:function`.
       arguments: plain JSON values.
+      folder: where the module may lie if it is not installed; searched after everything else. Not a part of the run's record.
     """
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
 
     def resolve(self) -> JobConfig:
         """Imports the module, calls the function and returns its job.
@@ -217,6 +220,8 @@ class JobReference:
             raise JobError(
                 f"Found job '{self.function}'. Expected package.module:function, such as jobs.criteo:synthetic."
             )
+        if self.folder:
+            search_last(self.folder, for_package=module_name.partition(".")[0])
         try:
             function = getattr(importlib.import_module(module_name), function_name)
         except (ImportError, AttributeError) as error:

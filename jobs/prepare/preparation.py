@@ -35,6 +35,7 @@ from jobs.prepare.pieces import Piece, plan_pieces
 from jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, read_prepared
 from jobs.prepare.report import build_report
 from jobs.prepare.settings import PrepareError, PrepareSettings
+from jobs.search_path import without_current_folder
 from workers.criteo_text import BadLine
 from workers.files import file_version, locate
 from workers.finished_folder import finish, read_report, write_durably
@@ -377,7 +378,8 @@ class _Crew:
             raise PrepareError(f"Found {workers} workers. Expected at least 1. Pass --workers 1 or more.")
         # Spawned, not forked: the parent may have threads.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, _begin_worker) if workers > 1 else None
+        with without_current_folder():
+            self._pool = ProcessPoolExecutor(workers, context, _begin_worker) if workers > 1 else None
 
     def __enter__(self) -> _Crew:
         return self
@@ -398,7 +400,10 @@ class _Crew:
                 yield function(*call)
             return
         try:
-            for done in as_completed([self._pool.submit(function, *call) for call in calls]):
+            # The first call begins the processes.
+            with without_current_folder():
+                waiting = [self._pool.submit(function, *call) for call in calls]
+            for done in as_completed(waiting):
                 yield done.result()
         except BrokenProcessPool as error:
             raise PrepareError(

@@ -19,6 +19,7 @@ KNOWS_RAY = {
     "orchestrator/ray_jobs.py",
     "orchestrator/ray_nodes.py",
     "orchestrator/strategy.py",
+    "orchestrator/worker_path.py",
 }
 # Files, sockets, processes and threads are the business of `workers`.
 NOT_IN_EMBEDDING = {
@@ -41,6 +42,7 @@ NOT_IN_EMBEDDING = {
 READS_ENVIRONMENT = {
     "jobs/chaos.py",
     "jobs/cli.py",
+    "jobs/search_path.py",
     "orchestrator/cluster.py",
     "orchestrator/run_folder.py",
     "orchestrator/tpu.py",

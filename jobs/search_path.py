@@ -1,0 +1,68 @@
+"""Keeps the current folder from standing in for modules: whoever looks at a run from within its folder must not run what lies there.
+
+`python -m` puts the current folder first on the search path, and so may PYTHONPATH. Importing this module as the command line takes it off.
+A job's module is still found there, by `workers.job_folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+COMMAND = "jobs.cli"
+_SAFE_PATH = "PYTHONSAFEPATH"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def without_folder(path: list[str], folder: str, *, is_needed: bool) -> list[str]:
+    """A search path without a folder, or with it as the last one if it is needed."""
+    kept = [entry for entry in path if os.path.realpath(entry or ".") != os.path.realpath(folder)]
+    return [*kept, folder] if is_needed else kept
+
+
+def current_folder() -> str:
+    """The folder in which the command was given; empty if it was removed since, where nothing can lie."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def new_process() -> list[str]:
+    """The command line that begins `podembed` in a process of its own, whose interpreter does not look in the current folder either."""
+    # Where the program itself was found there alone, it must be found there again; it then takes the folder off as here.
+    flags = [] if _is_found_in(current_folder()) else ["-P"]
+    return [sys.executable, *flags, "-m", COMMAND]
+
+
+@contextlib.contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Interpreters that begin within the block do not look in the current folder; one that is spawned is told the path of this one later."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def _is_found_in(folder: str) -> bool:
+    return bool(folder) and os.path.realpath(_ROOT) == os.path.realpath(folder)
+
+
+def _is_the_command() -> bool:
+    """Whether this process is `podembed` or `python -m jobs.cli`, and no program that uses a part of them."""
+    main = sys.modules["__main__"]
+    specification = getattr(main, "__spec__", None)
+    if specification is not None:
+        return specification.name == COMMAND
+    return os.path.basename(getattr(main, "__file__", None) or "") == "podembed"
+
+
+if _is_the_command() and current_folder():
+    sys.path[:] = without_folder(sys.path, current_folder(), is_needed=_is_found_in(current_folder()))
