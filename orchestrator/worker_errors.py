@@ -10,6 +10,7 @@ from orchestrator.errors import Failure, FailureKind
 
 def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: those that only report another process are told apart by type."""
+    from workers.descriptors import DescriptorsExhausted
     from workers.gang_errors import GangError
     from workers.handover import HandoverError
     from workers.input_errors import InputError
@@ -25,7 +26,9 @@ def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failu
         kind=kind,
         message=f"{type(error).__name__}: {first_line(str(error))}",
         details=details,
-        is_refusal=isinstance(error, StorageError | InputError | CheckpointMismatch | JobError | GangError),
+        is_refusal=isinstance(
+            error, StorageError | InputError | CheckpointMismatch | JobError | GangError | DescriptorsExhausted
+        ),
         memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
         is_storage=not is_peer and may_pass(error),
         unreached=tuple(f"host {rank}" for rank in error.missing) if isinstance(error, MeshConnectTimeout) else (),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from workers.compile_cache import every_member_writes, use_compile_cache
+from workers.descriptors import require_for_device
 from workers.device import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
 from workers.fault_points import FaultPlan, FaultPoints
 from workers.faulty_files import with_faults
@@ -119,6 +120,7 @@ class DeviceProcess:
         self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"device {spec.host}")
         self._tracker.point("start.begin")
         laps = Laps()
+        require_for_device(spec.num_hosts)
         job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
         if spec.compile_cache:
             use_compile_cache(spec.compile_cache)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.aborting import AbortSignal
+from workers.descriptors import require_for_host
 from workers.exchange_statistics import ExchangeStatistics
 from workers.faulty_frames import Spoil
 from workers.forming import Address, Forming, Refusal, Refusals, open_listener
@@ -133,7 +134,9 @@ class Mesh:
         Raises:
           MeshUsageError: the address is empty or stands for all interfaces.
           OSError: the address is not of this machine.
+          DescriptorsExhausted: this process may not open as many connections.
         """
+        require_for_host(identity.num_ranks)
         options = options or MeshOptions()
         listener = open_listener(bind_address, socket_buffer_bytes=options.socket_buffer_bytes)
         try:
@@ -152,6 +155,7 @@ class Mesh:
           MeshConnectTimeout: some hosts did not connect in time, or their machine does not answer at all.
           HandshakeRefused: a host of lower rank is of another run, generation or plan, or holds another token.
           MeshAborted: `abort` was called.
+          DescriptorsExhausted: there was no room for a connection with each of them.
         """
         self._require_usable()
         if self._is_connected:
@@ -162,18 +166,17 @@ class Mesh:
             raise MeshUsageError(
                 f"Found {len(addresses)} addresses for {self.identity.num_ranks} ranks. Expected one per rank, in rank order."
             )
-        forming = Forming(
-            identity=self.identity,
-            listener=self._listener,
-            addresses=addresses,
-            abort_signal=self._abort_signal,
-            refusals=self._refusals,
-            handshake_timeout_s=self._options.handshake_timeout_s,
-            socket_buffer_bytes=self._options.socket_buffer_bytes,
-            clock=self._clock,
-        )
         try:
-            connections = forming.run(timeout_s)
+            connections = Forming(
+                identity=self.identity,
+                listener=self._listener,
+                addresses=addresses,
+                abort_signal=self._abort_signal,
+                refusals=self._refusals,
+                handshake_timeout_s=self._options.handshake_timeout_s,
+                socket_buffer_bytes=self._options.socket_buffer_bytes,
+                clock=self._clock,
+            ).run(timeout_s)
         except BaseException as error:
             self._break(error)
             raise

@@ -2,7 +2,8 @@
 
 Rank i dials every lower rank and accepts every higher one. All dials, handshakes and strangers are served by one selector, each with its
 own deadline, so that garbage or a silent client delays nobody. A connection that fails is closed and recorded; honest peers dial again
-with growing pauses until the deadline of the whole. What travels on the connections afterwards is the business of `links`.
+with growing pauses until the deadline of the whole. A host that finds no descriptor left waits for one, and in the end blames itself. What
+travels on the connections afterwards is the business of `links`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from errno import EHOSTUNREACH, EINPROGRESS, ENETUNREACH, ETIMEDOUT
 from functools import partial
 
 from workers.aborting import AbortSignal
+from workers.descriptors import exhausted, is_exhaustion
 from workers.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from workers.link_silence import ask_when_quiet
 from workers.mesh_errors import HandshakeRefused, MeshConnectTimeout, MeshUsageError
@@ -143,19 +145,26 @@ class Forming:
         self._handshake_timeout_s = handshake_timeout_s
         self._socket_buffer_bytes = socket_buffer_bytes
         self._clock = clock
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            raise exhausted("waiting for connections", error) from error
         self._candidates: dict[_Candidate, None] = {}
         self._connected: dict[int, socket.socket] = {}
         self._dial_at_s = dict.fromkeys(range(identity.rank), clock())
         self._pause_s = dict.fromkeys(range(identity.rank), _FIRST_PAUSE_S)
         self._problems: dict[int, str] = {}
         self._unanswered_since_s: dict[int, float] = {}
+        # The last refusal of a descriptor, until one was given again; and until when the listener rests because of it.
+        self._exhaustion: OSError | None = None
+        self._rests_until_s: float | None = None
 
     def run(self, timeout_s: float) -> dict[int, socket.socket]:
         """Connections by rank, non-blocking, with both handshakes done and not one byte of a frame read.
 
         Raises:
           MeshConnectTimeout: some hosts did not connect within `timeout_s`, or a machine has answered no dial for `UNREACHABLE_S`.
+          DescriptorsExhausted: there was no descriptor left for them.
           HandshakeRefused: a host we dialed does not belong to us.
           MeshAborted: the abort signal was set.
         """
@@ -166,11 +175,14 @@ class Forming:
             while missing := self._missing():
                 self._abort_signal.raise_if_requested()
                 if self._clock() >= deadline_s:
+                    if self._exhaustion is not None:
+                        raise exhausted(f"connections with ranks {missing}", self._exhaustion)
                     problems = {rank: text for rank, text in self._problems.items() if rank in missing}
                     raise MeshConnectTimeout(missing, timeout_s, problems, self._refusals.describe())
                 self._require_reachable()
                 self._drop_overdue()
                 self._dial_due()
+                self._listen_again()
                 for key, _ in self._selector.select(self._seconds_to_wait(deadline_s)):
                     key.data()
             connected, self._connected = self._connected, {}
@@ -185,8 +197,10 @@ class Forming:
     def _seconds_to_wait(self, deadline_s: float) -> float:
         candidate_deadlines = [candidate.deadline_s for candidate in self._candidates]
         given_up_at_s = [since_s + UNREACHABLE_S for since_s in self._unanswered_since_s.values()]
+        rest_s = [] if self._rests_until_s is None else [self._rests_until_s]
         return max(
-            0.0, min([deadline_s, *candidate_deadlines, *given_up_at_s, *self._dial_at_s.values()]) - self._clock()
+            0.0,
+            min([deadline_s, *candidate_deadlines, *given_up_at_s, *self._dial_at_s.values(), *rest_s]) - self._clock(),
         )
 
     def _require_reachable(self) -> None:
@@ -214,9 +228,12 @@ class Forming:
     def _accept(self) -> None:
         try:
             connection, peer = self._listener.accept()
-        except OSError:
-            # The client left before we looked, or descriptors ran out; either way the next readiness tries again.
+        except OSError as error:
+            if is_exhaustion(error):
+                self._rest(error)
+            # Else the client left before we looked.
             return
+        self._exhaustion = None
         self._make_room()
         nonce = secrets.token_bytes(NONCE_BYTES)
         dialogue = answer(self._identity, nonce=nonce, is_connected=self._connected.__contains__)
@@ -224,6 +241,20 @@ class Forming:
         _prepare(connection, None)
         self._watch(connection, partial(self._read, candidate))
         self._advance(candidate, None)
+
+    def _rest(self, error: OSError) -> None:
+        """Stops accepting for a while: a client that cannot be let in would wake the selector for ever."""
+        self._exhaustion = error
+        self._selector.unregister(self._listener)
+        self._rests_until_s = self._clock() + _LONGEST_PAUSE_S
+        strangers = [candidate for candidate in self._candidates if candidate.rank is None]
+        if strangers:
+            self._drop(strangers[0], "found no descriptor left, of which this unfinished handshake held one")
+
+    def _listen_again(self) -> None:
+        if self._rests_until_s is not None and self._rests_until_s <= self._clock():
+            self._rests_until_s = None
+            self._watch(self._listener, self._accept)
 
     def _make_room(self) -> None:
         strangers = [candidate for candidate in self._candidates if candidate.rank is None]
@@ -239,8 +270,15 @@ class Forming:
 
     def _dial(self, rank: int) -> None:
         host, port = self._addresses[rank]
+        try:
+            connection = socket.socket(_family(host), socket.SOCK_STREAM)
+        except OSError as error:
+            if not is_exhaustion(error):
+                raise
+            self._exhaustion = error
+            self._redial(rank)
+            return
         self._unanswered_since_s.setdefault(rank, self._clock())
-        connection = socket.socket(_family(host), socket.SOCK_STREAM)
         dialogue = dial(self._identity, expected_rank=rank, nonce=secrets.token_bytes(NONCE_BYTES))
         candidate = self._add(connection, f"{host}:{port}", dialogue, rank=rank)
         try:
