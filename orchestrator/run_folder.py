@@ -43,6 +43,7 @@ from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_delta, assemble_table
 from workers.device_process import DenseReceipt
 from workers.input import InputIndex, LanePlan, build_index, training_plan
+from workers.input_index import check_alike
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
 from workers.storage import Store
@@ -461,7 +462,10 @@ def newest_commit(run: OpenRun) -> Manifest | None:
 
 def _indexes(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
     data = job.resolved_data
-    return build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
+    train, evaluation = build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
+    if evaluation is not None:
+        check_alike((*train.files, *evaluation.files))
+    return train, evaluation
 
 
 def _record(job: JobConfig, reference: JobReference | None, train_index: InputIndex) -> RunRecord:

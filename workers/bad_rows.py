@@ -1,7 +1,7 @@
 """Malformed rows: what is said about each, when one is too many, and how they get from the reading thread to the driver.
 
-A row is malformed if one of its declared columns holds what the declaration refuses: an id outside its table, a label that is null or not
-finite, text that is no number. With `max_bad_rows=0` the first one is an error that names it. Otherwise it becomes padding in its place:
+A row is malformed if one of its declared columns holds what the declaration refuses: an id outside its table, a label that is null, not
+finite or none of the default loss, text that is no number. With `max_bad_rows=0` the first one is an error that names it. Otherwise it becomes padding in its place:
 which rows are left out follows from the data and its declaration alone, so it is the same at every replay and for any number of hosts.
 """
 
@@ -84,6 +84,11 @@ class RowFaults:
                 file=self._origin.path, row=self._origin.first_row + row, column=column, found=shown, reason=reason
             )
         self.is_bad |= bad
+
+    @property
+    def origin(self) -> Origin:
+        """Whose rows they are."""
+        return self._origin
 
     def among(self, rows: np.ndarray) -> list[BadRow]:
         """The malformed ones of these rows, in the order of the file."""

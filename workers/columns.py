@@ -7,6 +7,7 @@ Reading the file is the business of `workers.formats`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +24,12 @@ from workers.data_config import DenseColumn, InputData
 from workers.gather import Block
 from workers.id_stage import BagLayouts, IdStage
 from workers.input_errors import InputError
+from workers.labels import refuse_labels
 from workers.vocabulary import Vocabulary
+
+# In the record of what the columns of a file hold.
+_BETWEEN = ", "
+_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text))(?:, |$)", re.DOTALL)
 
 
 class Columns(Protocol):
@@ -71,7 +77,12 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
 def id_kinds(schema: pa.Schema, data: InputData) -> str:
     """What the id columns of a checked schema hold, a few words for each: with other words equal values would become other rows."""
     names = dict.fromkeys(source.column for source in data.id_columns.values())
-    return ", ".join(f"{name}: {id_stage.kind_of(schema.field(name).type)}" for name in names)
+    return _BETWEEN.join(f"{name}: {id_stage.kind_of(schema.field(name).type)}" for name in names)
+
+
+def kinds_of(content: str) -> dict[str, str]:
+    """Column to its words, of what `id_kinds` made; empty for sources whose declaration says what columns hold."""
+    return dict(_KIND.findall(content))
 
 
 class Decoder:
@@ -128,7 +139,7 @@ class Decoder:
         one_each = layouts.even(1)
         singles = np.empty((len(self._stages), len(order)), self._id_dtype)
         columns = _Given(raw.columns, self._shared)
-        labels = _required_numbers(columns.get(self._data.label), self._data.label, places, faults)
+        labels = self._labels(columns, places, faults)
         # Column after column, as they come; `workers.gather` makes rows of them.
         dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
         for at, declared in enumerate(self._data.dense_columns):
@@ -155,6 +166,15 @@ class Decoder:
         if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
             return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
         return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
+
+    def _labels(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+        name = self._data.label
+        column = columns.get(name)
+        labels = _required_numbers(column, name, order, faults)
+        if self._data.binary_labels and not ((labels == 0) | (labels == 1)).all():
+            numbers = _numbers(_filled(column))
+            refuse_labels((numbers != 0) & (numbers != 1), numbers, name, faults)
+        return labels
 
     def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
         name = self._data.sample_weight

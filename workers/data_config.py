@@ -105,6 +105,7 @@ class InputData:
       sample_id: column of integers >= 0 without nulls that names a row for audits, or None, which stands for the position of the
         row over all files in sorted order.
       eval_paths: paths or globs of held-out data with the same columns.
+      binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these, sets it.
       max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same ones are left out
         at every replay; it is counted and written with its reason to the run's folder. One more ends the run.
     """
@@ -118,6 +119,7 @@ class InputData:
     sample_id: str | None = None
     eval_paths: str | tuple[str, ...] = ()
     max_bad_rows: int = 0
+    binary_labels: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _as_paths(self.paths))

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from workers.columns import kinds_of
 from workers.data_config import InputData
 from workers.files import file_version, local_path, locate
 from workers.formats import read_layout, version_of
@@ -105,8 +106,8 @@ def build_index(
     A file that two patterns match counts once.
 
     Raises:
-      InputError: a pattern matches nothing, a file is damaged, a column is missing or of a wrong type, there are no rows, or a vocabulary
-        is none.
+      InputError: a pattern matches nothing, a file is damaged, a column is missing, of a wrong type or of another kind than in other
+        files, there are no rows, or a vocabulary is none.
       StoreUnavailable: the store did not answer.
       TimeoutError: the files were not looked at within `deadline_s`.
     """
@@ -121,6 +122,7 @@ def build_index(
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+    check_alike(files)
     vocabularies = tuple(_look_at_vocabulary(path, storage_options) for path in data.vocabularies)
     index = InputIndex(files=files, vocabularies=vocabularies)
     if index.num_rows == 0:
@@ -128,6 +130,26 @@ def build_index(
             f"Found no rows in the {len(files)} files of {list(data.paths)}. Expected at least one row. Point paths at the data."
         )
     return index
+
+
+def check_alike(files: Sequence[InputFile]) -> None:
+    """Compares what the columns of files hold: numbers and text of one meaning become other rows of a table, and so do lists and no lists.
+
+    Args:
+      files: of one data set, or of training and evaluation together.
+
+    Raises:
+      InputError: a column is of another kind in another file.
+    """
+    first: dict[str, tuple[str, InputFile]] = {}
+    for file in files:
+        for column, kind in kinds_of(file.content).items():
+            known, where = first.setdefault(column, (kind, file))
+            if known != kind:
+                raise InputError(
+                    f"Found column {column!r} with {known} in {where.path} and with {kind} in {file.path}. Expected one kind in all files of the "
+                    "data, training and evaluation, since equal values would become other rows or numbers. Write the column alike in all files."
+                )
 
 
 def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> None:

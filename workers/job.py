@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embedding.config import FeatureConfig, TableConfig
@@ -159,12 +159,14 @@ class JobConfig:
 
     @property
     def resolved_data(self) -> InputData:
-        """The data with exactly the features of the model, in its order, and the tables' vocabulary sizes.
+        """The data with exactly the features of the model, in its order, the tables' vocabulary sizes, and labels as the loss takes them.
 
         Raises:
           DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
         """
-        return self.data.resolved({name: feature.table.vocabulary_size for name, feature in self.features.items()})
+        sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
+        data = self.data.resolved(sizes)
+        return replace(data, binary_labels=data.binary_labels or self.loss is None)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:

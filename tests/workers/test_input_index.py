@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workers.parquet_sets import declaration, table_of, write_set
+from workers.data_config import IdColumn, ParquetData
 from workers.input_errors import InputError
-from workers.input_index import InputIndex, build_index, check_unchanged, describe
+from workers.input_index import InputIndex, build_index, check_alike, check_unchanged, describe
 
 
 def test_files_are_listed_in_order_with_their_row_groups(tmp_path: Path) -> None:
@@ -102,3 +103,41 @@ def test_a_changed_or_removed_file_is_refused_by_name(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"no file .*part-001.parquet"):
         check_unchanged(index.files[1], data)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (pa.array(["a"], pa.string()), "'item' with integers in .*a.parquet and with text in .*b.parquet"),
+        (
+            pa.array([[1]], pa.list_(pa.int64())),
+            "'item' with integers in .*a.parquet and with lists of integers in .*b.parquet",
+        ),
+        (
+            pa.array([["a"]], pa.list_(pa.string())),
+            "'item' with integers in .*a.parquet and with lists of text in .*b.parquet",
+        ),
+        (pa.array([7], pa.uint8()), None),
+    ],
+)
+def test_a_column_holds_one_kind_of_ids_in_all_files(tmp_path: Path, other: pa.Array, message: str | None) -> None:
+    """Equal ids would become other rows: of the number, of the text, of a bag."""
+    for name, item in (("a", pa.array([1], pa.int64())), ("b", other)):
+        pq.write_table(pa.table({"y": [1.0], "user, of: text": [5], "item": item}), tmp_path / f"{name}.parquet")
+    ids = {"item": IdColumn("item", "hash", 10), "user": IdColumn("user, of: text", "hash", 10)}
+    data = ParquetData(str(tmp_path / "*.parquet"), label="y", features=ids)
+    if message is None:
+        assert build_index(data).num_rows == 2
+        return
+    with pytest.raises(InputError, match=f"Found column {message}.*Write the column alike"):
+        build_index(data)
+
+
+def test_evaluation_files_hold_the_ids_of_training_files(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": [1.0], "item": [5]}), tmp_path / "train.parquet")
+    pq.write_table(pa.table({"y": [1.0], "item": ["5"]}), tmp_path / "test.parquet")
+    data = ParquetData(str(tmp_path / "train.parquet"), label="y", features={"item": IdColumn("item", "hash", 10)})
+    train, test = build_index(data), build_index(replace(data, paths=(str(tmp_path / "test.parquet"),)))
+    check_alike(train.files)
+    with pytest.raises(InputError, match=r"'item' with integers in .*train.parquet and with text in .*test.parquet"):
+        check_alike((*train.files, *test.files))
