@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from orchestrator.checkpoint import FilesLost
 from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.errors import WorkerFailure, cause
 from orchestrator.lease import PublicationUnsettled
@@ -61,6 +62,7 @@ class FailedSave:
       is_awaited: training waits until one succeeds.
       head_step: the step to which a fault would lead back now.
       left: why files that it wrote are still there; None if they are gone.
+      needs_all: files of earlier commits are lost, so that the next save writes all rows.
     """
 
     step: int
@@ -69,6 +71,7 @@ class FailedSave:
     is_awaited: bool
     head_step: int
     left: str | None
+    needs_all: bool = False
 
     def __str__(self) -> str:
         follows = (
@@ -78,7 +81,10 @@ class FailedSave:
             + str(self.head_step)
         )
         left = f" Its files are still there and go with a later commit: {self.left}." if self.left else ""
-        return f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{left}"
+        whole = " The next save writes all rows, since it cannot rely on earlier commits." if self.needs_all else ""
+        return (
+            f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{whole}{left}"
+        )
 
 
 class SavesFailed(StorageError):
@@ -86,11 +92,11 @@ class SavesFailed(StorageError):
 
 
 class _Lost(Exception):
-    """How the publishing thread says that a save is lost. `left` as in `FailedSave`."""
+    """How the publishing thread says that a save is lost. `left` and `needs_all` as in `FailedSave`."""
 
-    def __init__(self, reason: str, left: str | None) -> None:
+    def __init__(self, reason: str, left: str | None, *, needs_all: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.left = reason, left
+        self.reason, self.left, self.needs_all = reason, left, needs_all
 
 
 class Publisher(Protocol):
@@ -188,6 +194,7 @@ class BackgroundCommits:
         self.head = head
         self.begun_step = self.committed_step
         self.failed_in_a_row = 0
+        self._needs_all = False
         self._group = group
         self._generation = generation
         self._full_every = full_every
@@ -270,7 +277,7 @@ class BackgroundCommits:
             except _Lost as lost:
                 self._count(under_way.step, lost)
                 return
-            self.failed_in_a_row = 0
+            self.failed_in_a_row, self._needs_all = 0, False
             self._acknowledge(self.head, self._clock.monotonic_s() - under_way.begun_s)
 
     def finish(self) -> None:
@@ -330,7 +337,8 @@ class BackgroundCommits:
 
     def _start(self, step: int, publish: Publish) -> None:
         begun_s = self._clock.monotonic_s()
-        is_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
+        may_be_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
+        is_delta = may_be_delta and not self._needs_all
         attempt = commit_name(step=step, generation=self._generation)
         writing = self._group.begin_save(attempt, is_delta=is_delta, before_failed=self.failed_in_a_row > 0)
         self._under_way = _UnderWay(step=step, attempt=attempt, publish=publish, writing=writing, begun_s=begun_s)
@@ -389,7 +397,9 @@ class BackgroundCommits:
             is_awaited=self._is_insisting or self.failed_in_a_row >= self._patience.max_failed_saves,
             head_step=self.committed_step,
             left=lost.left,
+            needs_all=self._needs_all or lost.needs_all,
         )
+        self._needs_all = self._last_failure.needs_all
         self._failed(self._last_failure)
         if self._patience.max_failed_saves == 0:
             raise self._give_up("and none may fail")
@@ -403,7 +413,8 @@ class BackgroundCommits:
             except Exception as error:
                 if isinstance(error, PublicationUnsettled) or not may_pass(error):
                     raise
-                raise _Lost(_sentence(error), self._removed(under_way.attempt)) from error
+                needs_all = isinstance(error, FilesLost) and error.is_of_earlier
+                raise _Lost(_sentence(error), self._removed(under_way.attempt), needs_all=needs_all) from error
 
         return conclude
 

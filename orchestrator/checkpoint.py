@@ -59,9 +59,17 @@ class CommitRefused(StorageError):
 
 
 class FilesLost(CommitRefused):
-    """Files that the storage said it had taken are not there, or not whole. Another save may do better."""
+    """Files that the storage said it had taken are not there, or not whole. Another save may do better.
+
+    Attributes:
+      is_of_earlier: some are of an earlier commit, so that only a save of all rows can do better.
+    """
 
     may_pass = True
+
+    def __init__(self, name: str, found: str, expected: str, *, is_of_earlier: bool):
+        super().__init__(name, found, expected)
+        self.is_of_earlier = is_of_earlier
 
 
 class NoLoadableCommit(StorageError):
@@ -115,7 +123,8 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
         lease.check()
         first = damages[0]
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
-        raise FilesLost(name, f"{first.found} in {first.name}{more}", first.expected)
+        is_of_earlier = not all(damage.name.startswith(f"data/{name}/") for damage in damages)
+        raise FilesLost(name, f"{first.found} in {first.name}{more}", first.expected, is_of_earlier=is_of_earlier)
     lease.check()
     lease.publish(name, to_json(manifest))
     return name
@@ -161,7 +170,7 @@ def newest_loadable(
         return None
     record = find_run(store)
     reasons: list[str] = []
-    for name in read_lineage(store):
+    for name in read_lineage(store, rebuild=allow_ancestors):
         reason = _why_not_loadable(store, name, run_id=record.run_id if record else None, reads_all=allow_ancestors)
         if reason is None:
             return name

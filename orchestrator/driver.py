@@ -23,7 +23,6 @@ from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
 from orchestrator.history import History
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
-from orchestrator.keep import keep_latest
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
 from orchestrator.plan import plan, summary
@@ -33,6 +32,8 @@ from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import NOW_S, StoppedAtStart, StopSignals
 from orchestrator.storage_wait import StorageWait, at_once
+from orchestrator.upkeep import Upkeep
+from orchestrator.vanished import RunVanished
 from orchestrator.window_health import WindowHealth
 from orchestrator.worker_group import Backend, Receipts, WorkerGroup
 from workers.bad_rows import BadRow
@@ -118,7 +119,8 @@ class Driver:
         )
         self._dead_letters: DeadLetters | None = None
         self._commits: BackgroundCommits | None = None
-        self._undeleted: Exception | None = None
+        self._upkeep = Upkeep(run.store, run.record, config.checkpoint_config, unix_s=clock.wall_s)
+        self._has_vanished = False
         greet = at_most_every(HEARTBEAT_S, self._groups.greet, clock.monotonic_s)
         timeout_s = config.failure_config.storage_timeout_s
         self._storage_wait = StorageWait(timeout_s, stop=stop, notice=reporter.notice, clock=clock, meanwhile=greet)
@@ -234,6 +236,14 @@ class Driver:
         try:
             lease.heartbeat()
             lease.require_newest()
+            self._has_vanished = False
+        except RunVanished as error:
+            # A disk may come back; whether it has is asked when it matters, at the next commit.
+            if not self._has_vanished:
+                self._reporter.notice(
+                    f"THE RUN HAS VANISHED; it ends at the next commit unless its files are back. {error}"
+                )
+            self._has_vanished = True
         except (StorageError, OSError) as error:
             self._groups.greet(all_workers=True)
             self._reporter.notice(
@@ -295,6 +305,7 @@ class Driver:
         elif self._stop.reason is None and self._config.evaluate_at_end and self._run.eval_index is not None:
             self._evaluate(group, step)
         commits.conclude(step, self._publication(group, lease, step))
+        self._upkeep.require(lease, commits.head)
         return self._result(step, lease.head)
 
     def _change_hosts(
@@ -404,11 +415,14 @@ class Driver:
             self._committed_unix_s = manifest.created_unix_s
             self._watch.committed(seconds)
             self._reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
-            if self._undeleted is not None:
-                self._reporter.notice(f"old commits were not deleted: {self._undeleted}")
-                self._undeleted = None
+            tell()
+
+        def tell() -> None:
+            for sentence in self._upkeep.take():
+                self._reporter.notice(sentence)
 
         def failed(save: FailedSave) -> None:
+            tell()
             self._history.failed_saves += 1
             self._saves.failed(save.step)
             self._reporter.notice(str(save))
@@ -434,6 +448,7 @@ class Driver:
         metrics = self._metrics_at(step)
 
         def publish(parent: Manifest | None, receipts: Receipts) -> Manifest:
+            self._upkeep.look(lease, parent)
             manifest = self._run.commit(
                 lease,
                 step=step,
@@ -445,7 +460,7 @@ class Driver:
                 failed_saves=self._commits.failed_in_a_row if self._commits else 0,
                 read_back=self._config.checkpoint_config.read_back,
             )
-            self._delete_old(lease)
+            self._upkeep.clean(lease)
             return manifest
 
         return publish
@@ -470,25 +485,6 @@ class Driver:
         """What an evaluation of exactly this state found; empty without one."""
         last = self._history.evaluations[-1:]
         return last[0].comparable if last and last[0].step == step else {}
-
-    def _delete_old(self, lease: Lease) -> None:
-        """Carries out the keep policies. The commit stands already; storage that does not delete is no reason to stop training.
-
-        Called from the thread that publishes; what went wrong is said when the commit is acknowledged.
-        """
-        config = self._config.checkpoint_config
-        if config.num_to_keep is None:
-            return
-        try:
-            keep_latest(
-                self._run.store,
-                lease,
-                num_to_keep=config.num_to_keep,
-                also=config.keep_policies,
-                unix_s=self._clock.wall_s,
-            )
-        except (StorageError, OSError) as error:
-            self._undeleted = error
 
     # ------------------------------------------------------------------ between generations
 

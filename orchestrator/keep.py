@@ -79,7 +79,7 @@ def keep_latest(
             f"num_to_keep={num_to_keep}; at least {MIN_KEPT} expected, so that a damaged commit has an ancestor."
         )
     lease.check()
-    lineage = read_lineage(store)
+    lineage = read_lineage(store, whole=True)
     if lease.head is not None and lease.head not in lineage[:1]:
         raise StorageError(
             f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was deleted: look into "

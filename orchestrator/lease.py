@@ -9,28 +9,62 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from orchestrator.errors import EXIT_CONFIGURATION, EXIT_FENCED
-from orchestrator.lease_protocol import Base, DriverState, Phase, after, head, is_fenced, lineage, propose
-from orchestrator.manifest import commit_file, parse_commit_name
+from orchestrator.lease_files import (
+    MAX_LEASE_BYTES,
+    BaseLost,
+    BaseRecord,
+    lease_file,
+    read_base,
+    read_claims,
+    read_commit_names,
+    read_head,
+    read_lineage,
+    read_newest_base,
+    read_used_generations,
+)
+from orchestrator.lease_protocol import DriverState, Phase, after, is_fenced, propose
+from orchestrator.manifest import commit_file
 from orchestrator.records import decode, encode, read_document
 from orchestrator.storage_wait import at_once
+from orchestrator.vanished import require_own
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError, may_pass
 from workers.strict_json import DocumentRefused
 
 HEARTBEAT_EVERY_S = 5.0
 HEARTBEAT_FRESH_S = 30.0
-_LEASE_FILE = re.compile(r"g(\d{8,12})\.(claim|base\.json|hb)")
-_MAX_LEASE_BYTES = 1 << 14
+
+__all__ = [
+    "HEARTBEAT_EVERY_S",
+    "HEARTBEAT_FRESH_S",
+    "BaseLost",
+    "BaseRecord",
+    "Claim",
+    "CommitExists",
+    "Fenced",
+    "Heartbeat",
+    "Holder",
+    "Lease",
+    "PublicationUnsettled",
+    "RunIsHeld",
+    "acquire",
+    "read_base",
+    "read_claims",
+    "read_commit_names",
+    "read_head",
+    "read_heartbeat",
+    "read_lineage",
+    "read_newest_base",
+]
 
 
 class Fenced(RuntimeError):
@@ -113,16 +147,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseRecord:
-    """Content of a base: the commit from which the generation starts."""
-
-    generation: int
-    commit: str | None
-    created_unix_s: float
-    token: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Content of a heartbeat."""
 
@@ -134,9 +158,18 @@ class Heartbeat:
 class Lease:
     """One generation's right to commit. Made by `acquire`. Mutated: the protocol state, by `publish`; the time of the last beat."""
 
-    def __init__(self, *, store: Store, holder: Holder, state: DriverState, unix_s: Callable[[], float]):
+    def __init__(
+        self,
+        *,
+        store: Store,
+        holder: Holder,
+        state: DriverState,
+        unix_s: Callable[[], float],
+        own_files: Mapping[str, bytes] | None = None,
+    ):
         self.store = store
         self.holder = holder
+        self.own_files = dict(own_files or {})
         self._state = state
         self._unix_s = unix_s
         self._last_beat_unix_s: float | None = None
@@ -154,30 +187,34 @@ class Lease:
         return self._state.head
 
     def check(self) -> None:
-        """Looks for newer claims.
-
-        Raises:
-          Fenced: there is one.
-        """
-        claims = read_claims(self.store)
-        if is_fenced(self.generation, claims) or self._state.phase is Phase.FENCED:
-            raise Fenced(self.generation, max(claims), self.store.location)
-
-    def require_newest(self) -> None:
-        """As `check`, and may be called beside a publication that is under way in another thread.
+        """Looks for newer claims, and for the claim and the base that this driver wrote.
 
         Raises:
           Fenced: there is a newer claim.
+          RunVanished: claim or base are gone.
+        """
+        claims = self.require_newest()
+        if self._state.phase is Phase.FENCED:
+            raise Fenced(self.generation, max(claims, default=0), self.store.location)
+
+    def require_newest(self) -> list[int]:
+        """As `check`, and may be called beside a publication that is under way in another thread. Returns the generations claimed.
+
+        Raises:
+          As `check`.
         """
         claims = read_claims(self.store)
         if is_fenced(self.generation, claims):
             raise Fenced(self.generation, max(claims), self.store.location)
+        require_own(self.store, self.own_files)
+        return claims
 
     def publish(self, name: str, manifest: bytes) -> None:
         """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to anybody.
 
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
+          RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the commit.
           StorageError, OSError: the storage failed, and the commit was not made; another may be.
           PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes nothing else before that is
             settled.
@@ -223,6 +260,8 @@ class Lease:
         state = after(state, claims)
         if state.phase is Phase.FENCED:
             raise Fenced(self.generation, max(claims), self.store.location)
+        # Whoever removed them may have begun another run here; a manifest alone would be a commit of nothing.
+        require_own(self.store, self.own_files)
         self._state = after(state, None)
 
     def heartbeat(self) -> None:
@@ -232,11 +271,11 @@ class Lease:
             return
         self._last_beat_unix_s = now_unix_s
         beat = Heartbeat(generation=self.generation, holder=self.holder, written_unix_s=now_unix_s)
-        self.store.replace(_lease_file(self.generation, "hb"), encode(beat))
+        self.store.replace(lease_file(self.generation, "hb"), encode(beat))
 
     def release(self) -> None:
         """Ends the heartbeat, so that the next driver need not wait. The claim stays: generations are never used twice."""
-        self.store.delete(_lease_file(self.generation, "hb"))
+        self.store.delete(lease_file(self.generation, "hb"))
 
 
 def acquire(
@@ -245,6 +284,8 @@ def acquire(
     holder: Holder,
     take_over: bool = False,
     held: int = 0,
+    held_files: Mapping[str, bytes] | None = None,
+    rebuild: bool = False,
     choose_base: Callable[[str | None], str | None] = lambda newest: newest,
     patiently: Callable[[Callable[[], Any]], Any] = at_once,
     unix_s: Callable[[], float] = time.time,
@@ -255,6 +296,8 @@ def acquire(
       take_over: fence a driver of another submission even if its heartbeat is fresh.
       held: the generation that this driver had before, 0 for none. A newer one means that somebody took the run over, which a driver that
         recovers must not undo.
+      held_files: `Lease.own_files` of that generation.
+      rebuild: go on although the newest base is lost or damaged; see `lease_files.read_newest_base`.
       choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising leaves the
         claim without a base, which changes nothing for later drivers.
       patiently: asks the storage; may ask again if it is away.
@@ -263,49 +306,66 @@ def acquire(
     Raises:
       RunIsHeld: another submission's driver is alive and `take_over` is not set.
       Fenced: a newer claim appeared meanwhile.
+      RunVanished: what this driver wrote for the generation before is gone.
+      BaseLost: the newest base cannot be read, and `rebuild` is not set.
     """
     state = DriverState()
+    own: dict[str, bytes] = {}
     while state.phase is not Phase.READY:
         generation = state.generation
         match state.phase:
             case Phase.LIST_CLAIMS:
-                answer: Any = patiently(partial(read_claims, store))
+                answer: Any = patiently(partial(read_used_generations, store))
                 if held and is_fenced(held, answer):
                     raise Fenced(held, max(answer), store.location)
+                # Without them the run would begin again, in an empty folder.
+                patiently(partial(require_own, store, held_files or {}))
                 if not take_over:
                     patiently(partial(_refuse_if_held, store, answer, holder, unix_s()))
             case Phase.CLAIM:
                 claim = Claim(
                     generation=generation, holder=holder, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
-                answer = patiently(_Creation(store, _lease_file(generation, "claim"), encode(claim)))
-                held = generation if answer else held
+                file, content = lease_file(generation, "claim"), encode(claim)
+                answer = patiently(_Creation(store, file, content))
+                own = {file: content}
+                held, held_files = (generation, own) if answer else (held, held_files)
             case Phase.READ_BASE:
                 # It is tried once, so a short outage of the storage may lose it; no generation should be given up for that.
                 with contextlib.suppress(StorageError, OSError):
                     Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
-                answer = patiently(partial(read_newest_base, store))
+                with _letting_go(Lease(store=store, holder=holder, state=state, unix_s=unix_s)):
+                    answer = patiently(partial(read_newest_base, store, rebuild=rebuild))
             case Phase.LIST_COMMITS:
                 answer = patiently(partial(read_commit_names, store))
             case Phase.CHOOSE_BASE:
-                try:
+                with _letting_go(Lease(store=store, holder=holder, state=state, unix_s=unix_s)):
                     answer = patiently(partial(choose_base, state.head))
-                except BaseException:
-                    # Nobody should wait for a driver that gave up; why it did matters more than that they may have to.
-                    with contextlib.suppress(StorageError, OSError):
-                        Lease(store=store, holder=holder, state=state, unix_s=unix_s).release()
-                    raise
             case Phase.CREATE_BASE:
                 record = BaseRecord(
                     generation=generation, commit=state.head, created_unix_s=unix_s(), token=secrets.token_hex(16)
                 )
-                answer = patiently(_Creation(store, _lease_file(generation, "base.json"), encode(record)))
+                file, content = lease_file(generation, "base.json"), encode(record)
+                answer = patiently(_Creation(store, file, content))
+                own[file] = content
             case Phase.CONFIRM_CLAIM:
                 answer = patiently(partial(read_claims, store))
             case _:
-                raise Fenced(generation, max(read_claims(store)), store.location)
+                raise Fenced(generation, max(read_claims(store), default=0), store.location)
         state = after(state, answer)
-    return Lease(store=store, holder=holder, state=state, unix_s=unix_s)
+    return Lease(store=store, holder=holder, state=state, unix_s=unix_s, own_files=own)
+
+
+@contextlib.contextmanager
+def _letting_go(lease: Lease) -> Iterator[None]:
+    """Ends the heartbeat if the block raises: nobody should wait for a driver that gave up."""
+    try:
+        yield
+    except BaseException:
+        # Why it did matters more than that they may have to.
+        with contextlib.suppress(StorageError, OSError):
+            lease.release()
+        raise
 
 
 class _Creation:
@@ -329,56 +389,11 @@ def _holds(store: Store, file: str, data: bytes) -> bool:
         return False
 
 
-def read_claims(store: Store) -> list[int]:
-    """Generations that have been claimed, in order."""
-    return _generations(store, "claim")
-
-
-def read_commit_names(store: Store) -> list[str]:
-    """Names of all published commits, whether they count or not."""
-    files = (file.removesuffix(".json") for file in store.children("commit") if file.endswith(".json"))
-    return [name for name in files if parse_commit_name(name)]
-
-
-def read_base(store: Store, generation: int) -> Base:
-    """The base of one generation.
-
-    Raises:
-      NameNotFound: it has none; DocumentRefused: it is damaged.
-    """
-    name = _lease_file(generation, "base.json")
-    record = decode(BaseRecord, name, read_document(store, name, max_bytes=_MAX_LEASE_BYTES))
-    if record.generation != generation:
-        raise DocumentRefused(name, f"the base of generation {record.generation}", f"generation {generation}")
-    if record.commit is not None:
-        parsed = parse_commit_name(record.commit)
-        if parsed is None or parsed[1] >= generation:
-            raise DocumentRefused(name, f"base {record.commit[:60]!r}", "a commit of an older generation")
-    return Base(generation, record.commit)
-
-
-def read_newest_base(store: Store) -> Base | None:
-    """The base of the highest generation that has one: the one that decides which commits count."""
-    generations = _generations(store, "base.json")
-    return read_base(store, generations[-1]) if generations else None
-
-
-def read_head(store: Store) -> str | None:
-    """The newest commit that counts, for readers that hold no lease."""
-    return head(read_newest_base(store), read_commit_names(store))
-
-
-def read_lineage(store: Store) -> tuple[str, ...]:
-    """The commits that count, newest first."""
-    base = read_newest_base(store)
-    return lineage(base, read_commit_names(store), lambda generation: read_base(store, generation).commit)
-
-
 def read_heartbeat(store: Store, generation: int) -> Heartbeat | None:
     """The heartbeat of a generation, or None if there is none that can be read."""
-    name = _lease_file(generation, "hb")
+    name = lease_file(generation, "hb")
     try:
-        return decode(Heartbeat, name, read_document(store, name, max_bytes=_MAX_LEASE_BYTES))
+        return decode(Heartbeat, name, read_document(store, name, max_bytes=MAX_LEASE_BYTES))
     except (NameNotFound, DocumentRefused):
         # Advisory: a released or torn heartbeat must not stop anybody.
         return None
@@ -414,12 +429,3 @@ def _machine() -> str:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
-
-
-def _generations(store: Store, kind: str) -> list[int]:
-    matches = map(_LEASE_FILE.fullmatch, store.children("lease"))
-    return sorted(int(match.group(1)) for match in matches if match and match.group(2) == kind)
-
-
-def _lease_file(generation: int, kind: str) -> str:
-    return f"lease/g{generation:08d}.{kind}"

@@ -35,7 +35,7 @@ from orchestrator.input_record import (
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
-from orchestrator.manifest import Manifest, commit_name, parse_commit_name
+from orchestrator.manifest import Manifest, commit_file, commit_name, parse_commit_name
 from orchestrator.policy_record import record_policies
 from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.storage_wait import at_once
@@ -64,7 +64,7 @@ class StateSpoilt(JobFailed):
 
 @dataclass(slots=True)
 class OpenRun:
-    """One run. Mutated by `acquire`: `generation`, `input_changes`.
+    """One run. Mutated by `acquire`: `generation`, `input_changes`, and the lease of that generation.
 
     Attributes:
       url: the folder, absolute.
@@ -89,6 +89,7 @@ class OpenRun:
     generation: int = 0
     policies: CheckpointConfig | None = None
     clock: Clock = SYSTEM_CLOCK
+    _lease: Lease | None = None
     _submission: str = field(default_factory=lambda: os.environ.get("RAY_JOB_SUBMISSION_ID") or uuid.uuid4().hex[:12])
 
     @property
@@ -109,6 +110,7 @@ class OpenRun:
 
         Raises:
           RunIsHeld, Fenced: another driver is at work.
+          RunVanished: what this driver wrote for the generation before is gone.
           InputChanged: the commit to start from stands at a step that means other rows with the files as they are now.
         """
         lease = acquire(
@@ -116,6 +118,8 @@ class OpenRun:
             holder=Holder.current(self._submission),
             take_over=self.take_over,
             held=self.generation,
+            held_files=self._lease.own_files if self._lease else None,
+            rebuild=self.allow_ancestor,
             patiently=patiently,
             unix_s=self.clock.wall_s,
             choose_base=lambda newest: checkpoint.newest_loadable(
@@ -127,7 +131,9 @@ class OpenRun:
                 ),
             ),
         )
-        self.generation = lease.generation
+        if self._lease is not None and self._lease.head not in (None, lease.head):
+            self._tell_lost(self._lease.head, lease.head)
+        self.generation, self._lease = lease.generation, lease
         try:
             patiently(lambda: self._settle_input(self.head_step(lease)))
             if self.policies is not None:
@@ -137,6 +143,14 @@ class OpenRun:
                 lease.release()
             raise
         return lease
+
+    def _tell_lost(self, acknowledged: str, found: str | None) -> None:
+        """Says that the newest commit is older than one that this driver has made. A newer one is its own, whose answer was lost."""
+        if found is None or (parse_commit_name(found) or (0, 0)) < (parse_commit_name(acknowledged) or (0, 0)):
+            self.notice(
+                f"commit {acknowledged} has VANISHED since it was made: {commit_file(acknowledged)} is not there. Training goes back to "
+                f"{found or 'the first step'}; restore the file from a copy to keep its steps"
+            )
 
     def _settle_input(self, step: int) -> None:
         """Checks that the run can go on at a step with its files, and records those that were accepted.
@@ -450,7 +464,7 @@ def newest_commit(run: OpenRun) -> Manifest | None:
     Raises:
       NameNotFound, DocumentRefused: the head is missing or damaged, and ancestors are not allowed.
     """
-    lineage = read_lineage(run.store)
+    lineage = read_lineage(run.store, rebuild=run.allow_ancestor)
     for name in lineage:
         try:
             return checkpoint.load(run.store, name)
