@@ -156,7 +156,8 @@ class FeatureConfig:
 
     Args:
       table: the `TableConfig`; features that share a table pass the same object.
-      max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with zero vectors.
+      max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with zero vectors. It has
+        no meaning for inputs of rank 3 and above, where the last axis is combined whatever its length.
       validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
       output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of one axis. Not
         empty, it switches `max_sequence_length` off.

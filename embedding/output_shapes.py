@@ -42,6 +42,11 @@ def is_sequence(feature: FeatureConfig) -> bool:
     return not feature.output_shape and feature.max_sequence_length > 0
 
 
+def keeps_positions(feature_input: FeatureInput, feature: FeatureConfig) -> bool:
+    """Whether the ids of a row stay apart. Above rank 2 a row is a bag of its own, and `max_sequence_length` has no meaning."""
+    return is_sequence(feature) and len(feature_input.shape) <= 2
+
+
 def shape_of_input(feature_input: FeatureInput, feature: FeatureConfig) -> Shape:
     """The output shape that an input asks for.
 
@@ -64,7 +69,7 @@ def shape_of_input(feature_input: FeatureInput, feature: FeatureConfig) -> Shape
         raise ValueError(
             f"Only rank 2 and above sparse tensor is supported, found rank {len(shape)} for input {path}. Add the axis that counts samples."
         )
-    if is_sequence(feature) and len(shape) == 2:
+    if keeps_positions(feature_input, feature):
         return (shape[0], feature.max_sequence_length)
     return shape[:-1]
 

@@ -22,7 +22,7 @@ from embedding.engine import Share
 from embedding.id_policies import fit_ids
 from embedding.inputs import FeatureInput, host_array, read_input, with_weight
 from embedding.optimizers import FTRL, AdagradMomentum, Adam
-from embedding.output_shapes import Shape, is_sequence, num_vectors, shape_of_input, share_of
+from embedding.output_shapes import Shape, is_sequence, keeps_positions, num_vectors, shape_of_input, share_of
 from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
 from embedding.structures import flatten, flatten_with_paths, pack_like, require_same_structure, shown_path
@@ -81,6 +81,18 @@ class StepValues:
             shapes.append((sum(shape[0] or 0 for shape in of_parts), *of_parts[0][1:]))
         return shapes
 
+    def ignored_lengths(self, inputs: Inputs) -> dict[str, str]:
+        """By path, a warning for each feature whose `max_sequence_length` has no meaning for its input."""
+        found = {}
+        for path, parts, feature in zip(self.declared.paths, inputs, self.declared.features, strict=True):
+            rank = max(len(part.shape) for part in parts)
+            if is_sequence(feature) and rank > 2:
+                found[path] = (
+                    f"Input {shown_path(path)} is of rank {rank}, which is above 2: max_sequence_length={feature.max_sequence_length} is ignored, "
+                    "and all ids of a row are combined. Leave it out, or pass rank 2 for a sequence."
+                )
+        return found
+
     def weigh(self, inputs: Inputs, weights: Any) -> Inputs:
         """The inputs with weights.
 
@@ -126,7 +138,7 @@ class StepValues:
             # Rows of lower rank become sequences that fill the declared shape.
             first = own[0] if len(own) == len(shape) else shape[0]
             num_bags = num_vectors((first, *shape[1:]))
-            bags = bags_of(part, num_bags=num_bags, is_sequence=is_sequence(feature))
+            bags = bags_of(part, num_bags=num_bags, is_sequence=keeps_positions(part, feature))
             fitted, count = fit_ids(part.path, bags, feature.table)
             found.append(fitted)
             altered += count

@@ -7,7 +7,8 @@ call, one activation per feature. This module checks calls and translates betwee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class EmbeddingMetrics:
     altered_ids: dict[str, int]
 
 
+_logger = logging.getLogger(__name__)
 _ONCE_A_STEP = "Call it once a step; pass activations into the function and gradients out of it."
 _AROUND_IT = "Call it before the function or after it."
 
@@ -106,6 +108,7 @@ class TPUEmbedding:
         self._output_shapes: list[Shape] = [times(f.output_shape, replicas) for f in self._declared.features]
         # Per share of the activations last dequeued, vectors of each feature.
         self._sizes: list[list[int]] = []
+        self._warned: set[str] = set()
         self._is_built = False
         if batch_size is not None and self._strategy is not None:
             self._build(shapes_of_batch(self._declared.features, batch_size))
@@ -206,6 +209,7 @@ class TPUEmbedding:
         if not self._is_built:
             self._build(incoming)
         check_shapes(self._declared.paths, self._shapes_here, incoming)
+        self._warn_once(values.ignored_lengths(inputs))
         inputs = values.weigh(inputs, weights)
         engine = self._running
         shares = values.shares(
@@ -400,6 +404,12 @@ class TPUEmbedding:
             return self._output_shapes
         replica = context.replica_id_in_sync_group
         return [share_of(shape, self._num_replicas, replica=replica) for shape in self._output_shapes]
+
+    def _warn_once(self, warnings: Mapping[str, str]) -> None:
+        """Logs each feature's warning with the first batch that it is about."""
+        for path in warnings.keys() - self._warned:
+            _logger.warning(warnings[path])
+        self._warned.update(warnings)
 
     def _require_strategy(self, method: str) -> Strategy:
         if self._strategy is None:

@@ -13,6 +13,7 @@ import pytest
 
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from embedding.initializers import Constant
+from embedding.inputs import Sparse
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
 from embedding.per_replica import PerReplica
 from embedding.reduction import ReduceOp
@@ -128,6 +129,46 @@ class TPUEmbeddingConformance:
         embedding.apply_gradients(jax.tree.map(jnp.ones_like, activations))
         moved = before - embedding.read_tables()[table]["rows"]
         np.testing.assert_allclose(moved[:, 0], [1, 4, 1, 2, 0], atol=1e-5)
+
+    def test_above_rank_2_all_ids_of_a_row_are_combined_whatever_the_length(self, make, strategy, caplog):
+        def rows(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+            return np.arange(shape[0] * shape[1], dtype=dtype).reshape(shape)
+
+        table = TableConfig(8, 4, rows, combiner="sum", name="t")
+        embedding = make({"s": FeatureConfig(table, max_sequence_length=2)}, 2, SGD(1.0))
+        before = embedding.read_tables()[table]["rows"]
+        indices = [[0, 0, 0], [0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 2]]
+        ids = np.array([1, 2, 2, 5, 0, 6, 7])
+        first = before[:, 0]
+        pooled = [[first[1], 2 * first[2]], [first[5], first[[0, 6, 7]].sum()]]
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                embedding.enqueue({"s": Sparse(indices, ids, (2, 2, 3))}, training=False)
+                assert np.asarray(embedding.dequeue()["s"])[..., 0].tolist() == pooled
+        assert caplog.text.count("max_sequence_length=2 is ignored") == 1
+        embedding.enqueue({"s": Sparse(indices, ids, (2, 2, 3))})
+        embedding.apply_gradients(jax.tree.map(jnp.ones_like, embedding.dequeue()))
+        moved = before - embedding.read_tables()[table]["rows"]
+        assert moved[:, 0].tolist() == [1, 1, 2, 0, 0, 1, 1, 1]
+
+        # The same where a replica enqueues its own part: the first half of the samples on the first of two.
+        def in_replica() -> Any:
+            replica, replicas = (
+                get_replica_context().replica_id_in_sync_group,
+                get_replica_context().num_replicas_in_sync,
+            )
+            own = [at for at, place in enumerate(indices) if place[0] // (2 // replicas) == replica]
+            places = [[indices[at][0] % (2 // replicas), *indices[at][1:]] for at in own]
+            embedding.enqueue({"s": Sparse(places, ids[own], (2 // replicas, 2, 3))})
+            activations = embedding.dequeue()["s"]
+            embedding.apply_gradients({"s": jnp.ones_like(activations)})
+            return np.asarray(activations)[..., 0]
+
+        after = embedding.read_tables()[table]["rows"][:, 0]
+        found = np.concatenate(strategy.local_results(strategy.run(in_replica)))
+        assert found.tolist() == [[after[1], 2 * after[2]], [after[5], after[[0, 6, 7]].sum()]]
+        moved = after - embedding.read_tables()[table]["rows"][:, 0]
+        assert moved.tolist() == [1, 1, 2, 0, 0, 1, 1, 1]
 
     def test_deadlocks_raise_at_once_and_leave_the_engine_usable(self, make):
         table = TableConfig(5, 2, name="t")

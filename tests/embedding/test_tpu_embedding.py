@@ -168,6 +168,37 @@ class TestShapes:
         with pytest.raises(ValueError, match="Found 4 rows"):
             embedding.enqueue(Ragged.of_lists([[1], [2], [3], [4]]))
 
+    @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+    @pytest.mark.parametrize("output_shape", [None, (2, 3)])
+    @pytest.mark.parametrize("rank", [3, 4])
+    def test_above_rank_2_a_length_changes_nothing(self, combiner, output_shape, rank):
+        """With and without a length, lookup and update are the same, for any rank, combiner and weights."""
+        rng = np.random.default_rng(rank)
+        shape = (2, 3, 4) if rank == 3 else (2, 3, 2, 4)
+        places = np.argwhere(rng.random(shape) < 0.7)
+        ids, weights = rng.integers(0, 10, len(places)), rng.random(len(places)).astype(np.float32) + 0.1
+        found = []
+        for length in (0, 1, 2, 5):
+            config = table(combiner=combiner)
+            declared = None if output_shape is None else (*output_shape, *shape[2:-1])
+            feature = FeatureConfig(config, max_sequence_length=length, output_shape=declared)
+            embedding = make(feature, optimizer=SGD(1.0))
+            embedding.enqueue(Sparse(places, ids, shape), Sparse(places, weights, shape))
+            activations = embedding.dequeue()
+            assert activations.shape == (*shape[:-1], 4)
+            embedding.apply_gradients(jnp.arange(activations.size, dtype=jnp.float32).reshape(activations.shape))
+            found.append((np.asarray(activations), embedding.read_tables()[config]["rows"]))
+        for activations, rows in found[1:]:
+            np.testing.assert_array_equal(activations, found[0][0])
+            np.testing.assert_array_equal(rows, found[0][1])
+
+    def test_dense_input_above_rank_2_has_one_id_a_row_whatever_the_length(self):
+        config = table()
+        embedding = make(FeatureConfig(config, max_sequence_length=2), optimizer=SGD(0.1))
+        embedding.enqueue(np.array([[[1], [2], [3]], [[4], [5], [6]]]), training=False)
+        rows = embedding.read_tables()[config]["rows"]
+        np.testing.assert_array_equal(embedding.dequeue(), rows[[[1, 2, 3], [4, 5, 6]]])
+
     @pytest.mark.parametrize(
         ("given", "expected"),
         [
