@@ -26,9 +26,10 @@ def engine_spec(
     """All that the strategy's engine must know.
 
     Args:
-      output_shapes: of the activations of a whole batch.
+      output_shapes: of the activations of a whole batch; empty where they are not known yet, which is enough to compare specs.
       batch_size: of all replicas, if it was declared.
     """
+    rates = [None if table.optimizer is None else table.optimizer.learning_rate for table in declared.tables]
     numbers = declared.table_numbers
     return EngineSpec(
         tables=tuple(_without_rate(spec) for spec in declared.specs(seed=strategy.seed)),
@@ -38,6 +39,10 @@ def engine_spec(
         quantization=tuple(table.quantization_config for table in declared.tables),
         is_pipelined=is_pipelined,
         positions=tuple(f.max_sequence_length if is_sequence(f) else 1 for f in declared.features),
+        paths=declared.paths,
+        output_shapes=tuple(tuple(shape) for shape in output_shapes),
+        learning_rates=tuple(None if rate is None or callable(rate) else float(rate) for rate in rates),
+        invalid_ids=tuple(table.invalid_ids for table in declared.tables),
         configs=_configs(declared, strategy, output_shapes, batch_size, is_pipelined=is_pipelined),
     )
 
@@ -74,6 +79,8 @@ def serialized_config(
 def _configs(
     declared: DeclaredTables, strategy: Strategy, shapes: Sequence[Shape], batch_size: int | None, *, is_pipelined: bool
 ) -> tuple[bytes, ...]:
+    if not shapes:
+        return ()
     found: list[bytes] = []
     generations: tuple[Any, ...] = ("2.21", "2.3")
     for generation in generations:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from embedding.attaching import require_same_configuration
 from embedding.config import TableConfig
 from embedding.declared_tables import DeclaredTables
-from embedding.engine import Engine
+from embedding.engine import Engine, EngineSpec
 from embedding.engine_specs import engine_spec, serialized_config
 from embedding.host_tables import HostTables
 from embedding.learning_rate_tags import learning_rate_tags
@@ -69,11 +70,13 @@ class TPUEmbedding:
       batch_size: samples of a step over all replicas; None takes the shapes from `build` or from the first `enqueue`.
       optimizer: of the tables that have none; outside a scope None makes no slots.
       pipeline_execution_with_tensor_core: activations miss exactly the newest update, so that the lookup of a step can overlap the one before.
-      initialize_tpu_embedding: False does not start the engine, and uses the one that another object of the strategy has started.
+      initialize_tpu_embedding: False does not start the engine, and uses the one that another object of the strategy has started with the
+        same configuration.
 
     Raises:
-      ValueError: see the message; a leaf that is no feature, an unsupported optimizer, two tables of one name.
-      RuntimeError: `batch_size` is given and the strategy's engine is already running.
+      ValueError: see the message; a leaf that is no feature, an unsupported optimizer, two tables of one name, or with
+        `initialize_tpu_embedding=False` another configuration than that of the running engine.
+      RuntimeError: `batch_size` is given and the strategy's engine is already running, or with `initialize_tpu_embedding=False` none is.
     """
 
     def __init__(
@@ -101,6 +104,8 @@ class TPUEmbedding:
         self._batch_size = batch_size
         self._restore_from: str | None = None
         self._engine: Engine | None = None
+        # The engine of another object, once it was found to be what this one declares.
+        self._attached_to: Engine | None = None
         self._host_tables: HostTables | None = None
         replicas = 1 if self._strategy is None else self._strategy.num_replicas_in_sync
         self._num_replicas = replicas
@@ -110,6 +115,8 @@ class TPUEmbedding:
         self._sizes: list[list[int]] = []
         self._warned: set[str] = set()
         self._is_built = False
+        if self._strategy is not None and not self._starts_engine and batch_size is None:
+            self._engine_of_another(self._strategy, ())
         if batch_size is not None and self._strategy is not None:
             self._build(shapes_of_batch(self._declared.features, batch_size))
 
@@ -157,18 +164,52 @@ class TPUEmbedding:
             )
         check_shapes(self._declared.paths, self._output_shapes, shapes)
         merged = merged_shapes(self._output_shapes, shapes)
-        require_defined(self._declared.paths, merged)
-        self._output_shapes = merged
         if self._starts_engine:
-            spec = engine_spec(
-                self._declared,
-                self._strategy,
-                output_shapes=merged,
-                batch_size=self._batch_size,
-                is_pipelined=self._is_pipelined,
-            )
+            require_defined(self._declared.paths, merged)
+            spec = self._spec(self._strategy, merged)
             self._engine = self._strategy.start_engine(spec, restore_from=self._restore_from)
+        else:
+            engine = self._engine_of_another(self._strategy, merged)
+            merged = merged_shapes(merged, engine.spec.output_shapes)
+            require_defined(self._declared.paths, merged)
+            self._attach(engine, merged)
+            if self._restore_from is not None:
+                engine.restore(self._restore_from)
+        self._output_shapes = merged
         self._is_built = True
+
+    def _spec(self, strategy: Strategy, output_shapes: Sequence[Shape]) -> EngineSpec:
+        return engine_spec(
+            self._declared,
+            strategy,
+            output_shapes=output_shapes,
+            batch_size=self._batch_size,
+            is_pipelined=self._is_pipelined,
+        )
+
+    def _engine_of_another(self, strategy: Strategy, shapes: Sequence[Shape]) -> Engine:
+        """The strategy's engine, which another object has started with this configuration, as far as it is known.
+
+        Raises:
+          RuntimeError: there is none.
+          ValueError: it was started with another configuration.
+        """
+        if strategy.running is None:
+            raise RuntimeError(
+                "Found initialize_tpu_embedding=False, but no engine is running in this strategy. Expected one that another TPUEmbedding has "
+                "started. Build that one first, or leave initialize_tpu_embedding out."
+            )
+        is_known = all(shape and None not in shape for shape in shapes)
+        require_same_configuration(self._spec(strategy, shapes if is_known else ()), strategy.running.spec)
+        return strategy.running
+
+    def _attach(self, engine: Engine, output_shapes: Sequence[Shape]) -> None:
+        """Takes an engine for this object's own. Raises ValueError if it was started with another configuration."""
+        # What travelled to a replica was compared on the driver; functions of the user are other objects there.
+        if engine is self._attached_to or self._strategy is None or isinstance(self._strategy, RemoteStrategy):
+            return
+        require_same_configuration(self._spec(self._strategy, output_shapes), engine.spec)
+        self._attached_to = engine
 
     @property
     def serialized_config(self) -> bytes:
@@ -366,7 +407,14 @@ class TPUEmbedding:
     def __getstate__(self) -> dict[str, Any]:
         """What travels to a replica: all but the driver's engine, in place of which the replica has its own, and what the driver dequeued."""
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
-        return {**self.__dict__, "_engine": None, "_host_tables": None, "_strategy": strategy, "_sizes": []}
+        return {
+            **self.__dict__,
+            "_engine": None,
+            "_host_tables": None,
+            "_strategy": strategy,
+            "_sizes": [],
+            "_attached_to": None,
+        }
 
     @property
     def _is_in_replica(self) -> bool:
@@ -379,6 +427,8 @@ class TPUEmbedding:
         engine = self._engine if self._engine is not None or context is None else context.engine
         if engine is None and not self._starts_engine and self._strategy is not None:
             engine = self._strategy.running
+        if engine is not None and not self._starts_engine:
+            self._attach(engine, self._output_shapes)
         if engine is None:
             raise RuntimeError(
                 "The engine of this TPUEmbedding is not running. Expected one that was started and not closed. Make a new object, without "

@@ -88,17 +88,6 @@ class TestConstructor:
         with pytest.raises(RuntimeError, match="not running"):
             first.enqueue(np.array([1, 2]))
 
-    def test_an_object_that_does_not_start_the_engine_uses_the_running_one(self):
-        strategy = LocalStrategy()
-        config = FeatureConfig(table())
-        with strategy.scope():
-            waiting = TPUEmbedding(config, 2, SGD(0.1), initialize_tpu_embedding=False)
-            with pytest.raises(RuntimeError, match="not running"):
-                waiting.enqueue(np.array([1, 2]))
-            TPUEmbedding(config, 2, SGD(0.1))
-            waiting.enqueue(np.array([1, 2]))
-            assert waiting.dequeue().shape == (2, 4)
-
     def test_first_values_depend_on_the_seed_of_the_strategy(self):
         rows = []
         for seed in (1, 1, 2):
