@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import fsspec
-import pyarrow.parquet as pq
 
 from jobs.criteo import COLUMN_NAMES
 from jobs.prepare.prepared_set import FILE_NAME, read_prepared
 from orchestrator.config import ConfigurationError
 from workers.criteo_text import convert_criteo
-from workers.files import filesystem_of
-
-PARQUET_MAGIC = b"PAR1"
+from workers.files import filesystem_of, locate
+from workers.parquet_files import parquet_names
 
 
 def prepare_files(
@@ -28,12 +23,13 @@ def prepare_files(
       key of `COLUMN_NAMES` that their columns match.
 
     Raises:
-      ConfigurationError: nothing matches a pattern, one names text and another one Parquet, the columns have none of the known names, or
-        files come from prepared sets with different ids.
+      ConfigurationError: one pattern names text and another one Parquet, the columns have none of the known names, or files come from
+        prepared sets with different ids.
+      InputError: nothing matches a pattern, or a file cannot be read or is damaged.
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """
     absolute = [_absolute(pattern) for pattern in patterns]
-    columns = {first: _parquet_columns(first) for pattern in absolute for first in _first_files(pattern)}
+    columns = {first: parquet_names(first) for pattern in absolute for first in _first_files(pattern)}
     parquet = [first for first, names in columns.items() if names is not None]
     text = [first for first, names in columns.items() if names is None]
     if parquet and text:
@@ -61,32 +57,10 @@ def _absolute(pattern: str) -> str:
 
 def _first_files(pattern: str) -> list[str]:
     """The first file of each folder in which the pattern matches one, since folders can be prepared sets of their own."""
-    filesystem, path = filesystem_of(pattern)
-    matched: Any = None if filesystem.exists(path) else filesystem.glob(path, detail=True)
-    entries: dict[str, Any] = {path: filesystem.info(path)} if matched is None else matched
-    found = sorted(entries)
-    if not found:
-        raise ConfigurationError(
-            f"Found no file for --data {pattern}. Expected at least one. Check the path; quote globs."
-        )
-    files = [name for name in found if entries[name]["type"] != "directory"]
-    if not files:
-        raise ConfigurationError(
-            f"Found a folder, {found[0]}, for --data. Expected files. Pass a quoted glob such as '{pattern.rstrip('/')}/*'."
-        )
     firsts: dict[str, str] = {}
-    for name in files:
-        firsts.setdefault(name.rpartition("/")[0], filesystem.unstrip_protocol(name))
+    for name in locate([pattern]):
+        firsts.setdefault(name.rpartition("/")[0], name)
     return list(firsts.values())
-
-
-def _parquet_columns(path: str) -> list[str] | None:
-    """Names of the columns, or None if the file is no Parquet."""
-    with fsspec.open(path, "rb") as file:
-        if file.read(4) != PARQUET_MAGIC:  # pyright: ignore[reportAttributeAccessIssue]
-            return None
-        file.seek(0)  # pyright: ignore[reportAttributeAccessIssue]
-        return pq.read_schema(file).names
 
 
 def prepared_beside(path: str) -> str | None:

@@ -15,7 +15,7 @@ from orchestrator.manifest import Manifest, parse_commit_name
 from orchestrator.run_record import RUN_FILE
 from workers.checkpoint_files import TableFiles
 from workers.storage import Store
-from workers.storage_errors import NameNotFound
+from workers.storage_errors import NameNotFound, NotAFolder
 
 _MAX_NAMES_SHOWN = 8
 
@@ -66,7 +66,7 @@ def is_run(store: Store) -> bool:
     """Whether a run, or what is left of one, lies here. A damaged or lost RUN.json must not keep anybody from rescuing tables."""
     try:
         return store.exists(RUN_FILE) or bool(read_commit_names(store))
-    except NotADirectoryError:
+    except NotAFolder:
         return False
 
 

@@ -103,7 +103,7 @@ def convert_criteo(
       storage_options: for fsspec.
 
     Raises:
-      CriteoTextError: more than `max_bad_lines` lines are malformed, or there is no line at all.
+      CriteoTextError: more than `max_bad_lines` lines are malformed, all of them are, or there is no line at all.
       TextError: a file is damaged or no text of lines.
       InputError: a pattern matches nothing.
       FolderError: the converted folder is damaged.
@@ -125,6 +125,12 @@ def convert_criteo(
     bad_lines = tuple(BadLine(**bad) for bad in report["bad_lines"])
     if report["malformed"] > max_bad_lines:
         raise _too_many(bad_lines, report["lines"], max_bad_lines)
+    if not report["kept"]:
+        quoted = "; ".join(str(bad) for bad in bad_lines[:3])
+        raise CriteoTextError(
+            f"Found no good line among the {report['lines']:,} of {', '.join(files[:3])}: {quoted}. Expected Criteo click logs, 40 fields between "
+            "tabs. Check that these are the files that you mean."
+        )
     return ConversionReport(
         folder=folder,
         sources=tuple(report["sources"]),

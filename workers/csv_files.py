@@ -144,6 +144,12 @@ def _open_text(path: str, storage_options: dict[str, Any] | None) -> IO[bytes]:
         with raw:
             for piece in unpacked(raw, path):
                 text.write(piece)
+    except OSError as error:
+        text.close()
+        raise InputError(
+            f"Found no way to unpack {path} into a file in {tempfile.gettempdir()} ({error.strerror or error}). Expected room for its text there. "
+            "Make room, name another folder (TMPDIR), or convert the file to Parquet."
+        ) from error
     except BaseException:
         text.close()
         raise

@@ -10,6 +10,7 @@ import fnmatch
 import io
 import os
 import re
+import stat
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
@@ -20,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from workers.input_errors import InputError
 from workers.retry import RetryPolicy, call_with_retries
+from workers.storage_errors import StorageError
 
 DATA_RETRIES = RetryPolicy(max_attempts=12, deadline_s=120.0)
 REQUEST_TIMEOUT_S = 60.0
@@ -29,6 +31,41 @@ _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs")}
 _MAGIC = re.compile(r"[*?[]")
 # The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores differ here.
 _VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
+
+
+def one_line(error: BaseException) -> str:
+    """The words of an error of a library, some of which break lines."""
+    return " ".join(str(error).split())
+
+
+def unreadable(path: str, error: BaseException) -> InputError:
+    """A data file that the system or the store does not let this process read, in one sentence."""
+    if isinstance(error, OSError) and error.errno is not None:
+        why = os.strerror(error.errno)
+    else:
+        why = f"{type(error).__name__}: {one_line(error)}"
+    remedy = "Mend what the system says, then start or resume the run"
+    if isinstance(error, PermissionError):
+        remedy = "Give the user of this program the right to read it and to enter its folders, on every host, then start or resume the run"
+    return InputError(f"Found {path}, which cannot be read ({why}). Expected a readable file of the data. {remedy}.")
+
+
+def require_plain(path: str, mode: int) -> None:
+    """Refuses what is no file with a beginning and an end: data is read anywhere in it, and more than once, and a pipe would wait for ever.
+
+    Args:
+      mode: `st_mode` of what stands at the path, links followed.
+
+    Raises:
+      InputError: it is a folder, a pipe, a socket or a device.
+    """
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    raise InputError(
+        f"Found the {kinds.get(stat.S_IFMT(mode), 'device')} {path} as a file of the data. Expected a plain file, since it is read anywhere and more "
+        "than once. Write its content to a file, or leave it out."
+    )
 
 
 def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -> tuple[AbstractFileSystem, str]:
@@ -85,11 +122,18 @@ def file_version(path: str, *, storage_options: dict[str, Any] | None = None) ->
 
     Raises:
       FileNotFoundError: there is no such file.
+      InputError: it is no plain file, or may not be read.
       StoreUnavailable: the store did not answer.
     """
     if "://" not in path and "::" not in path:
         # Of what a link leads to: a file that is rewritten behind one is another file. And in a fiftieth of the time.
-        found = call_with_retries(lambda _: os.stat(path), what=f"stat {path}", policy=DATA_RETRIES)
+        try:
+            found = call_with_retries(lambda _: os.stat(path), what=f"stat {path}", policy=DATA_RETRIES)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(path, error) from error
+        require_plain(path, found.st_mode)
         return found.st_size, str(found.st_mtime)
     filesystem, location = filesystem_of(path, storage_options=storage_options)
     # Filesystems of object stores cache listings; a stale one would hide the change that is looked for.
@@ -109,18 +153,31 @@ def open_ranges(path: str, *, storage_options: dict[str, Any] | None = None) -> 
     """Opens a file for reading anywhere in it: as it is on the local disk, by requests for ranges elsewhere.
 
     Raises:
-      InputError: there is no such file.
+      InputError: there is no such file, it is no plain one, or may not be read.
       StoreUnavailable: the store did not answer.
     """
     try:
         location = local_path(path, storage_options=storage_options)
         if location is not None:
-            return open(location, "rb")
+            return _open_plain(location)
         return cast(IO[bytes], io.BufferedReader(RangedFile(path, storage_options=storage_options), 1 << 20))
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise InputError(
             f"Found no file {path}. Expected a file of the data. Restore it, or correct the path."
         ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _open_plain(path: str) -> IO[bytes]:
+    # A pipe without a writer would otherwise hold the opening up; for a plain file the flag means nothing.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        require_plain(path, os.fstat(handle).st_mode)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def read_whole(path: str, *, storage_options: dict[str, Any] | None = None) -> bytes:
@@ -198,7 +255,7 @@ def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, b
     if not _MAGIC.search(location):
         try:
             return [(location, _insist(filesystem, "info", location)["type"] == "directory")]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
     parent, _, pattern = location.rpartition("/")
     folders = (
@@ -230,4 +287,10 @@ def _insist(filesystem: AbstractFileSystem, method: str, location: str, **option
             return sync(filesystem.loop, coroutine, location, timeout=REQUEST_TIMEOUT_S, **options)
         return getattr(filesystem, method)(location, **options)
 
-    return call_with_retries(call, what=f"{method} {filesystem.unstrip_protocol(location)}", policy=DATA_RETRIES)
+    url = location if isinstance(filesystem, LocalFileSystem) else filesystem.unstrip_protocol(location)
+    try:
+        return call_with_retries(call, what=f"{method} {url}", policy=DATA_RETRIES)
+    except (FileNotFoundError, NotADirectoryError, InputError, StorageError):
+        raise
+    except Exception as error:  # clients of stores have types of their own, such as for missing credentials
+        raise unreadable(url, error) from error

@@ -18,6 +18,7 @@ from workers.bad_rows import BadRowLog
 from workers.batch import Batch
 from workers.columns import Decoder
 from workers.data_config import InputData
+from workers.files import unreadable
 from workers.formats import OpenedFile, open_file
 from workers.gather import Block, Part, WindowShape, interleave
 from workers.input_errors import InputError
@@ -191,6 +192,8 @@ class InputReader:
         try:
             raw = opened.read(group, self._decoder)
             block, bad_rows = self._decoder.decode(raw, first_position=group.first_position, order=order)
+        except OSError as error:
+            raise unreadable(group.file.path, error) from error
         finally:
             # Behind what was read, too: an open file may be replaced between two requests, and what then does not decode is not damaged.
             check_unchanged(group.file, self._data, storage_options=self._storage_options)

@@ -23,7 +23,7 @@ import numpy as np
 
 from workers.columns import kinds_of
 from workers.data_config import InputData
-from workers.files import file_version, local_path, locate
+from workers.files import file_version, local_path, locate, unreadable
 from workers.formats import read_layout, version_of
 from workers.input_errors import InputError
 from workers.input_files import InputFile, RowGroup
@@ -218,7 +218,10 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
         raise InputError(
             f"Found no file {missing}, which belongs to {path}. Expected it beside that. Restore it."
         ) from error
-    layout = read_layout(path, data, storage_options=storage_options)
+    try:
+        layout = read_layout(path, data, storage_options=storage_options)
+    except OSError as error:
+        raise unreadable(path, error) from error
     return InputFile(
         path=path,
         size_bytes=size_bytes,

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from workers.storage_errors import NameNotFound, NameTaken, NotAPlainFile, WrongSize
+from workers.storage_errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
 
 Answer = TypeVar("Answer")
 Buffer = bytes | bytearray | memoryview
@@ -243,13 +243,18 @@ class LocalFiles:
     def _folder(self, name: str, segments: Sequence[str], *, create: bool) -> Iterator[int]:
         """Opens the folder reached by the segments, making missing ones durable on the way if asked."""
         if create and not os.path.isdir(self.root):
-            os.makedirs(self.root, exist_ok=True)
+            try:
+                os.makedirs(self.root, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise NotAFolder.at(self.root, _first_file(self.root)) from None
             _sync_folder(os.path.dirname(self.root))
         later = self._later if create else None
         try:
             folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NameNotFound(name, self.location) from None
+        except NotADirectoryError:
+            raise NotAFolder.at(self.root, _first_file(self.root)) from None
         try:
             for at, segment in enumerate(segments):
                 try:
@@ -301,6 +306,12 @@ class LocalFiles:
             yield handle
         finally:
             os.close(handle)
+
+
+def _first_file(path: str) -> str:
+    """The path or the highest of its parents that is there and is no folder."""
+    above = os.path.dirname(path)
+    return path if above == path or os.path.isdir(above) else _first_file(above)
 
 
 def _sync_file(handle: int, name: str) -> None:

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 from workers.bad_rows import Origin
 from workers.columns import Decoder, RawRows, check_schema, id_kinds
 from workers.data_config import InputData
-from workers.files import local_path, open_ranges
+from workers.files import local_path, one_line, open_ranges, unreadable
 from workers.input_errors import InputError
 from workers.input_files import FileLayout, InputFile, RowGroup
 
+_MAGIC = b"PAR1"
 # About what the second cache of a processor core holds; from a store, everything is asked for at once instead.
 _HOT_BYTES = 1 << 20
 
@@ -31,6 +32,21 @@ def parquet_layout(path: str, data: InputData, *, storage_options: dict[str, Any
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         kinds = id_kinds(opened.schema_arrow, data)
     return FileLayout(row_group_rows=rows, content=kinds)
+
+
+def parquet_names(path: str, *, storage_options: dict[str, Any] | None = None) -> list[str] | None:
+    """Names of the columns, or None for a file that neither begins nor ends like Parquet.
+
+    Raises:
+      InputError: there is no such file, it may not be read, or it begins or ends so and is damaged.
+    """
+    with open_ranges(path, storage_options=storage_options) as file:
+        head = file.read(len(_MAGIC))
+        file.seek(max(0, file.seek(0, 2) - len(_MAGIC)))
+        if _MAGIC not in (head, file.read(len(_MAGIC))):
+            return None
+    with _open(path, storage_options) as opened:
+        return opened.schema_arrow.names
 
 
 class OpenedParquet:
@@ -79,8 +95,10 @@ class _GroupColumns:
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
+            if _is_of_the_system(error):
+                raise unreadable(path, error) from error
             raise InputError(
-                f"Found row group {number} of {path} unreadable ({error}). Expected Parquet pages as the footer describes them. Write the "
+                f"Found row group {number} of {path} unreadable ({one_line(error)}). Expected Parquet pages as the footer describes them. Write the "
                 "file again from its source."
             ) from error
         if table.num_rows != self._group.num_rows:
@@ -122,6 +140,13 @@ def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
     except FileNotFoundError as error:
         raise InputError(f"Found no file {path}. Expected a Parquet file of the data. Restore it.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
+        if _is_of_the_system(error):
+            raise unreadable(path, error) from error
         raise InputError(
-            f"Found {path}, which does not open as Parquet ({error}). Expected a complete Parquet file. Write it again, or leave it out."
+            f"Found {path}, which does not open as Parquet ({one_line(error)}). Expected a complete Parquet file. Write it again, or leave it out."
         ) from error
+
+
+def _is_of_the_system(error: BaseException) -> bool:
+    """Whether the system refused to read, as opposed to bytes that are not what they should be; Arrow has one type for both."""
+    return isinstance(error, OSError) and error.errno is not None

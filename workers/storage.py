@@ -22,6 +22,7 @@ from workers.local_files import Buffer, LocalFiles, Unsynced
 from workers.remote_files import RemoteFiles
 from workers.retry import RetryPolicy, Waiting, call_with_retries
 from workers.storage_errors import (
+    AccessRefused,
     NameNotFound,
     NameTaken,
     StorageError,
@@ -334,6 +335,8 @@ class Store:
         what = f"{what} in {self.location}"
         try:
             return call_with_retries(call, what=what, policy=policy or self._retry, waiting=self._waiting)
+        except PermissionError as error:
+            raise AccessRefused.of(what, error) from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(what, error) from error

@@ -82,6 +82,31 @@ class NotAPlainFile(StorageError):
         self.found = found
 
 
+class NotAFolder(StorageError):
+    """The root of a store is a file, or lies in one."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+    @staticmethod
+    def at(root: str, culprit: str) -> NotAFolder:
+        return NotAFolder(
+            f"{culprit} is no folder; one is expected there, since {root} is to hold a run's files. Choose another place (--storage, "
+            "RunConfig(storage_path=...)), or correct the path of the run."
+        )
+
+
+class AccessRefused(StorageError, PermissionError):
+    """The system or the service does not let this user at a file of the storage. Rights may be given from outside, so a later save may work."""
+
+    @staticmethod
+    def of(what: str, error: PermissionError) -> AccessRefused:
+        return AccessRefused(
+            f"{what} was refused: {error.strerror or error}. The right to read and write there is expected for the user of this program. Give it, "
+            "or choose another place (--storage, RunConfig(storage_path=...))."
+        )
+
+
 class WrongSize(StorageError):
     """A file is longer or shorter than the reader was told. Raised before anything is allocated."""
 

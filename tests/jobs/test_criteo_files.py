@@ -15,6 +15,7 @@ from jobs.criteo_files import prepare_files
 from orchestrator.config import ConfigurationError
 from workers.criteo_text import CriteoTextError
 from workers.input import InputReader, build_index, training_plan
+from workers.input_errors import InputError
 
 
 def text_lines(count: int, *, num_integers: int = 13) -> list[str]:
@@ -114,14 +115,14 @@ def test_a_relative_path_and_the_home_become_absolute(
 
 @pytest.mark.parametrize("pattern", ["missing.gz", "missing-*.parquet"])
 def test_nothing_there(prepare: Prepared, tmp_path: Path, pattern: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"Found no file for --data .*missing.* Check the path; quote globs"):
+    with pytest.raises(InputError, match=r"Found no file that matches .*missing.* Check the path and the wildcard"):
         prepare(tmp_path / pattern)
 
 
 def test_one_pattern_of_two_without_files_is_refused(prepare: Prepared, tmp_path: Path) -> None:
     """Training on half of what was asked would go unnoticed."""
     write_parquet(tmp_path / "there.parquet", names_of("podembed"))
-    with pytest.raises(ConfigurationError, match=r"Found no file for --data .*missing-\*\.parquet"):
+    with pytest.raises(InputError, match=r"Found no file that matches .*missing-\*\.parquet"):
         prepare(tmp_path / "there.parquet", tmp_path / "missing-*.parquet")
 
 
@@ -135,7 +136,7 @@ def test_text_beside_parquet_is_refused(prepare: Prepared, tmp_path: Path) -> No
 
 
 def test_a_folder_is_refused(prepare: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"Found a folder, .*Pass a quoted glob such as '.*/\*'"):
+    with pytest.raises(InputError, match=r"Found the folder .*Write .*/\*"):
         prepare(tmp_path)
 
 
