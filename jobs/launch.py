@@ -24,6 +24,7 @@ from orchestrator.config import (
     check_policies,
 )
 from orchestrator.errors import EXIT_STOPPED
+from orchestrator.finished import finished
 from orchestrator.inspect_run import format_bytes
 from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
@@ -34,7 +35,6 @@ from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
 from orchestrator.trainer import check_hosts, fit
 from workers.fault_plan import read_plan
-from workers.input import training_plan
 from workers.job import JobReference
 from workers.storage import Store
 
@@ -232,20 +232,16 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
 
 def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
     reporter = ConsoleReporter()
-    config = _config(command, steps=_total_steps(run), recorded=read_policies(run.store))
-    _introduce(run, scaling.least_hosts, reporter)
+    config = _config(command, steps=run.total_steps, recorded=read_policies(run.store))
     started = time.monotonic()
-    result = fit(run, scaling=scaling, config=config, reporter=reporter)
+    result = finished(run, config)
+    if result is None:
+        _introduce(run, scaling.least_hosts, reporter)
+        result = fit(run, scaling=scaling, config=config, reporter=reporter)
+    is_whole = result.stopped_by is None and result.step >= run.total_steps
     seconds = time.monotonic() - started
-    is_whole = result.stopped_by is None and result.step >= _total_steps(run)
-    show_summary(run.job, result, seconds=seconds, is_whole=is_whole)
+    show_summary(run, result, seconds=seconds, is_whole=is_whole, metric=config.checkpoint_config.metric)
     return EXIT_STOPPED if result.stopped_by else 0
-
-
-def _total_steps(run: OpenRun) -> int:
-    job = run.job
-    plan = training_plan(run.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
-    return plan.steps_per_epoch * job.num_epochs
 
 
 def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:

@@ -6,33 +6,62 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.config import Result
+from orchestrator.history_record import HistoryRecord, read_history
+from orchestrator.lease import read_lineage
+from orchestrator.manifest import parse_commit_name
 from orchestrator.progress import LastingConsole, figures
+from orchestrator.run_folder import OpenRun
 from orchestrator.text_tables import plural
 from workers.job import JobConfig
+from workers.storage_errors import StorageError
 
 LINE_WIDTH = 80
 
 
-def show_summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -> None:
+def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool, metric: str) -> None:
     """Prints how a run ended.
 
     Args:
       seconds: all in all, from the start of the command.
       is_whole: whether nothing is left to train.
+      metric: by which evaluations are compared.
     """
+    try:
+        history, commits = read_history(run.store).cut(result.step), read_lineage(run.store)
+    except (StorageError, OSError):
+        # The run ended well; its last words do not turn that into an error.
+        history, commits = HistoryRecord(), ()
     console = LastingConsole(highlight=False)
-    for line in ("", *summary(job, result, seconds=seconds, is_whole=is_whole)):
+    told = summary(run.job, result, history, commits, seconds=seconds, is_whole=is_whole, metric=metric)
+    for line in ("", *told):
         # Paths and commands are copied, so a line is never broken.
         console.print(line, soft_wrap=True, markup=False)
 
 
-def summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -> Iterator[str]:
-    """The lines of `show_summary`."""
+def summary(
+    job: JobConfig,
+    result: Result,
+    history: HistoryRecord,
+    commits: Sequence[str],
+    *,
+    seconds: float,
+    is_whole: bool,
+    metric: str,
+) -> Iterator[str]:
+    """The lines of `show_summary`.
+
+    Args:
+      history: of the whole run.
+      commits: names of those that are kept.
+    """
     if result.step > result.total_steps:
-        yield f"nothing left to train: the commit is of step {result.step}, and the run was to end at {result.total_steps}"
+        yield f"nothing left to train: the commit is of step {result.step}, and the run was"
+        yield f"to end at {result.total_steps}"
+    elif not result.num_windows and result.stopped_by is None:
+        yield f"nothing left to train: all {result.total_steps:,} steps are done"
     else:
         end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
         yield f"{end} at step {result.step} of {result.total_steps}, {seconds:.1f} s all in all"
@@ -41,6 +70,27 @@ def summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -
         last = sorted(result.losses)[-20:]
         mean = sum(result.losses[step] for step in last) / len(last)
         yield f"  loss         {mean:.4f} (mean of the last {plural(len(last), 'step')})"
+    yield from _quality(job, result, history, commits, metric)
+    if result.recoveries:
+        discarded = sum(recovery.discarded_steps for recovery in result.recoveries)
+        yield f"  recoveries   {len(result.recoveries)}; {plural(discarded, 'step')} discarded and done again"
+    if result.failed_saves:
+        yield f"  storage      {plural(result.failed_saves, 'save')} failed; the last step is committed"
+    if result.phase_s:
+        yield _phases(result.phase_s)
+    if result.commit is not None:
+        yield f"  commit       {result.commit}"
+    yield f"  run          {result.path}"
+    yield f"  next         {command_name()} inspect {shlex.quote(_short_path(result.path))}"
+    if not is_whole:
+        yield f"               {command_name()} resume {shlex.quote(_short_path(result.path))}"
+        yield "               (--hosts N for another number, MIN-MAX for a range)"
+
+
+def _quality(
+    job: JobConfig, result: Result, history: HistoryRecord, commits: Sequence[str], metric: str
+) -> Iterator[str]:
+    """The last evaluation of this call, or else of the run, and the best one of the run with its commit."""
     if result.evaluations:
         final = result.evaluations[-1]
         losses = [f"{name} {value:.4f}" for name, value in final.losses.items()]
@@ -49,18 +99,23 @@ def summary(job: JobConfig, result: Result, *, seconds: float, is_whole: bool) -
         if job.best_auc is not None and not math.isnan(final.auc):
             share = (final.auc - 0.5) / (job.best_auc - 0.5)
             yield f"  reachable    AUC {job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5"
-    if result.recoveries:
-        discarded = sum(recovery.discarded_steps for recovery in result.recoveries)
-        yield f"  recoveries   {len(result.recoveries)}; {plural(discarded, 'step')} discarded and done again"
-    if result.failed_saves:
-        yield f"  storage      {plural(result.failed_saves, 'save')} failed; the last step is committed"
-    if result.phase_s:
-        yield _phases(result.phase_s)
-    yield f"  run          {result.path}"
-    yield f"  next         {command_name()} inspect {shlex.quote(_short_path(result.path))}"
-    if not is_whole:
-        yield f"               {command_name()} resume {shlex.quote(_short_path(result.path))}"
-        yield "               (--hosts N for another number, MIN-MAX for a range)"
+    elif history.evaluations:
+        last = history.evaluations[-1]
+        quality = ", ".join(f"{metric_label(name)} {value:.4f}" for name, value in last.metrics.items())
+        yield f"  evaluation   {quality} after step {last.step}"
+    best = history.best(metric)
+    if best is not None:
+        yield f"  best         {metric_label(metric)} {best.metrics[metric]:.4f} after step {best.step}, {_commit_of(best.step, commits)}"
+
+
+def _commit_of(step: int, commits: Sequence[str]) -> str:
+    found = [name for name in commits if (parse_commit_name(name) or (0, 0))[0] == step]
+    return f"commit {found[0]}" if found else "no commit of it is kept"
+
+
+def metric_label(name: str) -> str:
+    """As evaluations print it."""
+    return {"auc": "AUC", "log_loss": "log loss"}.get(name, name)
 
 
 def _phases(phase_s: Mapping[str, float]) -> str:

@@ -22,6 +22,7 @@ from orchestrator.filling_alarms import filling_alarms
 from orchestrator.generation_plan import plan_generation, renumbered
 from orchestrator.groups import Groups
 from orchestrator.history import History
+from orchestrator.history_record import HistoryKeeper
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
@@ -37,7 +38,6 @@ from orchestrator.vanished import RunVanished
 from orchestrator.window_health import WindowHealth
 from orchestrator.worker_group import Backend, Receipts, WorkerGroup
 from workers.bad_rows import BadRow
-from workers.input import training_plan
 from workers.progress import Laps
 from workers.storage_errors import StorageError
 
@@ -100,10 +100,8 @@ class Driver:
         self._clock = clock
         self._publisher = publisher
         self._history = History()
-        plan = training_plan(
-            run.train_index, num_lanes=run.job.num_lanes, batch_size=run.job.batch_size, seed=run.job.seed
-        )
-        total = plan.steps_per_epoch * run.job.num_epochs
+        self._keeper = HistoryKeeper(run.store, notice=reporter.notice)
+        total = run.total_steps
         self._schedule = Schedule(
             total_steps=total if config.max_steps is None else min(total, config.max_steps),
             save_policies=config.checkpoint_config.save_policies,
@@ -162,6 +160,7 @@ class Driver:
             base_step = base.step if base else 0
             self._committed_unix_s = base.created_unix_s if base else None
             self._history.cut(base_step)
+            self._keeper.begin(base_step)
             group: WorkerGroup | None = None
             kept: Mapping[int, int] = {}
             try:
@@ -306,7 +305,14 @@ class Driver:
             self._evaluate(group, step)
         commits.conclude(step, self._publication(group, lease, step))
         self._upkeep.require(lease, commits.head)
+        self._record_last(lease, step)
         return self._result(step, lease.head)
+
+    def _record_last(self, lease: Lease, step: int) -> None:
+        """The evaluation at the end comes after the last commit, and so after its record."""
+        if self._metrics_at(step):
+            self._keeper.write(self._keeper.record(self._history, generation=lease.generation, step=step))
+        self._keeper.tell()
 
     def _change_hosts(
         self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int, *, is_at_commit: bool
@@ -418,6 +424,7 @@ class Driver:
             tell()
 
         def tell() -> None:
+            self._keeper.tell()
             for sentence in self._upkeep.take():
                 self._reporter.notice(sentence)
 
@@ -446,6 +453,7 @@ class Driver:
         """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's thread."""
 
         metrics = self._metrics_at(step)
+        record = self._keeper.record(self._history, generation=lease.generation, step=step)
 
         def publish(parent: Manifest | None, receipts: Receipts) -> Manifest:
             self._upkeep.look(lease, parent)
@@ -460,6 +468,7 @@ class Driver:
                 failed_saves=self._commits.failed_in_a_row if self._commits else 0,
                 read_back=self._config.checkpoint_config.read_back,
             )
+            self._keeper.write(record)
             self._upkeep.clean(lease)
             return manifest
 

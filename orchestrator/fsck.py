@@ -14,6 +14,8 @@ from orchestrator import checkpoint
 from orchestrator.deletions import read_deletions
 from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
+from orchestrator.history_record import FOLDER as HISTORY_FOLDER
+from orchestrator.history_record import read_history
 from orchestrator.inspect_run import format_bytes
 from orchestrator.lease import read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, commit_file, parse_commit_name
@@ -109,6 +111,7 @@ def check_run(
     else:
         findings += [
             *_check_policies(store),
+            *_check_history(store),
             *lineage_findings,
             *(_of_run(damage, "lease") for damage in lease_findings(store)),
         ]
@@ -182,6 +185,16 @@ def _check_policies(store: Store) -> list[Finding]:
         read_policies(store)
     except (NameNotFound, DocumentRefused) as error:
         return [_of_run(_damage(getattr(error, "name", FOLDER), error, "which commits are kept"), "the keep policies")]
+    return []
+
+
+def _check_history(store: Store) -> list[Finding]:
+    """Looks at the newest record, the only one that anybody reads."""
+    try:
+        read_history(store)
+    except (NameNotFound, DocumentRefused) as error:
+        place = "loss and evaluations, for people; training needs none of it. Delete the file, and the next commit writes another"
+        return [_of_run(_damage(getattr(error, "name", HISTORY_FOLDER), error, "a record"), place)]
     return []
 
 

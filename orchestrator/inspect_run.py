@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.checkpoint import CommitInfo, list_commits
+from orchestrator.history_record import HistoryRecord, read_history
 from orchestrator.input_record import AcceptedChange, read_changes, shortened
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
 from orchestrator.run_record import RunRecord, find_run
 from orchestrator.text_tables import columns, plural, printable
 from workers.storage import Store
+from workers.storage_errors import StorageError
 
+SHOWN_EVALUATIONS = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -28,6 +31,7 @@ class RunDescription:
       heartbeat: of that generation, if its driver left one.
       commits: those that count, newest first, then leftovers.
       input_changes: of its data files, accepted since it began.
+      history: loss and evaluations up to the newest commit; None if its record is damaged.
     """
 
     location: str
@@ -37,6 +41,7 @@ class RunDescription:
     heartbeat: Heartbeat | None
     commits: tuple[CommitInfo, ...]
     input_changes: tuple[AcceptedChange, ...]
+    history: HistoryRecord | None
 
     @property
     def head(self) -> CommitInfo | None:
@@ -50,20 +55,29 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
       DocumentRefused: RUN.json or a base is damaged, so nothing can be said about which commits count.
     """
     claims = read_claims(store)
+    commits = list_commits(store)
     return RunDescription(
         location=store.location,
         described_unix_s=now_unix_s,
         record=find_run(store),
         generation=claims[-1] if claims else 0,
         heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
-        commits=list_commits(store),
+        commits=commits,
         input_changes=read_changes(store),
+        history=_history(store, next((commit.step for commit in commits if commit.is_head), 0)),
     )
+
+
+def _history(store: Store, step: int) -> HistoryRecord | None:
+    try:
+        return read_history(store).cut(step)
+    except StorageError:
+        return None
 
 
 def render(description: RunDescription) -> str:
     """Text of the description, ready to print."""
-    parts = [_header(description), _commits(description)]
+    parts = [_header(description), _commits(description), *_evaluations(description)]
     head = description.head
     if head and head.manifest:
         tables = head.manifest.tables
@@ -145,6 +159,44 @@ def _commits(description: RunDescription) -> str:
     rows = [("commit", "step", "gen", "parent", "age", "size", "written", "hosts", "")]
     rows += [_commit_line(commit, description.described_unix_s) for commit in description.commits]
     return "Commits\n" + columns(rows)
+
+
+def _evaluations(description: RunDescription) -> list[str]:
+    """The newest evaluations and the best one, and the loss of the last steps; nothing where none were recorded."""
+    history = description.history
+    if history is None:
+        return [
+            "Loss and evaluations: the record is damaged. podembed fsck names it; delete the file, nothing else needs it"
+        ]
+    parts = []
+    if history.windows:
+        last = history.windows[-1]
+        parts.append(f"Loss {last.loss:.4f} in steps {last.first_step} to {last.step - 1}")
+    if history.evaluations:
+        bests = {name: history.best(name) for name in sorted(history.evaluations[-1].metrics)}
+        steps = {made.step for made in history.evaluations[-SHOWN_EVALUATIONS:]} | {
+            best.step for best in bests.values() if best
+        }
+        shown = [made for made in history.evaluations if made.step in steps]
+        names = {commit.step: commit.name for commit in description.commits if commit.counts}
+        rows = [("step", "gen", "samples", *bests, "commit")]
+        for made in shown:
+            values = [
+                f"{made.metrics[name]:.4f}{' best' if best and best.step == made.step else ''}"
+                if name in made.metrics
+                else "-"
+                for name, best in bests.items()
+            ]
+            samples = f"{made.num_samples:,}"
+            rows.append((str(made.step), str(made.generation), samples, *values, names.get(made.step, "none kept")))
+        count = len(history.evaluations)
+        head = (
+            "Evaluations"
+            if count == len(shown)
+            else f"Evaluations, the newest {SHOWN_EVALUATIONS} of {count} and the best"
+        )
+        parts.append(f"{head}\n{columns(rows)}")
+    return parts
 
 
 def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:

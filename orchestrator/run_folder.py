@@ -172,6 +172,11 @@ class OpenRun:
         job = self.job
         return training_plan(self.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
 
+    @property
+    def total_steps(self) -> int:
+        """Of all epochs."""
+        return self.input_plan.steps_per_epoch * self.job.num_epochs
+
     def load_base(self, lease: Lease) -> Manifest | None:
         """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their last bits."""
         base = checkpoint.load(self.store, lease.head) if lease.head else None

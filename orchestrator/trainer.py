@@ -12,6 +12,7 @@ from orchestrator.cluster_wait import await_cluster
 from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
 from orchestrator.driver import Driver
 from orchestrator.event_log import EventLog
+from orchestrator.finished import finished
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims
 from orchestrator.progress import ConsoleReporter, Reporter
@@ -81,6 +82,9 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     config = replace(config, checkpoint_config=with_metric(run.job, config.checkpoint_config))
     _check_storage(run.url, scaling)
     run.policies = config.checkpoint_config
+    if (result := finished(run, config)) is not None:
+        reporter.notice(f"nothing is left to do in {run.url}: step {result.step} is committed as {result.commit}")
+        return result
     reporter.notice(f"run folder {run.url}")
     run.notice = reporter.notice
     with contextlib.ExitStack() as stack:

@@ -9,6 +9,7 @@ import pytest
 
 from jobs.summary import summary
 from orchestrator.config import Evaluation, Recovery, Result
+from orchestrator.history_record import HistoryRecord, RecordedEvaluation
 from tests.small_job import small_job
 from workers.job import JobConfig
 
@@ -44,7 +45,13 @@ def result(**changes: object) -> Result:
 
 
 def lines(job: JobConfig, result: Result) -> list[str]:
-    return [*summary(job, result, seconds=36_100.0, is_whole=True)]
+    made = [
+        RecordedEvaluation(generation=1, step=step, num_samples=10, metrics={"auc": auc, "log_loss": 0.5})
+        for step, auc in ((5_000_000, 0.71), (7_500_000, 0.74), (10_000_000, 0.7))
+    ]
+    history = HistoryRecord(evaluations=tuple(made))
+    commits = ["s010000000-g00000001", "s007500000-g00000001"]
+    return [*summary(job, result, history, commits, seconds=36_100.0, is_whole=True, metric="auc")]
 
 
 def test_the_rate_is_told_with_its_seconds_and_the_median_beside_it(job: JobConfig) -> None:
@@ -75,6 +82,19 @@ def test_a_short_run_says_that_it_was_short(job: JobConfig, changes: dict[str, o
 def test_a_call_that_trained_nothing_tells_no_rate(job: JobConfig) -> None:
     told = "\n".join(lines(job, result(num_windows=0, num_samples=0, trained_s=0.0)))
     assert "samples/s" not in told
+
+
+def test_the_best_evaluation_is_told_with_its_commit_and_not_only_the_last(job: JobConfig) -> None:
+    told = "\n".join(lines(job, result()))
+    assert "evaluation   AUC 0.7000, log loss 0.5000 after step 10000000" in told
+    assert "best         AUC 0.7400 after step 7500000, commit s007500000-g00000001" in told
+
+
+def test_a_call_with_nothing_to_do_tells_what_is_stored(job: JobConfig) -> None:
+    told = lines(job, result(num_windows=0, num_samples=0, trained_s=0.0, losses={}, evaluations=(), phase_s={}))
+    assert told[0] == "nothing left to train: all 10,000,000 steps are done"
+    assert any("evaluation   AUC 0.7000, log loss 0.5000 after step 10000000" in line for line in told)
+    assert any("commit       s010000000-g00000001" in line for line in told)
 
 
 def test_lines_fit_a_terminal(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:

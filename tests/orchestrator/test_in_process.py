@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,16 @@ from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, ConfigurationError, FailureConfig, Result, RunConfig, ScalingConfig
 from orchestrator.driver import Driver
 from orchestrator.errors import JobFailed, WorkerRefused
+from orchestrator.finished import finished
 from orchestrator.groups import Groups
+from orchestrator.history_record import read_history
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims, read_heartbeat
 from orchestrator.progress import Reporter, SilentReporter, WindowReport
 from orchestrator.run_folder import create_run, open_run
 from orchestrator.signals import StopSignals
-from orchestrator.trainer import Trainer
+from orchestrator.trainer import Trainer, fit
+from orchestrator.worker_group import HostHandles
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from workers.job import JobReference
@@ -433,3 +437,45 @@ def test_one_process_is_one_host() -> None:
 def test_settings_that_cannot_work_are_refused_when_they_are_written(make: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Found {words}. Expected"):
         make()  # type: ignore[operator]
+
+
+class NoBackend(InProcessBackend):
+    """Nothing may be started."""
+
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        raise AssertionError("processes were started")
+
+
+def test_a_finished_run_starts_nothing(small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(small_data, tmp_path / "run", evaluate=True, eval_every_steps=10)
+    record = read_history(Store(tmp_path / "run"))
+    assert [made.step for made in record.evaluations] == [10, 20, STEPS]
+    monkeypatch.setattr("orchestrator.trainer.InProcessBackend", NoBackend)
+    run = open_run(str(tmp_path / "run"))
+    scaling = ScalingConfig(in_process=True)
+    claims = read_claims(run.store)
+    again = fit(run, scaling=scaling, config=RunConfig(max_steps=STEPS), reporter=SilentReporter())
+    assert (again.step, again.commit, again.num_samples) == (STEPS, "s000000024-g00000001", 0)
+    assert read_claims(run.store) == claims
+    with pytest.raises(AssertionError, match="processes were started"):
+        fit(run, scaling=scaling, config=RunConfig(max_steps=STEPS + 1), reporter=SilentReporter())
+
+
+def test_an_evaluation_that_a_lost_driver_owed_is_made(small_data: str, tmp_path: Path) -> None:
+    train(small_data, tmp_path / "run", evaluate=True, evaluate_at_end=False)
+    run = open_run(str(tmp_path / "run"))
+    config = RunConfig(max_steps=STEPS)
+    result = fit(run, scaling=ScalingConfig(in_process=True), config=config, reporter=SilentReporter())
+    assert [made.step for made in result.evaluations] == [STEPS]
+    assert [made.step for made in read_history(run.store).evaluations] == [STEPS]
+    assert finished(run, config) is not None
+
+
+def test_the_history_has_each_step_once_over_several_drivers(small_data: str, tmp_path: Path) -> None:
+    first = train(small_data, tmp_path / "run", stop_at=9)
+    train(small_data, tmp_path / "run")
+    record = read_history(Store(tmp_path / "run"))
+    assert [window.step for window in record.windows][-1] == STEPS
+    assert all(a.step == b.first_step for a, b in itertools.pairwise(record.windows))
+    assert {window.generation for window in record.windows} == {1, 2}
+    assert record.windows[0].loss == first.losses[0]
