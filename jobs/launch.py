@@ -240,7 +240,7 @@ def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
         result = fit(run, scaling=scaling, config=config, reporter=reporter)
     is_whole = result.stopped_by is None and result.step >= run.total_steps
     seconds = time.monotonic() - started
-    show_summary(run, result, seconds=seconds, is_whole=is_whole, metric=config.checkpoint_config.metric)
+    show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
     return EXIT_STOPPED if result.stopped_by else 0
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.config import Result
+from orchestrator.config import DEFAULT_METRIC, CheckpointConfig, Result, with_metric
 from orchestrator.history_record import HistoryRecord, read_history
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import parse_commit_name
@@ -21,13 +21,13 @@ from workers.storage_errors import StorageError
 LINE_WIDTH = 80
 
 
-def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool, metric: str) -> None:
+def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool, config: CheckpointConfig) -> None:
     """Prints how a run ended.
 
     Args:
       seconds: all in all, from the start of the command.
       is_whole: whether nothing is left to train.
-      metric: by which evaluations are compared.
+      config: has the metric by which evaluations are compared.
     """
     try:
         history, commits = read_history(run.store).cut(result.step), read_lineage(run.store)
@@ -35,7 +35,9 @@ def show_summary(run: OpenRun, result: Result, *, seconds: float, is_whole: bool
         # The run ended well; its last words do not turn that into an error.
         history, commits = HistoryRecord(), ()
     console = LastingConsole(highlight=False)
-    told = summary(run.job, result, history, commits, seconds=seconds, is_whole=is_whole, metric=metric)
+    told = summary(
+        run.job, result, history, commits, seconds=seconds, is_whole=is_whole, config=with_metric(run.job, config)
+    )
     for line in ("", *told):
         # Paths and commands are copied, so a line is never broken.
         console.print(line, soft_wrap=True, markup=False)
@@ -49,13 +51,14 @@ def summary(
     *,
     seconds: float,
     is_whole: bool,
-    metric: str,
+    config: CheckpointConfig,
 ) -> Iterator[str]:
     """The lines of `show_summary`.
 
     Args:
       history: of the whole run.
       commits: names of those that are kept.
+      config: has the metric by which evaluations are compared.
     """
     if result.step > result.total_steps:
         yield f"nothing left to train: the commit is of step {result.step}, and the run was"
@@ -70,7 +73,7 @@ def summary(
         last = sorted(result.losses)[-20:]
         mean = sum(result.losses[step] for step in last) / len(last)
         yield f"  loss         {mean:.4f} (mean of the last {plural(len(last), 'step')})"
-    yield from _quality(job, result, history, commits, metric)
+    yield from _quality(job, result, history, commits, config)
     if result.recoveries:
         discarded = sum(recovery.discarded_steps for recovery in result.recoveries)
         yield f"  recoveries   {len(result.recoveries)}; {plural(discarded, 'step')} discarded and done again"
@@ -88,7 +91,7 @@ def summary(
 
 
 def _quality(
-    job: JobConfig, result: Result, history: HistoryRecord, commits: Sequence[str], metric: str
+    job: JobConfig, result: Result, history: HistoryRecord, commits: Sequence[str], config: CheckpointConfig
 ) -> Iterator[str]:
     """The last evaluation of this call, or else of the run, and the best one of the run with its commit."""
     if result.evaluations:
@@ -103,7 +106,8 @@ def _quality(
         last = history.evaluations[-1]
         quality = ", ".join(f"{metric_label(name)} {value:.4f}" for name, value in last.metrics.items())
         yield f"  evaluation   {quality} after step {last.step}"
-    best = history.best(metric)
+    metric = config.metric or DEFAULT_METRIC
+    best = history.best(metric, config.metric_order)
     if best is not None:
         yield f"  best         {metric_label(metric)} {best.metrics[metric]:.4f} after step {best.step}, {_commit_of(best.step, commits)}"
 

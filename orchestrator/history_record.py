@@ -11,12 +11,12 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from orchestrator.config import Evaluation
 from orchestrator.history import History, Window
 from orchestrator.records import decode, encode, read_document
-from orchestrator.save_policies import is_better
+from orchestrator.save_policies import Order, is_better
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 
@@ -63,12 +63,12 @@ class HistoryRecord:
             evaluations=tuple(made for made in self.evaluations if made.step <= step),
         )
 
-    def best(self, metric: str) -> RecordedEvaluation | None:
-        """The best evaluation, the first of equals; None where none has the metric."""
+    def best(self, metric: str, order: Order | None = None) -> RecordedEvaluation | None:
+        """The best evaluation, the first of equals; None where none has the metric. `order` as for `is_better`."""
         best: RecordedEvaluation | None = None
         for made in self.evaluations:
             if metric in made.metrics and (
-                best is None or is_better(metric, made.metrics[metric], best.metrics[metric])
+                best is None or is_better(metric, made.metrics[metric], best.metrics[metric], order=order)
             ):
                 best = made
         return best
@@ -199,7 +199,9 @@ def _thinned_evaluations(made: Sequence[RecordedEvaluation]) -> tuple[RecordedEv
     while len(made) > MAX_EVALUATIONS:
         record = HistoryRecord(evaluations=tuple(made))
         names = {name for evaluation in made for name in evaluation.metrics}
-        kept = {best.step for name in names if (best := record.best(name)) is not None} | {made[-1].step}
+        # Which end is the best one, the job knows.
+        ends = [record.best(name, order) for name in names for order in get_args(Order)]
+        kept = {end.step for end in ends if end is not None} | {made[-1].step}
         made = [evaluation for at, evaluation in enumerate(made) if at % 2 == 0 or evaluation.step in kept]
     return tuple(made)
 

@@ -173,7 +173,11 @@ def _evaluations(description: RunDescription) -> list[str]:
         last = history.windows[-1]
         parts.append(f"Loss {last.loss:.4f} in steps {last.first_step} to {last.step - 1}")
     if history.evaluations:
-        bests = {name: history.best(name) for name in sorted(history.evaluations[-1].metrics)}
+        # Of a metric of the job's own only the job knows which end is the best.
+        bests = {
+            name: history.best(name) if name == "auc" or name.endswith("loss") else None
+            for name in sorted(history.evaluations[-1].metrics)
+        }
         steps = {made.step for made in history.evaluations[-SHOWN_EVALUATIONS:]} | {
             best.step for best in bests.values() if best
         }

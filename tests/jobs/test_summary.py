@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jobs.summary import summary
-from orchestrator.config import Evaluation, Recovery, Result
+from orchestrator.config import CheckpointConfig, Evaluation, Recovery, Result
 from orchestrator.history_record import HistoryRecord, RecordedEvaluation
 from tests.small_job import small_job
 from workers.job import JobConfig
@@ -51,7 +51,7 @@ def lines(job: JobConfig, result: Result) -> list[str]:
     ]
     history = HistoryRecord(evaluations=tuple(made))
     commits = ["s010000000-g00000001", "s007500000-g00000001"]
-    return [*summary(job, result, history, commits, seconds=36_100.0, is_whole=True, metric="auc")]
+    return [*summary(job, result, history, commits, seconds=36_100.0, is_whole=True, config=CheckpointConfig())]
 
 
 def test_the_rate_is_told_with_its_seconds_and_the_median_beside_it(job: JobConfig) -> None:
