@@ -146,10 +146,19 @@ class LeaseWatch:
 
     Args:
       end: what to do when the signs are missing; ends the process.
+      monotonic_s, sleep: time, replaced in tests.
     """
 
-    def __init__(self, *, end: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        end: Callable[[str], None] | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._end = end or _end_process
+        self._monotonic_s = monotonic_s
+        self._sleep = sleep
         self._calls = 0
         self._signs: LeaseSigns | None = None
         self._thread: threading.Thread | None = None
@@ -171,13 +180,13 @@ class LeaseWatch:
         self.begin(files, generation=terms.generation, timeout_s=terms.timeout_s, follows=True)
 
     def _watch(self) -> None:
-        heard, looked_s = self._calls, time.monotonic()
+        heard, looked_s = self._calls, self._monotonic_s()
         while True:
             signs = self._signs
             if signs is None:
                 return
-            time.sleep(signs.pause_s)
-            calls, now_s = self._calls, time.monotonic()
+            self._sleep(signs.pause_s)
+            calls, now_s = self._calls, self._monotonic_s()
             why = signs.look(passed_s=now_s - looked_s, was_called=calls != heard)
             heard, looked_s = calls, now_s
             # A look takes as long as storage does; a call that came meanwhile counts.

@@ -63,11 +63,12 @@ class Tracker:
       faults: where a plan injects faults, the points of this process; each phase is one, called `step.` and its name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_s: Callable[[], float] = time.perf_counter) -> None:
         self.faults: FaultPoints | None = None
+        self._monotonic_s = monotonic_s
         self._step = 0
         # Name and beginning in one value, so that no reader pairs one with the other of another phase.
-        self._phase = ("idle", time.perf_counter())
+        self._phase = ("idle", self._monotonic_s())
         self._marks = 0
         self._saved_marks = 0
         self._step_unix_s = 0.0
@@ -83,7 +84,7 @@ class Tracker:
             phase=phase,
             marks=marks,
             step_unix_s=self._step_unix_s,
-            phase_s=max(0.0, time.perf_counter() - began),
+            phase_s=max(0.0, self._monotonic_s() - began),
         )
 
     @contextmanager
@@ -92,16 +93,16 @@ class Tracker:
         around, nested_before_s = self._around, self._nested_s
         self._around = name
         self._nested_s = 0.0
-        started = time.perf_counter()
+        started = self._monotonic_s()
         self._phase = (name, started)
         try:
             if self.faults is not None:
                 self.faults.hit(f"step.{name.replace(' ', '_')}", step=self._step)
             yield
             # After an exception the phase stays, so that a report can name it.
-            self._phase = (around or "between phases", time.perf_counter())
+            self._phase = (around or "between phases", self._monotonic_s())
         finally:
-            spent_s = time.perf_counter() - started
+            spent_s = self._monotonic_s() - started
             self.phase_s[name] = self.phase_s.get(name, 0.0) + spent_s - self._nested_s
             self._around, self._nested_s = around, nested_before_s + spent_s
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
 from jobs.cli import main
 from orchestrator.lease import Lease
+from orchestrator.signals import StopSignals
 
-PAUSE_S = 0.3
-HANGS_S = 90.0
+HANGS_S = 300.0
+taken = threading.Semaphore(0)
 
 
 def interrupt(moment: str) -> None:
@@ -35,13 +37,22 @@ def interrupt(moment: str) -> None:
             _send()
 
     Lease.publish = interrupted  # type: ignore[method-assign]
+    take = StopSignals._on_signal
+
+    def noted(self: StopSignals, *arguments: Any) -> None:
+        try:
+            take(self, *arguments)
+        finally:
+            taken.release()
+
+    StopSignals._on_signal = noted  # type: ignore[method-assign]
 
 
 def _send() -> None:
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGINT)
         # The main thread takes a signal between two of its instructions; two at once may count as one.
-        time.sleep(PAUSE_S)
+        taken.acquire()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.run_state import assert_same_bytes, committed_state, tables_of
 from workers.storage import Store
 from workers.storage_errors import NameTaken
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Watcher(SilentReporter):
@@ -127,7 +127,7 @@ def commits_of(
         return script.get((worker, method), progress(1) if method == "control status" else None)
 
     backend = ScriptedBackend(answer)
-    group = WorkerGroup(backend, backend.launch(1, lambda: None), QUICK, on_poll)
+    group = WorkerGroup(backend, backend.launch(1, lambda: None), QUICK, on_poll, clock=backend.clock)
     acknowledged: list[int] = []
     commits = BackgroundCommits(
         group,

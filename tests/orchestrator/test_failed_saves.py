@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import background_commit, checkpoint
-from orchestrator.background_commit import SavesFailed
+from orchestrator import background_commit, checkpoint, driver
+from orchestrator.background_commit import BackgroundCommits, SavesFailed
 from orchestrator.config import CheckpointConfig, FailureConfig, Result
 from orchestrator.fsck import check_run, render
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import parse_commit_name
+from tests.clock import FakeClock
 from tests.orchestrator.test_background_commit import PATIENCE_S, Watcher, before_each_file
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state
@@ -198,6 +199,10 @@ def test_no_run_ends_well_without_a_commit_of_its_last_step(
             raise StorageError("away")
 
     before_each_file(monkeypatch, fail)
+    # All of the time that there is passes in the pauses between two saves.
+    monkeypatch.setattr(
+        driver, "BackgroundCommits", lambda *a, **o: BackgroundCommits(*a, **o | {"clock": FakeClock()})
+    )
     listener = Listener()
     with pytest.raises(SavesFailed, match=r"within 0 s: .* failed: StorageError: away.*the commit of step 20 stands"):
         train(small_data, tmp_path / "run", reporter=listener, failure_config=FailureConfig(storage_timeout_s=0.3))

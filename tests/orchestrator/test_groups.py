@@ -11,7 +11,7 @@ import pytest
 from orchestrator.config import ConfigurationError
 from orchestrator.errors import Failure, FailureKind
 from orchestrator.groups import MAX_ATTEMPTS, Groups, who_goes_on
-from orchestrator.worker_group import Backend, Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from orchestrator.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
 from tests.orchestrator.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 
 QUICK = Deadlines(
@@ -73,9 +73,9 @@ def backend_of(script: dict[tuple[str, str], Any]) -> KeepingBackend:
     return KeepingBackend(answer)
 
 
-def groups_of(backend: Backend, *, standby_after_s: float | None = None) -> tuple[Groups, list[str]]:
+def groups_of(backend: ScriptedBackend, *, standby_after_s: float | None = None) -> tuple[Groups, list[str]]:
     notices: list[str] = []
-    return Groups(backend, standby_after_s=standby_after_s, notice=notices.append), notices
+    return Groups(backend, standby_after_s=standby_after_s, notice=notices.append, clock=backend.clock), notices
 
 
 def after(groups: Groups, num_hosts: int = 3) -> tuple[WorkerGroup, dict[int, int]]:
@@ -133,7 +133,7 @@ def test_survivors_that_all_have_to_leave_are_given_up_aloud() -> None:
 @pytest.mark.parametrize("method", ["control abort", "settle"])
 def test_a_host_that_does_not_end_what_it_does_in_time_is_lost(method: str) -> None:
     backend = backend_of({("host 2", method): NEVER})
-    group = WorkerGroup(backend, backend.launch(3, nothing), QUICK, nothing)
+    group = WorkerGroup(backend, backend.launch(3, nothing), QUICK, nothing, clock=backend.clock)
     assert group.salvage("a test") == frozenset({0, 1})
     assert backend.ended[-1] == "host 2"
 

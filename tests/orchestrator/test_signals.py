@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from orchestrator import trainer
 from orchestrator.config import RunConfig, ScalingConfig
 from orchestrator.progress import SilentReporter
 from orchestrator.signals import StoppedAtStart, StopSignals
+from tests.processes import wait_for
 from tests.small_job import small_job
+from workers.process_signs import read_signs
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -79,20 +83,26 @@ print("left in order", flush=True)
 """
 
 
+def is_full(program: subprocess.Popen[bytes]) -> bool:
+    """Whether it has filled its pipe and sleeps."""
+    assert program.stdout is not None
+    (held,) = struct.unpack("i", fcntl.ioctl(program.stdout, termios.FIONREAD, bytes(4)))
+    signs = read_signs(program.pid)
+    room = fcntl.fcntl(program.stdout, fcntl.F_GETPIPE_SZ) - held
+    return room < 4096 and signs is not None and signs.state == "S"
+
+
 def test_a_signal_in_the_middle_of_a_print_is_no_error() -> None:
     """As where somebody looks at the output page by page: the print waits for room, and its buffer cannot be entered again."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     program = subprocess.Popen(
         [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
-    assert program.stdout is not None
-    assert select.select([program.stdout], [], [], 60)[0]
-    with pytest.raises(subprocess.TimeoutExpired):
-        program.wait(timeout=0.5)  # by then the pipe is full
+    wait_for("print that waits for room", lambda: is_full(program), seconds=120)
     program.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         program.wait(timeout=0.5)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     assert out.endswith(b"left in order\n")
     assert b"SIGTERM" in err

@@ -273,7 +273,8 @@ def test_one_host_returns_plain_values(ray_cluster):
 
 def test_a_lost_host_is_reported_at_once_and_for_good(ray_cluster):
     config, _ = declared()
-    with PodStrategy(num_hosts=2, step_timeout_s=60.0) as strategy:
+    # So long is waited where the loss is not noticed.
+    with PodStrategy(num_hosts=2, step_timeout_s=600.0) as strategy:
         with strategy.scope():
             embedding = TPUEmbedding(config, 4, SGD(0.1))
         embedding.enqueue(batch(4), training=False)
@@ -283,6 +284,6 @@ def test_a_lost_host_is_reported_at_once_and_for_good(ray_cluster):
         started = time.monotonic()
         with pytest.raises(PodLost, match="restore what was saved last"):
             embedding.enqueue(batch(4))
-        assert time.monotonic() - started < 30.0
+        assert time.monotonic() - started < 200.0
         with pytest.raises(PodLost, match="lost its tables"):
             embedding.dequeue()

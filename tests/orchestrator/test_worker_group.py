@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.worker_errors import failure_of
 from orchestrator.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from tests.clock import FakeClock
 from workers.mesh_errors import MeshConnectTimeout
 from workers.progress import Progress
 
@@ -55,6 +55,7 @@ class ScriptedBackend:
     script: Callable[[str, str], Any]
     asked: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)
     num_stops: int = 0
+    clock: FakeClock = field(default_factory=FakeClock)
 
     def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         def answer() -> Any:
@@ -70,9 +71,9 @@ class ScriptedBackend:
         ]
 
     def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
-        deadline = time.monotonic() + timeout_s
-        while not (done := [call for call in calls if call.is_done]) and time.monotonic() < deadline:  # type: ignore[attr-defined]
-            time.sleep(0.002)
+        deadline = self.clock.now_s + timeout_s
+        while not (done := [call for call in calls if call.is_done]) and self.clock.now_s < deadline:  # type: ignore[attr-defined]
+            self.clock.sleep(0.002)
         return done, [call for call in calls if call not in done]
 
     def result(self, call: Call) -> Any:
@@ -113,7 +114,7 @@ def group_of(
         return script.get((worker, method), default)
 
     backend = ScriptedBackend(answer)
-    return WorkerGroup(backend, backend.launch(num_hosts, on_poll), deadlines, on_poll), backend
+    return WorkerGroup(backend, backend.launch(num_hosts, on_poll), deadlines, on_poll, clock=backend.clock), backend
 
 
 def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
@@ -134,7 +135,7 @@ def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
         return (rank, ready.mesh_address[1], coordinator)
 
     specs: Any = ["spec 0", "spec 1", "spec 2"]
-    group = WorkerGroup.start(backend, specs, device_spec, deadlines=QUICK, on_poll=lambda: None)
+    group = WorkerGroup.start(backend, specs, device_spec, deadlines=QUICK, on_poll=lambda: None, clock=backend.clock)
     assert backend.asked[:3] == [(f"host {at}", "start", (f"spec {at}",)) for at in range(3)]
     assert backend.asked[3] == ("device 0", "reserve_coordinator", ("10.0.0.1",))
     addresses = [("10.0.0.1", 5000 + at) for at in range(3)]
@@ -161,7 +162,7 @@ def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
     backend = ScriptedBackend(script)
     specs: Any = ["spec"] * 2
     with pytest.raises(WorkerFailure) as caught:
-        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=lambda: None)  # type: ignore[arg-type,return-value]
+        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=lambda: None, clock=backend.clock)  # type: ignore[arg-type,return-value]
     assert caught.value.failures == (failure("host 1"),)
     assert backend.num_stops == 1
 
@@ -175,13 +176,15 @@ def test_hosts_without_a_way_to_each_other_are_a_fault_of_one_of_them() -> None:
         return SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0, start_s={}) if asked == "start" else None
 
     specs: Any = ["spec"] * 2
+    backend = ScriptedBackend(script)
     with pytest.raises(WorkerFailure, match="host 1 hung: found no way over the network between host 0 and host 1"):
         WorkerGroup.start(
-            ScriptedBackend(script),
+            backend,
             specs,
             lambda *_: None,  # type: ignore[arg-type,return-value]
             deadlines=QUICK,
             on_poll=lambda: None,
+            clock=backend.clock,
         )
 
 
@@ -193,7 +196,7 @@ def test_a_stop_request_while_starting_stops_everything() -> None:
 
     specs: Any = ["spec"]
     with pytest.raises(KeyboardInterrupt):
-        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=interrupted)  # type: ignore[arg-type,return-value]
+        WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=interrupted, clock=backend.clock)  # type: ignore[arg-type,return-value]
     assert backend.num_stops == 1
 
 
@@ -311,7 +314,8 @@ def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> Non
 
     backend, seen = Counting(script), []
     deadlines = Deadlines(start_s=0.3, step_s=20, silence_s=0.2, stall_s=0.9, grace_s=0.05, poll_s=0.01, sample=1)
-    group = WorkerGroup(backend, backend.launch(num_hosts, lambda: None), deadlines, lambda: seen.append(len(asked)))
+    handles = backend.launch(num_hosts, lambda: None)
+    group = WorkerGroup(backend, handles, deadlines, lambda: seen.append(len(asked)), clock=backend.clock)
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
     assert [f.worker for f in caught.value.failures] == [frozen]
@@ -403,15 +407,15 @@ def test_a_storage_that_fails_one_worker_is_told_when_all_have_ended() -> None:
 @pytest.mark.parametrize("method", ["train", "write_save", "restore", "evaluate"])
 def test_work_that_goes_on_may_take_any_time(method: str) -> None:
     """Each finished step or file starts the deadline again: a shard of a terabyte is saved in many small pieces."""
-    done_at = time.monotonic() + 1.3
-    group, _ = group_of(
+    group, backend = group_of(
         {
-            ("host 0", method): lambda: "done" if time.monotonic() > done_at else NEVER,
+            ("host 0", method): lambda: "done" if backend.clock.now_s > done_at else NEVER,
             ("host 0", "control status"): ticking(),
         },
         num_hosts=1,
         deadlines=Deadlines(start_s=0.9, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
     )
+    done_at = backend.clock.now_s + 1.3
     match method:
         case "train":
             assert group.train(0, 5)[0] == ["done"]
@@ -421,7 +425,7 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
             group.restore(None)
         case "evaluate":
             assert group.evaluate() == ["done"]
-    assert time.monotonic() > done_at
+    assert backend.clock.now_s > done_at
 
 
 def test_the_heart_beats_while_workers_work() -> None:

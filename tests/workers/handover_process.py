@@ -15,7 +15,7 @@ from typing import Any
 from embedding.activation_layout import ActivationLayout
 from workers.handover import HandoverEnd, HandoverError, HandoverLayout, Invitation, Record, RecordKind
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def handover_layout(num_samples: int, num_dense: int, widths: Sequence[int], num_buffers: int = 1) -> HandoverLayout:

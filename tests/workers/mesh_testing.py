@@ -13,7 +13,7 @@ from workers.exchange import Mesh, MeshIdentity, MeshOptions, Tag
 
 TOKEN = bytes(range(32))
 LOCAL = "127.0.0.1"
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def identity(rank: int, num_ranks: int, **changes: Any) -> MeshIdentity:

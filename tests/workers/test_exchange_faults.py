@@ -51,6 +51,8 @@ def _host_process(rank: int, num_ranks: int, num_bytes: int, pipe: Connection) -
                     receive=Inbox(),
                     timeout_s=PATIENCE_S,
                 )
+                if step == 0:
+                    pipe.send("exchanged")
                 step += 1
         except MeshError as error:
             pipe.send((step, error))
@@ -66,6 +68,12 @@ class _Process:
         self.process.start()
         far.close()
         self.address: tuple[str, int] = self.receive()
+
+    def error(self) -> MeshError:
+        """What ended it."""
+        while (said := self.receive()) == "exchanged":
+            pass
+        return said[1]
 
     def receive(self):
         assert self.pipe.poll(PATIENCE_S), "the host process does not answer"
@@ -120,9 +128,10 @@ def test_survivors_of_a_killed_host_report_and_live_on() -> None:
     with _processes(list(range(num_ranks)), num_ranks, 200_000) as hosts:
         for host in hosts:
             host.pipe.send([other.address for other in hosts])
-        threading.Event().wait(0.3)
+        for host in hosts:
+            assert host.receive() == "exchanged"
         hosts[1].send_signal(signal.SIGKILL)
-        errors = [host.receive()[1] for host in (hosts[0], hosts[2])]
+        errors = [host.error() for host in (hosts[0], hosts[2])]
         assert all(isinstance(error, PeerLost) for error in errors)
         # Whoever noticed first can only have seen rank 1 go.
         assert any(error.rank == 1 for error in errors)
@@ -143,7 +152,7 @@ def test_a_frozen_host_is_named_by_the_timeout() -> None:
         assert caught.value.waiting_for == (1,)
         assert caught.value.step == 1 or caught.value.unsent == (1,)
         host.send_signal(signal.SIGCONT)
-        assert isinstance(host.receive()[1], PeerLost)
+        assert isinstance(host.error(), PeerLost)
 
 
 def test_abort_frees_a_host_that_waits_for_a_frozen_one() -> None:
@@ -231,7 +240,7 @@ def _trade_until_error(mesh: Mesh) -> MeshError:
                 step=step,
                 send=[[b"%04d" % step], [b"%04d" % step]],
                 receive=lambda *_: inbox,
-                timeout_s=1.0,
+                timeout_s=PATIENCE_S,
             )
         except MeshError as error:
             return error

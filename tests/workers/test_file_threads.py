@@ -12,7 +12,7 @@ from workers.file_threads import SYNC_FILES, FileThreads
 from workers.storage import Store
 from workers.storage_errors import NameTaken, StorageFull
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

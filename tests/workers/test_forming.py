@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.clock import FakeClock
+from tests.processes import wait_for
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
 from workers.exchange import (
     HandshakeRefused,
@@ -22,6 +24,7 @@ from workers.exchange import (
     MeshOptions,
     MeshUsageError,
 )
+from workers.forming import Forming
 
 _QUICK = MeshOptions(handshake_timeout_s=0.2)
 
@@ -36,10 +39,23 @@ def _connect(mesh: Mesh, addresses: list[tuple[str, int]], timeout_s: float = PA
     return lambda: mesh.connect(addresses, timeout_s=timeout_s)
 
 
-def _free_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return probe.getsockname()
+@contextlib.contextmanager
+def _refusing_address() -> Iterator[tuple[str, int]]:
+    """Where nobody listens; held, so that no other process gets it meanwhile."""
+    with socket.socket() as held:
+        held.bind((LOCAL, 0))
+        yield held.getsockname()
+
+
+def _time_passes_with_a_problem(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    """A second goes by when something went wrong with a peer, and no time does before."""
+    note = Forming._note_problem
+
+    def noted(self: Forming, rank: int, reason: str) -> None:
+        note(self, rank, reason)
+        clock.sleep(1.0)
+
+    monkeypatch.setattr(Forming, "_note_problem", noted)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8])
@@ -59,7 +75,12 @@ def test_all_hosts_find_each_other(num_ranks: int) -> None:
 
 def test_strangers_do_not_keep_hosts_apart() -> None:
     """Garbage, silence, a half-sent hello and an early hang-up, all before the true peer dials."""
-    with _listening(0, 2, _QUICK) as low, _listening(1, 2, _QUICK) as high, contextlib.ExitStack() as stack:
+    clock = FakeClock()
+    with (
+        Mesh.listen(identity(0, 2), bind_address=LOCAL, options=_QUICK, clock=clock.monotonic_s) as low,
+        _listening(1, 2) as high,
+        contextlib.ExitStack() as stack,
+    ):
         strangers = [stack.enter_context(socket.create_connection(low.address)) for _ in range(6)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n" + b"x" * 1000)
         strangers[1].sendall(b"PODEMBED")
@@ -68,8 +89,9 @@ def test_strangers_do_not_keep_hosts_apart() -> None:
         addresses = [low.address, high.address]
         forming = threading.Thread(target=_connect(low, addresses))
         forming.start()
-        while low.num_refusals < len(strangers):
-            time.sleep(0.01)
+        wait_for("refusal of those that said something", lambda: low.num_refusals == 3, seconds=PATIENCE_S)
+        clock.sleep(0.3)
+        wait_for("refusal of the others", lambda: low.num_refusals == len(strangers), seconds=PATIENCE_S)
         succeed(in_threads([_connect(high, addresses), forming.join]))
         reasons = " | ".join(refusal.reason for refusal in low.refusals)
         assert "found b'GET / HT' as first bytes" in reasons
@@ -116,11 +138,12 @@ def test_an_impostor_is_refused_and_the_true_peer_let_in(change: dict[str, Any],
         assert reason in low.refusals[-1].reason
 
 
-def test_a_second_host_of_the_same_rank_stays_outside() -> None:
+def test_a_second_host_of_the_same_rank_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
     with (
         _listening(0, 3) as low,
         _listening(1, 3) as first,
-        _listening(1, 3) as second,
+        Mesh.listen(identity(1, 3), bind_address=LOCAL, clock=clock.monotonic_s) as second,
         _listening(2, 3) as high,
         socket.create_server((LOCAL, 0)) as server,
     ):
@@ -141,6 +164,7 @@ def test_a_second_host_of_the_same_rank_stays_outside() -> None:
         for thread in early:
             thread.start()
         assert is_first_in.wait(PATIENCE_S)
+        _time_passes_with_a_problem(monkeypatch, clock)
         with pytest.raises(MeshConnectTimeout) as caught:
             second.connect(addresses, timeout_s=0.4)
         assert caught.value.missing == (0, 2)
@@ -154,11 +178,14 @@ def test_a_second_host_of_the_same_rank_stays_outside() -> None:
 
 def test_a_host_that_listens_late_is_dialed_again() -> None:
     with _listening(0, 2) as low, _listening(1, 2) as high:
-        late = _free_address()
+        server = socket.socket()
+        server.bind((LOCAL, 0))  # nobody else gets this port, and nobody listens there yet
+        late = server.getsockname()
 
         def forward_late() -> None:
             time.sleep(0.3)
-            with socket.create_server(late) as server:
+            with server:
+                server.listen()
                 inbound, _ = server.accept()
                 with inbound, socket.create_connection(low.address) as outbound:
                     _pump_handshake(inbound, outbound)
@@ -183,14 +210,20 @@ def test_a_host_whose_connection_broke_after_the_handshake_connects_anew() -> No
         cut = threading.Event()
 
         def forward_then_cut() -> None:
+            server.settimeout(PATIENCE_S)
             inbound, _ = server.accept()
+            server.settimeout(0.05)
             with inbound, socket.create_connection(low.address) as outbound:
                 _pump_handshake(inbound, outbound)
-            inbound, _ = server.accept()
-            cut.set()
-            with inbound, socket.create_connection(low.address) as outbound:
-                _pump_handshake(inbound, outbound)
-                done.wait(PATIENCE_S)
+            # Rank 0 may not have seen the end of the first connection when the second one comes, and then refuses that one, too.
+            with contextlib.ExitStack() as kept:
+                while not done.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        inbound = kept.enter_context(server.accept()[0])
+                        cut.set()
+                        outbound = kept.enter_context(socket.create_connection(low.address))
+                        with contextlib.suppress(OSError):
+                            _pump_handshake(inbound, outbound)
 
         done = threading.Event()
         with socket.create_server((LOCAL, 0)) as server:
@@ -210,9 +243,14 @@ def test_a_host_whose_connection_broke_after_the_handshake_connects_anew() -> No
         assert "closed its connection after the handshake" in " ".join(refusal.reason for refusal in low.refusals)
 
 
-def test_the_missing_are_named_with_what_went_wrong() -> None:
-    with _listening(1, 4) as mesh:
-        addresses = [_free_address(), mesh.address, _free_address(), _free_address()]
+def test_the_missing_are_named_with_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    _time_passes_with_a_problem(monkeypatch, clock)
+    with (
+        _refusing_address() as nobody,
+        Mesh.listen(identity(1, 4), bind_address=LOCAL, clock=clock.monotonic_s) as mesh,
+    ):
+        addresses = [nobody, mesh.address, nobody, nobody]
         with pytest.raises(MeshConnectTimeout) as caught:
             mesh.connect(addresses, timeout_s=0.3)
         assert caught.value.missing == (0, 2, 3)
@@ -221,10 +259,10 @@ def test_the_missing_are_named_with_what_went_wrong() -> None:
 
 
 def test_abort_ends_forming() -> None:
-    with _listening(0, 2) as mesh:
+    with _listening(0, 2) as mesh, _refusing_address() as nobody:
         threading.Timer(0.1, mesh.abort, args=["generation 8 begins"]).start()
         with pytest.raises(MeshAborted, match="generation 8 begins"):
-            mesh.connect([mesh.address, _free_address()], timeout_s=PATIENCE_S)
+            mesh.connect([mesh.address, nobody], timeout_s=PATIENCE_S)
 
 
 def test_nobody_is_let_in_after_forming() -> None:

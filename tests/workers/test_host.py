@@ -104,7 +104,7 @@ class Pod:
         storage: Path,
         num_hosts: int,
         *,
-        step_timeout_s: float = 30.0,
+        step_timeout_s: float = PATIENCE_S,
         buckets: tuple[int, ...] = BUCKETS,
         **device: Any,
     ) -> None:

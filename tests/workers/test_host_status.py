@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from orchestrator.stragglers import imbalance, is_notable
 from tests.small_job import B_ROWS, small_job, write_small_data
 from tests.workers.mesh_testing import PATIENCE_S
-from tests.workers.test_host import BUCKETS, pod
+from tests.workers.test_host import BUCKETS, done, pod
+from workers.handover import Record
 from workers.progress import Progress
 
 
@@ -41,12 +42,19 @@ def test_a_host_names_the_host_that_it_waits_for_and_for_how_long(small_data: st
 
 
 def test_a_host_names_its_device_process(small_data: str, tmp_path: Path) -> None:
-    with pod(small_job(folder=small_data, audit=False), tmp_path, 1, hold_s=0.5) as hosts:
+    is_seen = threading.Event()
+
+    def answer(record: Record) -> Record:
+        assert is_seen.wait(PATIENCE_S)
+        return done(record)
+
+    with pod(small_job(folder=small_data, audit=False), tmp_path, 1, answer=answer) as hosts:
         hosts.all("restore", [(None,)])
         training = threading.Thread(target=hosts.train, args=(0, 1))
         training.start()
         found = wait_for(hosts.workers[0].status, lambda seen: seen.phase == "device")
         assert found.waits_for == ("device 0",)
+        is_seen.set()
         training.join(PATIENCE_S)
 
 

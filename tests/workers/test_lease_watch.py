@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import EXIT_FENCED
 from orchestrator.lease import Holder, acquire
+from tests.clock import FakeClock
 from workers import lease_watch
 from workers.lease_watch import LeaseSigns, LeaseWatch, StoredLease
 from workers.storage import Store
@@ -23,7 +23,7 @@ from workers.storage_errors import StoreUnavailable
 
 TIMEOUT_S = 30.0
 PAUSE_S = 5.0
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Files:
@@ -189,19 +189,24 @@ def test_a_damaged_claim_is_no_sign(tmp_path: Path) -> None:
 
 def test_the_thread_ends_the_process_when_calls_stop() -> None:
     ended = threading.Event()
-    reasons: list[str] = []
+    ends_at_s: list[float] = []
+    clock, last_call_s = FakeClock(0.0), 1_000.0
+
+    def sleep(seconds: float) -> None:
+        """The driver calls before each look, until it does no more."""
+        clock.sleep(seconds)
+        if clock.now_s <= last_call_s:
+            watch.heard()
 
     def end(why: str) -> None:
-        reasons.append(why)
+        assert "no call of the driver" in why
+        ends_at_s.append(clock.now_s)
         ended.set()
 
-    watch = LeaseWatch(end=end)
-    watch.begin(Files(), generation=1, timeout_s=0.6)
-    for _ in range(12):
-        watch.heard()
-        assert not ended.wait(0.1)
+    watch = LeaseWatch(end=end, monotonic_s=clock.monotonic_s, sleep=sleep)
+    watch.begin(Files(), generation=1, timeout_s=TIMEOUT_S)
     assert ended.wait(PATIENCE_S)
-    assert "no call of the driver" in reasons[0]
+    assert last_call_s + TIMEOUT_S <= ends_at_s[0] <= last_call_s + TIMEOUT_S + 3 * PAUSE_S
 
 
 def test_the_exit_code_is_that_of_a_fenced_driver() -> None:
@@ -213,13 +218,25 @@ def test_the_pause_leaves_several_looks_within_the_timeout(timeout_s: float) -> 
     assert LeaseSigns(Files(), generation=1, timeout_s=timeout_s).pause_s * 6 <= timeout_s + 1e-9
 
 
+# Its driver beats before each of the first looks. Then it waits to be told that time goes on without it.
 WORKER = """
 import socket, sys, time
+from tests.clock import FakeClock
 from workers.lease_watch import LeaseWatch, StoredLease
+from workers.storage import Store
 listener = socket.create_server(("127.0.0.1", 0))
-watch = LeaseWatch()
-watch.begin(StoredLease(sys.argv[1]), generation=1, timeout_s=1.2)
-print(listener.getsockname()[1], flush=True)
+store, clock, beats_left = Store(sys.argv[1]), FakeClock(), int(sys.argv[2])
+def sleep(seconds):
+    global beats_left
+    clock.sleep(seconds)
+    if beats_left:
+        store.replace("lease/g00000001.hb", b"beat %d" % beats_left)
+        beats_left -= 1
+        if not beats_left:
+            print(listener.getsockname()[1], flush=True)
+            sys.stdin.readline()
+watch = LeaseWatch(monotonic_s=clock.monotonic_s, sleep=sleep)
+watch.begin(StoredLease(sys.argv[1]), generation=1, timeout_s=30.0)
 time.sleep(600)
 """
 
@@ -228,7 +245,8 @@ def test_a_real_process_lives_by_heartbeats_alone_and_ends_without_them(tmp_path
     store = Store(str(tmp_path))
     acquire(store, holder=holder(1))
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(tmp_path)],
+        [sys.executable, "-c", WORKER, str(tmp_path), "30"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -236,13 +254,10 @@ def test_a_real_process_lives_by_heartbeats_alone_and_ends_without_them(tmp_path
     )
     try:
         assert process.stdout is not None
+        # Five times as long as it lives without them.
         port = int(process.stdout.readline())
-        for beat in range(30):
-            store.replace("lease/g00000001.hb", f"beat {beat}".encode())
-            assert process.poll() is None
-            time.sleep(0.1)
         socket.create_connection(("127.0.0.1", port)).close()
-        _, errors = process.communicate(timeout=PATIENCE_S)
+        _, errors = process.communicate("\n", timeout=PATIENCE_S)
         assert process.returncode == EXIT_FENCED
         assert "this worker ends itself: no call of the driver and no heartbeat of generation 1" in errors
         with pytest.raises(ConnectionRefusedError):
@@ -257,7 +272,7 @@ def test_a_process_ends_although_it_can_write_no_log(tmp_path: Path) -> None:
     acquire(Store(str(tmp_path)), holder=holder(1))
     with open("/dev/full", "wb") as full:
         process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path)],
+            [sys.executable, "-c", WORKER, str(tmp_path), "0"],
             stdout=subprocess.DEVNULL,
             stderr=full,
             cwd=Path(__file__).parents[2],

@@ -5,28 +5,28 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.clock import FakeClock
+from tests.processes import wait_for
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
-from workers.exchange import Mesh, MeshConnectTimeout, MeshOptions
-from workers.forming import Refusals
+from workers.exchange import Mesh, MeshAborted, MeshConnectTimeout, MeshOptions
+from workers.forming import Forming, Refusals
 from workers.handshake import MeshIdentity, dial
 
 HANDSHAKE_S = 0.4
 
 
 @contextlib.contextmanager
-def forming_host(num_ranks: int = 2) -> Iterator[Mesh]:
-    """Rank 0 while it waits for the others; at the end they come."""
+def forming_host(num_ranks: int = 2, *, clock: FakeClock) -> Iterator[Mesh]:
+    """Rank 0 while it waits for the others, on a clock of its own; at the end they come."""
     options = MeshOptions(handshake_timeout_s=HANDSHAKE_S)
     with contextlib.ExitStack() as stack:
-        ranks = [
-            stack.enter_context(Mesh.listen(identity(rank, num_ranks), bind_address=LOCAL, options=options))
-            for rank in range(num_ranks)
-        ]
+        host = Mesh.listen(identity(0, num_ranks), bind_address=LOCAL, options=options, clock=clock.monotonic_s)
+        others = [Mesh.listen(identity(rank, num_ranks), bind_address=LOCAL) for rank in range(1, num_ranks)]
+        ranks = [stack.enter_context(mesh) for mesh in (host, *others)]
         addresses = [mesh.address for mesh in ranks]
         forming = threading.Thread(target=ranks[0].connect, args=[addresses], kwargs={"timeout_s": PATIENCE_S})
         forming.start()
@@ -39,10 +39,7 @@ def forming_host(num_ranks: int = 2) -> Iterator[Mesh]:
 
 
 def wait_for_refusal(mesh: Mesh, count: int = 1) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while mesh.num_refusals < count:
-        assert time.monotonic() < deadline, "the stranger was not refused"
-        time.sleep(0.01)
+    wait_for("refusal of the stranger", lambda: mesh.num_refusals >= count, seconds=PATIENCE_S)
     return mesh.refusals[-1].reason
 
 
@@ -50,25 +47,25 @@ def hello_of(stranger: MeshIdentity) -> bytes:
     return next(dial(stranger, expected_rank=0, nonce=b"n" * 32)).message
 
 
-def test_a_hello_that_drips_ends_at_the_deadline_of_the_whole_handshake() -> None:
-    hello = hello_of(identity(1, 2))
-    with forming_host() as mesh, socket.create_connection(mesh.address) as stranger:
-        began = time.monotonic()
+def test_a_hello_that_drips_ends_at_the_deadline_of_the_whole_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, is_accepted = Forming._accept, threading.Event()
+    monkeypatch.setattr(Forming, "_accept", lambda self: (accept(self), is_accepted.set()))
+    hello, clock = hello_of(identity(1, 2)), FakeClock()
+    with forming_host(clock=clock) as mesh, socket.create_connection(mesh.address) as stranger:
         # Each byte is in time for any deadline that would begin anew with it.
-        with contextlib.suppress(OSError):
-            for byte in hello:
-                stranger.sendall(bytes([byte]))
-                time.sleep(HANDSHAKE_S / 20)
-                if mesh.num_refusals:
-                    break
+        assert is_accepted.wait(PATIENCE_S)
+        for at in range(30):
+            assert at >= 20 or mesh.num_refusals == 0
+            with contextlib.suppress(OSError):
+                stranger.sendall(hello[at : at + 1])
+            clock.sleep(HANDSHAKE_S / 20)
         assert "handshake was not done in 0.4 s" in wait_for_refusal(mesh)
-        assert time.monotonic() - began < HANDSHAKE_S * 5
 
 
 def test_a_handshake_that_is_played_back_proves_nothing() -> None:
     """A stranger heard rank 1 join, and says the same once more: the host's nonce is another one now."""
     sent: list[bytes] = []
-    with forming_host(num_ranks=3) as mesh:
+    with forming_host(num_ranks=3, clock=FakeClock()) as mesh:
         with (
             socket.create_server((LOCAL, 0)) as server,
             Mesh.listen(identity(1, 3), bind_address=LOCAL) as high,
@@ -83,10 +80,12 @@ def test_a_handshake_that_is_played_back_proves_nothing() -> None:
                             sent.append(data)
                         target.sendall(data)
 
+                high.abort("what it says was heard")
+
             listening = threading.Thread(target=forward)
             listening.start()
-            with pytest.raises(MeshConnectTimeout):
-                high.connect([server.getsockname(), high.address, (LOCAL, 1)], timeout_s=0.5)
+            with pytest.raises(MeshAborted):
+                high.connect([server.getsockname(), high.address, (LOCAL, 1)], timeout_s=PATIENCE_S)
             listening.join(PATIENCE_S)
         assert len(sent) == 2
         before = mesh.num_refusals
@@ -99,7 +98,7 @@ def test_a_handshake_that_is_played_back_proves_nothing() -> None:
 
 
 def test_a_stranger_that_resets_its_connection_is_only_counted() -> None:
-    with forming_host() as mesh:
+    with forming_host(clock=FakeClock()) as mesh:
         stranger = socket.create_connection(mesh.address)
         stranger.sendall(b"PODEMBED")
         # Sends a reset instead of an end, as a machine that was switched off and on again does.
@@ -122,7 +121,8 @@ def test_who_was_refused_is_said_with_address_and_reason_and_a_flood_in_one_line
 
 
 def test_a_mesh_that_does_not_form_names_whom_it_refused() -> None:
-    with Mesh.listen(identity(0, 2), bind_address=LOCAL) as mesh:
+    clock = FakeClock()
+    with Mesh.listen(identity(0, 2), bind_address=LOCAL, clock=clock.monotonic_s) as mesh:
         results: list[MeshConnectTimeout] = []
 
         def connect() -> None:
@@ -136,6 +136,7 @@ def test_a_mesh_that_does_not_form_names_whom_it_refused() -> None:
         with socket.create_connection(mesh.address) as stranger:
             stranger.sendall(hello_of(identity(1, 2, run_id="views")))
             wait_for_refusal(mesh)
+            clock.sleep(1.0)
             forming.join(PATIENCE_S)
     (error,) = results
     assert "Refused a connection from 127.0.0.1:" in str(error)

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from tests.clock import FakeClock
 from workers.progress import Laps, Tracker, is_waiting_phase
 
 
 def test_the_age_of_a_phase_grows_and_begins_again_with_the_next() -> None:
-    tracker = Tracker()
+    clock = FakeClock()
+    tracker = Tracker(clock.monotonic_s)
     with tracker.phase("read"):
-        first = tracker.progress()
-        time.sleep(0.02)
-        second = tracker.progress()
-        assert (first.phase, second.phase) == ("read", "read")
-        assert second.phase_s >= first.phase_s + 0.02
+        clock.sleep(1.0)
+        assert (tracker.progress().phase, tracker.progress().phase_s) == ("read", 1.0)
+        clock.sleep(2.0)
+        assert tracker.progress().phase_s == 3.0
         with tracker.phase("wait for save"):
-            assert tracker.progress().phase_s < second.phase_s
-        assert tracker.progress().phase == "read"
+            clock.sleep(0.5)
+            assert (tracker.progress().phase, tracker.progress().phase_s) == ("wait for save", 0.5)
+        assert (tracker.progress().phase, tracker.progress().phase_s) == ("read", 0.0)
+    assert tracker.take_phase_s() == {"read": 3.0, "wait for save": 0.5}
     assert tracker.progress().phase == "between phases"
     assert tracker.progress().waits_for == ()
 
 
 def test_after_an_exception_the_phase_stays_and_grows_old() -> None:
-    tracker = Tracker()
+    clock = FakeClock()
+    tracker = Tracker(clock.monotonic_s)
     with pytest.raises(ValueError, match="bad"), tracker.phase("dedup"):
         raise ValueError("bad")
-    before = tracker.progress()
-    time.sleep(0.01)
-    assert tracker.progress().phase == "dedup"
-    assert tracker.progress().phase_s > before.phase_s
+    clock.sleep(4.0)
+    assert (tracker.progress().phase, tracker.progress().phase_s) == ("dedup", 4.0)
 
 
 @pytest.mark.parametrize(

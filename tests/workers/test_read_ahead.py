@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
+from tests.processes import wait_for
+from tests.workers.mesh_testing import PATIENCE_S
 from tests.workers.test_batch import batch_of
 from workers.batch import Batch
 from workers.read_ahead import ReadAhead, ReadAheadError
@@ -52,10 +53,10 @@ def test_no_more_than_depth_steps_are_read_ahead() -> None:
 
     reader = NumberedSteps(mark)
     with ReadAhead(reader, first_step=0, depth=3) as ahead:
-        assert third.wait(10)
+        assert third.wait(PATIENCE_S)
         assert not fourth.wait(0.1)
         ahead.get(0)
-        assert fourth.wait(10)
+        assert fourth.wait(PATIENCE_S)
     assert reader.steps == [0, 1, 2, 3]
 
 
@@ -65,10 +66,12 @@ def test_seek_drops_what_was_read_ahead_and_reads_there() -> None:
     def hold(step: int) -> None:
         if step == 1:
             entered.set()
-            assert release.wait(10)
+            assert release.wait(PATIENCE_S)
+        if step == 40:
+            wait_for("wait for step 40", lambda: ahead.statistics().steps_waited > 0, seconds=PATIENCE_S)
 
     with ReadAhead(NumberedSteps(hold), first_step=0, depth=4) as ahead:
-        assert entered.wait(10)
+        assert entered.wait(PATIENCE_S)
         ahead.seek(40)
         release.set()
         assert [step_of(ahead.get(step)) for step in (40, 41)] == [40, 41]
@@ -106,7 +109,7 @@ def test_steps_out_of_turn_are_refused() -> None:
 
 def test_a_step_that_does_not_come_is_an_error_in_time() -> None:
     release = threading.Event()
-    ahead = ReadAhead(NumberedSteps(lambda step: release.wait(30)), first_step=0).start()
+    ahead = ReadAhead(NumberedSteps(lambda step: release.wait(PATIENCE_S)), first_step=0).start()
     with pytest.raises(ReadAheadError, match=r"no batch for step 0 after 0\.05 s; the input thread is running"):
         ahead.get(0, timeout_s=0.05)
     with pytest.raises(ReadAheadError, match=r"still reading step 0 after 0\.05 s"):
@@ -117,25 +120,23 @@ def test_a_step_that_does_not_come_is_an_error_in_time() -> None:
 
 def test_closing_ends_the_thread_and_whoever_waits() -> None:
     release = threading.Event()
-    ahead = ReadAhead(NumberedSteps(lambda step: release.wait(30)), first_step=0).start()
+    ahead = ReadAhead(NumberedSteps(lambda step: release.wait(PATIENCE_S)), first_step=0).start()
     raised: list[BaseException] = []
 
     def wait() -> None:
         try:
-            ahead.get(0, timeout_s=30)
+            ahead.get(0, timeout_s=PATIENCE_S)
         except ReadAheadError as error:
             raised.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    deadline_s = time.monotonic() + 10
-    while ahead.statistics().steps_waited == 0 and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    wait_for("wait for step 0", lambda: ahead.statistics().steps_waited > 0, seconds=PATIENCE_S)
     closing = threading.Thread(target=ahead.close)
     closing.start()
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     release.set()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert "closed while step 0" in str(raised[0])
     ahead.close()
     with pytest.raises(ReadAheadError, match="closed"):
