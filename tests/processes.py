@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +37,16 @@ def _is_descendant(process: int) -> bool:
         except OSError:
             return False
     return False
+
+
+def free_port() -> int:
+    """A port of this machine's loopback address for a program that is told one; outside the range from which kernels give ports to whoever asks
+    for any, so that no connection of another test gets it before that program listens."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def wait_for(what: str, is_so: Callable[[], bool], *, seconds: float) -> float:

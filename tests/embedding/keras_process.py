@@ -21,7 +21,7 @@ from embedding.variable import Variable
 def main(address: str, num_processes: int, index: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(address, num_processes, index, initialization_timeout=40)
+    jax.distributed.initialize(address, num_processes, index, initialization_timeout=150)
     weights, idle, table = (
         Variable([0.0, 0.0], name="w"),
         Variable(7.0, name="idle"),

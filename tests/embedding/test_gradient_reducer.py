@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from embedding.gradient_reducer import AllProcesses, OneProcess, default_gradient_reducer
 from embedding.row_slices import RowSlices
+from tests.processes import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 180.0
@@ -49,9 +49,7 @@ def held_by_two():
 
 def run_processes(count):
     """The JSON of each process, or None if one failed or the deadline passed. No process outlives the call."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "tests.embedding.keras_process", address, str(count)]
     processes = [

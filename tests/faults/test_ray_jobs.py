@@ -18,15 +18,10 @@ import pytest
 
 from orchestrator.config import ConfigurationError
 from orchestrator.ray_jobs import RayJobRunner
+from tests.processes import free_port
 
 START_S = 120
 END_S = 180
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -42,10 +42,12 @@ class Races:
 def start(url: Path, rounds: int, commits: int, *options: str) -> subprocess.Popen[str]:
     """One driver process; see `racing_driver`."""
     command = [sys.executable, "-m", "tests.orchestrator.racing_driver", str(url), str(rounds), str(commits), *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def finish(process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> list[str]:
+def finish(process: subprocess.Popen[str], *, timeout_s: float = 120.0) -> list[str]:
     """What it acknowledged."""
     out, errors = process.communicate(timeout=timeout_s)
     assert process.returncode in (0, EXIT_FENCED), errors
@@ -58,8 +60,16 @@ def race(url: Path, *, rounds: int, timeout_s: float) -> Races:
     Raises:
       AssertionError: there is not.
     """
-    processes = [start(url, rounds, COMMITS_PER_LIFE) for _ in range(NUM_DRIVERS)]
+    processes = [start(url, rounds, COMMITS_PER_LIFE, "together") for _ in range(NUM_DRIVERS)]
     try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        # Now that all are there, so that they meet.
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
         acknowledged = [name for process in processes for name in finish(process, timeout_s=timeout_s)]
     finally:
         for process in processes:

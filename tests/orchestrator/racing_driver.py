@@ -1,7 +1,7 @@
 """A driver in a process of its own, for races and kills: claims, commits a few times, and says on stdout what it acknowledged.
 
-Usage: python -m tests.orchestrator.racing_driver RUN ROUNDS COMMITS [pause]. With `pause`, it stops itself (SIGSTOP) after publishing a
-commit and before looking at the claims.
+Usage: python -m tests.orchestrator.racing_driver RUN ROUNDS COMMITS [pause | together]. With `pause`, it stops itself (SIGSTOP) after publishing
+a commit and before looking at the claims. With `together`, it says that it is up, and begins when a line comes in.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def drive(store: Store, num_commits: int) -> None:
 
 def main() -> int:
     _, url, rounds, num_commits, *options = sys.argv
+    if "together" in options:
+        print("up", flush=True)
+        sys.stdin.readline()
     store = PausingStore(url) if "pause" in options else Store(url)
     fenced = 0
     for _ in range(int(rounds)):

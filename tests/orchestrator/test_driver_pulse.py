@@ -93,13 +93,13 @@ sys.exit(0)
 def test_a_real_driver_that_stops_is_killed_and_the_next_attempt_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_pulse, "FROZEN_S", 0.5)
+    monkeypatch.setattr(driver_pulse, "FROZEN_S", 1.0)
     monkeypatch.setattr(supervision, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(supervision, "FIRST_DELAY_S", 0.0)
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
     (tmp_path / "driver.py").write_text(PROGRAM)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     notices: list[str] = []
     url = str(tmp_path / "run")
 
@@ -112,7 +112,7 @@ def test_a_real_driver_that_stops_is_killed_and_the_next_attempt_goes_on(
             Recording([sys.executable, str(tmp_path / "driver.py"), url]),
             first=[],
             later=[],
-            max_failures=2,
+            max_failures=5,
             progress=lambda: None,
             notice=notices.append,
             stop=StopSignals(),

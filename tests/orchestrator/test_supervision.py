@@ -225,7 +225,7 @@ def test_real_children_are_started_and_stopped(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
             open(sys.argv[1], "w").close()
-            time.sleep(60)
+            time.sleep(600)
             """
         )
     )

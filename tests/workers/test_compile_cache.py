@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import pytest
 
+from tests.processes import free_port
 from workers.compile_cache import every_member_writes, use_compile_cache
-from workers.device_process import DeviceProcess
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture
@@ -79,8 +79,7 @@ def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_p
     """All of them: JAX alone keeps the programs of the first member, and the others never find those."""
     cache = tmp_path / "compiled"
     cache.mkdir(mode=0o700)
-    reserve = DeviceProcess().reserve_coordinator
-    arguments = [str(cache), small_data, reserve("127.0.0.1"), reserve("127.0.0.1")]
+    arguments = [str(cache), small_data, f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.workers.compile_cache_process"]

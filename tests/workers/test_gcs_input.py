@@ -5,13 +5,13 @@ Runs where the extras `gcs` and `gcs-emulator` are installed.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import free_port
 from tests.workers.parquet_sets import assert_same
 from tests.workers.test_input_order import write_files
 from tests.workers.test_remote_input import moved, read_all
@@ -30,9 +30,7 @@ def options() -> Iterator[dict[str, Any]]:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         pytest.importorskip("gcsfs")
         server_module = pytest.importorskip("gcp_storage_emulator.server")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         server = server_module.create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
         server.start()
         try:

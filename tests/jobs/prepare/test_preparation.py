@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
 from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings
+from tests.processes import wait_for
 from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
 from workers.data_config import DenseColumn
 from workers.finished_folder import FolderError
@@ -170,18 +170,16 @@ def test_a_kill_does_not_show(tmp_path: Path) -> None:
 
 
 def kill_when_there(source: str, folder: Path, awaited: Path) -> None:
-    """Starts a preparation and kills it as soon as a file is there; its children must end with it."""
-    command = [sys.executable, "-m", "tests.jobs.prepare.prepare_process", source, str(folder)]
+    """Starts a preparation and kills it in the middle, once a file is there; its children must end with it."""
+    command = [sys.executable, "-m", "tests.jobs.prepare.prepare_process", source, str(folder), str(awaited)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        while not awaited.exists():
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.001)
+        wait_for(awaited.name, lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, seconds=300)
         children = psutil.Process(process.pid).children(recursive=True)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    gone, alive = psutil.wait_procs(children, timeout=30)
+    gone, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
     assert gone
 
