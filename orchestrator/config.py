@@ -6,12 +6,14 @@ The names are those of Ray Train. Nothing here starts anything; `orchestrator.dr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from orchestrator.keep_policies import KeepBest, KeepEvery, KeepPolicy
 from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
+from workers.declared_types import check_plain_fields, shown
 from workers.fault_plan import FaultPlan
 from workers.job import JobConfig
 from workers.quality import has_logits
@@ -46,7 +48,12 @@ class ScalingConfig:
     in_process: bool = False
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
         hosts = (self.num_hosts,) * 2 if isinstance(self.num_hosts, int) else self.num_hosts
+        if not isinstance(hosts, tuple | list) or not all(type(number) is int for number in hosts):
+            raise ConfigurationError(
+                f"Found num_hosts={shown(self.num_hosts)}. Expected a whole number, or (min, max). Write num_hosts=2."
+            )
         if len(hosts) != 2 or not 1 <= hosts[0] <= hosts[1]:
             raise ConfigurationError(
                 f"Found num_hosts={self.num_hosts}. Expected at least 1, or (min, max) with 1 <= min <= max."
@@ -113,6 +120,7 @@ class CheckpointConfig:
     full_every: int = 1
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
         for name in ("every_steps", "keep_every_steps"):
             steps = getattr(self, name)
             if steps is not None and steps < 1:
@@ -204,6 +212,7 @@ class FailureConfig:
     standby_after_s: float | None = 30.0
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
         for name, least in (
             ("max_failures", 0),
             ("max_user_errors", 0),
@@ -287,6 +296,21 @@ class RunConfig:
     fault_plan: FaultPlan | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.storage_path, os.PathLike):
+            object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
+        check_plain_fields(self, ConfigurationError)
+        kinds = {
+            "checkpoint_config": CheckpointConfig,
+            "failure_config": FailureConfig,
+            "warm_start": WarmStart,
+            "fault_plan": FaultPlan,
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name.endswith("config")):
+                raise ConfigurationError(
+                    f"Found {name}={shown(value)} in RunConfig. Expected a {kind.__name__}. Write {name}={kind.__name__}(...)."
+                )
         for name in ("eval_every_steps", "max_steps"):
             steps = getattr(self, name)
             if steps is not None and steps < 1:

@@ -19,6 +19,7 @@ from orchestrator.progress import ConsoleReporter, Reporter
 from orchestrator.ray_nodes import RayNodes
 from orchestrator.run_folder import OpenRun, create_run
 from orchestrator.signals import StoppedAtStart, StopSignals
+from workers.declared_types import shown
 from workers.fault_points import FaultPoints
 from workers.faulty_files import with_faults
 from workers.job import JobConfig, JobReference
@@ -42,6 +43,11 @@ class Trainer:
         run_config: RunConfig | None = None,
         reporter: Reporter | None = None,
     ) -> None:
+        if not isinstance(job, JobConfig | JobReference):
+            raise ConfigurationError(
+                f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that returns one. Call the function "
+                "that makes the job, and pass what it returns."
+            )
         self._job = job
         self._scaling = scaling_config or ScalingConfig()
         self._config = run_config or RunConfig()

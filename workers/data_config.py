@@ -7,9 +7,12 @@ and export cannot disagree about it. Values only; the files are opened by `worke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
+
+from workers.declared_types import check_plain_fields, shown
 
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
@@ -36,6 +39,7 @@ class DenseColumn:
     transform: Transform = "identity"
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, DataConfigError)
         _check_choice(self.transform, Transform, where=f"transform of dense column {self.name!r}")
 
 
@@ -65,6 +69,9 @@ class IdColumn:
     num_reserved: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.vocabulary, os.PathLike):
+            object.__setattr__(self, "vocabulary", os.fspath(self.vocabulary))
+        check_plain_fields(self, DataConfigError)
         if self.vocabulary is not None and self.mode == "as_is":
             object.__setattr__(self, "mode", "vocabulary")
         _check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
@@ -122,12 +129,16 @@ class InputData:
     binary_labels: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "paths", _as_paths(self.paths))
-        object.__setattr__(self, "eval_paths", _as_paths(self.eval_paths))
+        check_plain_fields(self, DataConfigError)
+        if not self.label:
+            raise DataConfigError("Found label=''. Expected the name of a column. Write label='click'.")
+        object.__setattr__(self, "paths", _as_paths(self.paths, "paths"))
+        object.__setattr__(self, "eval_paths", _as_paths(self.eval_paths, "eval_paths"))
         if isinstance(self.dense, str):
             raise DataConfigError(
                 f"Found dense={self.dense!r}. Expected a tuple of columns. Write dense=({self.dense!r},)."
             )
+        _check_columns(self)
         dense = tuple(DenseColumn(column) if isinstance(column, str) else column for column in self.dense)
         object.__setattr__(self, "dense", dense)
         features = {
@@ -239,6 +250,13 @@ class CsvData(InputData):
     def __post_init__(self) -> None:
         InputData.__post_init__(self)
         _check_rows_per_block(self.rows_per_block)
+        if not isinstance(self.list_separators, Mapping) or not all(
+            isinstance(text, str) for pair in self.list_separators.items() for text in pair
+        ):
+            raise DataConfigError(
+                f"Found list_separators={shown(self.list_separators)}. Expected a dictionary of columns to what stands between ids. Write "
+                "list_separators={'genres': '|'}."
+            )
         if isinstance(self.strings, str):
             raise DataConfigError(
                 f"Found strings={self.strings!r}. Expected a tuple of columns. Write strings=({self.strings!r},)."
@@ -274,8 +292,41 @@ class NpyData(InputData):
         _check_rows_per_block(self.rows_per_block)
 
 
-def _as_paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (paths,) if isinstance(paths, str) else tuple(paths)
+def _as_paths(paths: Any, field: str) -> tuple[str, ...]:
+    """Whatever can only be meant as one path or several, as texts."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
+        raise DataConfigError(
+            f"Found {field}={shown(paths)}. Expected a path or glob, or a tuple of them. Write {field}='folder/*.parquet'."
+        )
+    texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in given]
+    wrong = next((path for path in texts if not isinstance(path, str) or not path), None)
+    if wrong is not None:
+        raise DataConfigError(
+            f"Found {shown(wrong)} among {field}. Expected paths or globs, which are text. Write {field}='folder/*.parquet'."
+        )
+    return tuple(texts)
+
+
+def _check_columns(data: InputData) -> None:
+    """Raises `DataConfigError` for dense columns and features that are declared as something else."""
+    given: Any = data.dense
+    if not isinstance(given, tuple | list) or not all(isinstance(column, str | DenseColumn) for column in given):
+        raise DataConfigError(
+            f"Found dense={shown(given)}. Expected a tuple of names of columns or DenseColumn. Write dense=('price', DenseColumn('visits', 'log1p'))."
+        )
+    given = data.features
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise DataConfigError(
+            f"Found features={shown(given)} in {type(data).__name__}. Expected a dictionary of features to columns. Write "
+            "features={'user': 'user_id'}; names of columns that are called like their features may be left out."
+        )
+    for name, source in given.items():
+        if not isinstance(source, str | IdColumn):
+            raise DataConfigError(
+                f"Found features[{name!r}]={shown(source)} in {type(data).__name__}. Expected the name of a column or an IdColumn. Write "
+                f"{{{name!r}: 'column'}}, or IdColumn('column', mode='hash')."
+            )
 
 
 def _check_unique(names: list[str]) -> None:

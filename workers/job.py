@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Optimizer
 from workers.data_config import InputData
+from workers.declared_types import check_plain_fields
 from workers.job_folder import search_last
+from workers.job_types import type_problem
 from workers.ranking import Baseline, Metric
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 # First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
 DENSE_PARTS = ("params", "optimizer")
+# Packages whose constructors say themselves what is wrong with their arguments.
+_DECLARING = ("embedding", "workers", "orchestrator")
 WIRE_DTYPES = ("float32", "bfloat16")
 
 
@@ -95,6 +100,16 @@ class JobConfig:
     baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, JobError)
+        if isinstance(self.metrics, list):
+            object.__setattr__(self, "metrics", tuple(self.metrics))
+        problem = type_problem({field.name: getattr(self, field.name) for field in fields(self)})
+        if problem:
+            raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
+        if not self.name:
+            raise JobError(
+                "Found no name in JobConfig. Expected one, since the run's folder is named after it. Write name='clicks'."
+            )
         if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
             raise JobError(
                 f"Found batch_size={self.batch_size}, num_epochs={self.num_epochs}, num_lanes={self.num_lanes}. "
@@ -233,13 +248,30 @@ class JobReference:
             ) from error
         _check_function(self.function, function)
         _check_arguments(self.function, function, self.arguments)
-        job = function(**self.arguments)
+        try:
+            job = function(**self.arguments)
+        except (ValueError, TypeError) as error:
+            where = _place_of_declaration(error)
+            if where is None:
+                raise
+            raise JobError(f"{error} Job '{self.function}' declares it in {where}.") from error
         if not isinstance(job, JobConfig):
             raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
         return job
 
     def to_json(self) -> dict[str, Any]:
         return {"function": self.function, "arguments": json.loads(json.dumps(dict(self.arguments)))}
+
+
+def _place_of_declaration(error: Exception) -> str | None:
+    """Where a job's function called what refused its arguments, if that was a declaration of ours, whose words say what to mend; None for an
+    error of the function's own, which its traceback explains."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    names = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
+    if type(error) not in (ValueError, TypeError) or names[-1] not in _DECLARING or not str(error).startswith("Found "):
+        return None
+    at = next((at for at in reversed(range(len(frames))) if names[at] not in _DECLARING), None)
+    return None if at is None else f"{frames[at][0].f_code.co_filename}, line {frames[at][1]}"
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -290,6 +290,13 @@ class _Stages:
             self._check(stage, records)
         if not sum(record.lines for record in records.values()):
             raise TextError("Found no line in the sources. Expected at least one. Check the files.")
+        bad = _bad_lines(records.values())
+        if len(bad) == sum(record.lines for record in records.values()):
+            named = "; ".join(str(_bad_line(line)) for line in bad[:_NAMED_BAD_LINES])
+            raise TextError(
+                f"Found no good line among the {len(bad):,} of the sources: {named}. Expected lines of the form that was named. Check that these "
+                "are the files that you mean."
+            )
         return [records[piece.number] for piece in self.pieces]
 
     def _is_whole(self, piece: Piece, record: work.PieceRecord) -> bool:

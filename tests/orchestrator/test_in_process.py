@@ -432,6 +432,14 @@ def test_one_process_is_one_host() -> None:
         (lambda: CheckpointConfig(metric_order="up"), "metric_order='up'"),  # type: ignore[arg-type]
         (lambda: RunConfig(max_steps=0), "max_steps=0"),
         (lambda: RunConfig(eval_every_steps=-5), "eval_every_steps=-5"),
+        (lambda: RunConfig(max_steps="5"), "max_steps='5' in RunConfig"),  # type: ignore[arg-type]
+        (lambda: RunConfig(checkpoint_config=None), "checkpoint_config=None in RunConfig"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warm_start="RUN"), "warm_start='RUN' in RunConfig"),  # type: ignore[arg-type]
+        (lambda: ScalingConfig(num_hosts="2"), "num_hosts='2'"),  # type: ignore[arg-type]
+        (lambda: ScalingConfig(num_hosts=2.0), "num_hosts=2.0"),  # type: ignore[arg-type]
+        (lambda: CheckpointConfig(every_steps=1.5), "every_steps=1.5 in CheckpointConfig"),  # type: ignore[arg-type]
+        (lambda: FailureConfig(max_failures=None), "max_failures=None in FailureConfig"),  # type: ignore[arg-type]
+        (lambda: Trainer(None), "job=None for Trainer"),  # type: ignore[arg-type]
     ],
 )
 def test_settings_that_cannot_work_are_refused_when_they_are_written(make: object, words: str) -> None:

@@ -212,3 +212,13 @@ def test_a_converted_set_can_be_trained_from(source: Path, cache: Path) -> None:
         (found,) = ragged.to_lists()[row]
         assert (found == 0) == (value is None)
         assert found < 97
+
+
+def test_lines_that_are_all_malformed_are_shown_however_few(source: Path, cache: Path) -> None:
+    """They are below the limit, and there is nothing to train on."""
+    source.write_bytes(b"a,b\nc,d\n")
+    for _ in range(2):
+        with pytest.raises(
+            CriteoTextError, match=rf"no good line among the 2 of {source}: {source}:1, .*'a,b'.*these are the files"
+        ):
+            convert_criteo([str(source)], cache)

@@ -173,3 +173,22 @@ def test_metrics_group_by_features_of_the_job() -> None:
         job_of(metrics=(RecallAt(3, group_by="city"),))
     with pytest.raises(JobError, match="Expected distinct names"):
         job_of(metrics=(RecallAt(3, group_by="user"), RecallAt(3, group_by="item")))
+
+
+def declares_no_rows() -> JobConfig:
+    return job_of(features={"user": FeatureConfig(TableConfig(-1, 4, name="users"))})
+
+
+def raises_by_itself() -> JobConfig:
+    raise ValueError("Found nothing that would help")
+
+
+def test_a_declaration_that_cannot_be_is_told_with_its_line_and_an_error_of_the_function_is_left_alone() -> None:
+    name = "tests.workers.test_job"
+    with pytest.raises(
+        JobError, match=r"Found vocabulary_size=-1\. .*declares_no_rows' declares it in .*test_job\.py, line \d+\.$"
+    ):
+        JobReference(function=f"{name}:declares_no_rows").resolve()
+    with pytest.raises(ValueError, match="nothing that would help") as raised:
+        JobReference(function=f"{name}:raises_by_itself").resolve()
+    assert not isinstance(raised.value, JobError)

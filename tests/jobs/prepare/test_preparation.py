@@ -307,3 +307,10 @@ def test_the_page_needs_nothing_else_and_escapes_names(tmp_path: Path) -> None:
     assert "x&lt;b&gt;" in page
     assert "f&amp;g" in page
     assert page.count("<svg") >= 4
+
+
+def test_lines_that_are_all_malformed_are_no_set(tmp_path: Path) -> None:
+    source = write(tmp_path / "day", [b"a,b", b"c,d"])
+    with pytest.raises(TextError, match=r"no good line among the 2 of the sources: .*day:1, "):
+        prepared(source, tmp_path / "out", criteo_settings())
+    assert not (tmp_path / "out").exists()
