@@ -15,6 +15,7 @@ from embedding.ragged import Ragged
 
 if TYPE_CHECKING:
     from embedding import keras_optimizers, schedules
+    from embedding.checkpoint import Checkpoint, latest_checkpoint
     from embedding.distributed_input import InputContext
     from embedding.gradient_reducer import GradientReducer
     from embedding.gradient_tape import GradientTape
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from embedding.variable import Variable
 
 _LATE = {
+    "Checkpoint": "embedding.checkpoint",
     "GradientReducer": "embedding.gradient_reducer",
     "GradientTape": "embedding.gradient_tape",
     "InputContext": "embedding.distributed_input",
@@ -44,6 +46,7 @@ _LATE = {
     "get_replica_context": "embedding.replica_context",
     "send_tpu_embedding_gradients": "embedding.send_gradients",
     "serving_embedding_lookup": "embedding.serving",
+    "latest_checkpoint": "embedding.checkpoint",
     "keras_optimizers": "",
     "schedules": "",
 }
@@ -54,6 +57,7 @@ __all__ = [
     "Adagrad",
     "AdagradMomentum",
     "Adam",
+    "Checkpoint",
     "Constant",
     "CustomRowOptimizer",
     "FeatureConfig",
@@ -79,6 +83,7 @@ __all__ = [
     "Variable",
     "get_replica_context",
     "keras_optimizers",
+    "latest_checkpoint",
     "schedules",
     "send_tpu_embedding_gradients",
     "serving_embedding_lookup",

@@ -127,6 +127,10 @@ class Engine(Protocol):
         """Writes rows and slots, after a drain."""
         ...
 
+    def write(self, path: str) -> table_storage.WrittenTables:
+        """The files of `save`, without the index that makes them a saved embedding."""
+        ...
+
     def restore(self, path: str) -> None:
         """Fills rows and slots."""
         ...
@@ -255,6 +259,10 @@ class InProcessEngine:
     def save(self, path: str) -> None:
         self.drain()
         table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
+
+    def write(self, path: str) -> table_storage.WrittenTables:
+        self.drain()
+        return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
 
     def restore(self, path: str) -> None:
         self.drain()

@@ -8,7 +8,7 @@ from embedding.config import TableConfig
 from embedding.declared_tables import DeclaredTables
 from embedding.engine import whole_table
 from embedding.table import Table
-from embedding.table_storage import storage
+from embedding.table_storage import WrittenTables, storage
 from embedding.tracing import require_own_trace
 from embedding.variable import Variable
 
@@ -44,6 +44,12 @@ class HostTables:
         require_own_trace(None, "a call of save", "Save before or afterwards.")
         self._take_variables()
         storage().save(path, self._tables, num_steps=self._num_steps)
+
+    def write(self, path: str) -> WrittenTables:
+        """The files of `save`, without the index that makes them a saved embedding."""
+        require_own_trace(None, "a call of save", "Save before or afterwards.")
+        self._take_variables()
+        return storage().write(path, self._tables, num_steps=self._num_steps)
 
     def restore(self, path: str) -> None:
         """Assigns what was saved to the variables."""

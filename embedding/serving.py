@@ -22,12 +22,14 @@ from embedding.declared_tables import DeclaredTables
 from embedding.host_tables import HostTables
 from embedding.id_policies import fit_ids, without
 from embedding.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
+from embedding.module_members import ModuleMembers
 from embedding.optimizers import Optimizer
 from embedding.output_shapes import is_sequence
 from embedding.ragged import Ragged
 from embedding.strategies import current_strategy
 from embedding.structures import flatten, flatten_with_paths, pack_like, require_same_structure, shown_path
-from embedding.table_storage import storage
+from embedding.table_spec import TableSpec
+from embedding.table_storage import WrittenTables, storage
 from embedding.variable import Variable
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ def serving_embedding_lookup(inputs: Any, weights: Any, tables: Mapping[TableCon
     return pack_like(inputs, outputs)
 
 
-class TPUEmbeddingForServing:
+class TPUEmbeddingForServing(ModuleMembers):
     """Whole tables in this process, for serving and for training by gradients through the lookup.
 
     Made outside any strategy. `embedding(features, weights)` looks up; `embedding_tables` are trainable variables.
@@ -119,6 +121,18 @@ class TPUEmbeddingForServing:
         else:
             storage().describe(path)
             self._restore_from = path
+
+    def write_tables(self, path: str) -> WrittenTables:
+        """The files of `save`, for an index that names more than tables: see `Checkpoint`."""
+        return self._built.write(path)
+
+    @property
+    def declared_specs(self) -> tuple[TableSpec, ...]:
+        """The tables that the features use, in the order of first use."""
+        return self._declared.specs(seed=0)
+
+    def _held_variables(self) -> tuple[Variable, ...]:
+        return tuple(self.embedding_tables.values())
 
     @property
     def _built(self) -> HostTables:

@@ -21,6 +21,7 @@ from embedding.engine import Engine, EngineSpec
 from embedding.engine_specs import engine_spec, serialized_config
 from embedding.host_tables import HostTables
 from embedding.learning_rate_tags import learning_rate_tags
+from embedding.module_members import ModuleMembers
 from embedding.optimizers import Optimizer, learning_rate_at
 from embedding.output_shapes import (
     Shape,
@@ -34,7 +35,8 @@ from embedding.output_shapes import (
 )
 from embedding.step_values import StepValues
 from embedding.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
-from embedding.table_storage import storage
+from embedding.table_spec import TableSpec
+from embedding.table_storage import WrittenTables, storage
 from embedding.tracing import require_eager
 from embedding.variable import Variable
 
@@ -59,7 +61,7 @@ _ONCE_A_STEP = "Call it once a step; pass activations into the function and grad
 _AROUND_IT = "Call it before the function or after it."
 
 
-class TPUEmbedding:
+class TPUEmbedding(ModuleMembers):
     """Embedding tables over the hosts of a strategy, trained step by step with `enqueue`, `dequeue` and `apply_gradients`.
 
     Made in the scope of a strategy, it trains; made outside any, it holds tables to read: `embedding_tables`, `restore`, `save`.
@@ -347,6 +349,17 @@ class TPUEmbedding:
         else:
             self._tables_here.save(path)
 
+    def write_tables(self, path: str) -> WrittenTables:
+        """The files of `save`, for an index that names more than tables: see `Checkpoint`. Gradients that wait are applied first.
+
+        Raises:
+          RuntimeError: not built.
+          StorageError: the storage failed.
+        """
+        require_eager("write_tables", _AROUND_IT)
+        self._require_built("write_tables")
+        return self._running.write(path) if self._strategy is not None else self._tables_here.write(path)
+
     def restore(self, path: str) -> None:
         """Fills rows and slots from what `save` wrote, by any number of hosts. Before `build`, at once when it is built.
 
@@ -362,6 +375,11 @@ class TPUEmbedding:
             self._running.restore(path)
         else:
             self._tables_here.restore(path)
+
+    @property
+    def declared_specs(self) -> tuple[TableSpec, ...]:
+        """The tables that the features use, in the order of first use, as engines hold them."""
+        return self._declared.specs(seed=0 if self._strategy is None else self._strategy.seed)
 
     def drain(self) -> None:
         """Applies gradients that wait for the next forward, so that the tables hold every update."""
@@ -403,6 +421,9 @@ class TPUEmbedding:
             self._engine = None
 
     # ------------------------------------------------------------------ inside
+
+    def _held_variables(self) -> tuple[Variable, ...]:
+        return tuple(self.embedding_tables.values()) if self._strategy is None else ()
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to a replica: all but the driver's engine, in place of which the replica has its own, and what the driver dequeued."""

@@ -19,6 +19,7 @@ from embedding.cross_replica import CrossReplica
 from embedding.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
 from embedding.per_replica import PerReplica, local_value
 from embedding.strategies import entered, register
+from embedding.table_storage import WrittenTables
 from orchestrator.cluster import RayBackend, connected
 from orchestrator.config import ScalingConfig
 from orchestrator.errors import WorkerFailure
@@ -243,12 +244,15 @@ class _PodEngine:
         return found
 
     def save(self, path: str) -> None:
-        self.drain()
         embedding_files.require_free(path)
+        embedding_files.publish(path, self.write(path))
+
+    def write(self, path: str) -> WrittenTables:
+        self.drain()
         attempt = embedding_files.new_attempt()
         answers = self._all("save", Store(path).location, attempt)
         receipts = [receipt for receipt, _ in answers]
-        embedding_files.publish(path, self.spec.tables, attempt, receipts, num_steps=answers[0][1])
+        return embedding_files.assemble(self.spec.tables, attempt, receipts, num_steps=answers[0][1])
 
     def restore(self, path: str) -> None:
         # Read here first: what is wrong with the whole shows before any host has changed.

@@ -17,7 +17,7 @@ import numpy as np
 
 from embedding.table import Table
 from embedding.table_spec import TableSpec
-from embedding.table_storage import SavedTable
+from embedding.table_storage import SavedTable, WrittenTables
 from workers.checkpoint_files import (
     ROWS,
     ArrayFiles,
@@ -39,6 +39,8 @@ from workers.strict_json import DocumentRefused, seal, unseal
 from workers.zarr_metadata import ArrayMetadata
 
 INDEX_FILE = "embedding.json"
+# Of a checkpoint with more than tables, see `workers.stepwise_checkpoint`.
+CHECKPOINT_FILE = "checkpoint.json"
 FORMAT_VERSION = 1
 MAX_INDEX_BYTES = 256 << 20
 KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -109,62 +111,92 @@ def write_host(path: str, tables: Sequence[Table], attempt: str, *, is_first: bo
     return HostReceipt(arrays=tuple(arrays), buckets=tuple(buckets))
 
 
-def publish(
-    path: str, specs: Sequence[TableSpec], attempt: str, receipts: Sequence[HostReceipt], *, num_steps: int
-) -> None:
-    """Makes what the hosts wrote the embedding of the folder.
-
-    Raises:
-      StorageError: the storage failed, or the folder holds an embedding already.
-    """
+def assemble(
+    specs: Sequence[TableSpec], attempt: str, receipts: Sequence[HostReceipt], *, num_steps: int
+) -> WrittenTables:
+    """What an index says of the tables that the hosts wrote; it is JSON."""
     tables = []
     for at, spec in enumerate(specs):
         arrays = next(receipt.arrays[at] for receipt in receipts if receipt.arrays[at])
         buckets = [bucket for receipt in receipts for bucket in receipt.buckets[at]]
         tables.append(assemble_table(_plan(spec, attempt), arrays, buckets))
+    return {"num_steps": num_steps, "tables": [_to_document(table) for table in tables]}
+
+
+def publish(path: str, written: WrittenTables) -> None:
+    """Makes what the hosts wrote the embedding of the folder.
+
+    Raises:
+      StorageError: the storage failed, or the folder holds an embedding already.
+    """
     require_free(path)
-    document = {"format_version": FORMAT_VERSION, "num_steps": num_steps, "tables": [_to_document(t) for t in tables]}
-    if not Store(path).create_exclusive(INDEX_FILE, seal(document)):
-        raise _taken(path)
+    if not Store(path).create_exclusive(INDEX_FILE, seal({"format_version": FORMAT_VERSION, **written})):
+        raise taken(path)
 
 
 def require_free(path: str) -> None:
-    """Raises StorageError if the folder holds a saved embedding."""
-    if Store(path).exists(INDEX_FILE):
-        raise _taken(path)
+    """Raises StorageError if the folder holds a saved embedding or a checkpoint."""
+    if any(Store(path).exists(name) for name in (INDEX_FILE, CHECKPOINT_FILE)):
+        raise taken(path)
 
 
-def _taken(path: str) -> AlreadySaved:
+def taken(path: str) -> AlreadySaved:
+    """The error of a second save to one place."""
     return AlreadySaved(
-        f"Found a saved embedding in {Store(path).location}. Expected a folder without one, since nothing saved is ever replaced. Pass a new path."
+        f"Found a saved embedding or checkpoint in {Store(path).location}. Expected a folder without one, since nothing saved is ever replaced. "
+        "Pass a new path."
     )
 
 
+def read_document(store: Store, name: str) -> dict[str, Any]:
+    """An index, whole and of a version that is known here.
+
+    Raises:
+      NameNotFound: there is none.
+      DocumentRefused: it is damaged or not ours.
+    """
+    document = unseal(name, store.read(name, max_bytes=MAX_INDEX_BYTES), max_bytes=MAX_INDEX_BYTES)
+    if document.get("format_version") != FORMAT_VERSION:
+        raise DocumentRefused(name, f"format version {str(document.get('format_version'))[:40]}", str(FORMAT_VERSION))
+    return document
+
+
 def read_index(path: str) -> tuple[tuple[TableFiles, ...], int]:
-    """The tables of a folder, and the number of steps that made them.
+    """The tables of a folder, and the number of steps that made them; of a saved embedding, or of a checkpoint that has one.
 
     Raises:
       NothingSaved: there is none.
       DocumentRefused: the index is damaged or not ours.
     """
     store = Store(path)
+    name, saved = _saved_tables(store)
     try:
-        data = store.read(INDEX_FILE, max_bytes=MAX_INDEX_BYTES)
+        tables = tuple(_from_document(one) for one in saved["tables"])
+        num_steps = whole(saved["num_steps"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DocumentRefused(name, f"{type(error).__name__}: {error}"[:200], "an index of tables") from None
+    return tables, num_steps
+
+
+def _saved_tables(store: Store) -> tuple[str, Any]:
+    """Name of the index and its record of tables."""
+    try:
+        return INDEX_FILE, read_document(store, INDEX_FILE)
+    except NameNotFound:
+        pass
+    try:
+        saved = read_document(store, CHECKPOINT_FILE).get("embedding")
     except NameNotFound:
         raise NothingSaved(
-            f"Found no {INDEX_FILE} in {store.location}. Expected a folder written by TPUEmbedding.save. Check the path."
+            f"Found no {INDEX_FILE} and no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by TPUEmbedding.save or "
+            "Checkpoint.save. Check the path; a save that was interrupted leaves neither."
         ) from None
-    document = unseal(INDEX_FILE, data, max_bytes=MAX_INDEX_BYTES)
-    if document.get("format_version") != FORMAT_VERSION:
-        raise DocumentRefused(
-            INDEX_FILE, f"format version {str(document.get('format_version'))[:40]}", str(FORMAT_VERSION)
+    if saved is None:
+        raise NothingSaved(
+            f"Found a checkpoint without an embedding in {store.location}. Expected one with tables. Restore one that was saved with "
+            "Checkpoint(embedding=...)."
         )
-    try:
-        tables = tuple(_from_document(one) for one in document["tables"])
-        num_steps = _whole(document["num_steps"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DocumentRefused(INDEX_FILE, f"{type(error).__name__}: {error}"[:200], "an index of tables") from None
-    return tables, num_steps
+    return CHECKPOINT_FILE, saved
 
 
 def restore_tables(path: str, tables: Sequence[Table]) -> int:
@@ -256,21 +288,21 @@ def _to_document(table: TableFiles) -> dict[str, Any]:
 
 def _from_document(document: Mapping[str, Any]) -> TableFiles:
     """Raises ValueError, KeyError or TypeError for anything that is not a table."""
-    num_rows, num_buckets = _whole(document["num_rows"], least=1), _whole(document["num_buckets"], least=1)
+    num_rows, num_buckets = whole(document["num_rows"], least=1), whole(document["num_buckets"], least=1)
     if num_buckets & (num_buckets - 1) or len(document["digests"]) != num_buckets:
         raise ValueError(f"{num_buckets} buckets with {len(document['digests'])} digests")
     arrays = tuple(_array(one) for one in document["arrays"])
     if not arrays or arrays[0].name != ROWS or len({a.name for a in arrays}) != len(arrays):
         raise ValueError("arrays without rows in front, or one twice")
     table = TableFiles(
-        name=_text(document["name"]),
+        name=text(document["name"]),
         num_rows=num_rows,
         dim=arrays[0].width,
         num_buckets=num_buckets,
         rows_per_bucket=-(-num_rows // num_buckets),
         arrays=arrays,
         chunks=(),
-        digests=tuple(_text(digest) for digest in document["digests"]),
+        digests=tuple(text(digest) for digest in document["digests"]),
     )
     chunks: list[ChunkFile] = []
     for array in arrays:
@@ -283,8 +315,8 @@ def _from_document(document: Mapping[str, Any]) -> TableFiles:
                 array=array.name,
                 bucket=bucket,
                 name=chunk_name(metadata, (bucket, 0, 0)),
-                size_bytes=_whole(size_bytes),
-                crc32c=_whole(crc32c),
+                size_bytes=whole(size_bytes),
+                crc32c=whole(crc32c),
             )
             for bucket, (size_bytes, crc32c) in enumerate(pairs)
         ]
@@ -295,22 +327,24 @@ def _array(document: Mapping[str, Any]) -> ArrayFiles:
     if document["dtype"] != "float32":
         raise ValueError(f"elements of {document['dtype']}")
     return ArrayFiles(
-        name=_text(document["name"]),
-        path=_text(document["path"]),
-        width=_whole(document["width"], least=1),
+        name=text(document["name"]),
+        path=text(document["path"]),
+        width=whole(document["width"], least=1),
         dtype="float32",
-        metadata_size_bytes=_whole(document["metadata_size_bytes"]),
-        metadata_crc32c=_whole(document["metadata_crc32c"]),
+        metadata_size_bytes=whole(document["metadata_size_bytes"]),
+        metadata_crc32c=whole(document["metadata_crc32c"]),
     )
 
 
-def _whole(value: Any, *, least: int = 0) -> int:
+def whole(value: Any, *, least: int = 0) -> int:
+    """An integer of an index. Raises ValueError if it is none, or less than `least`."""
     if type(value) is not int or value < least:
         raise ValueError(f"{value!r} for a whole number of at least {least}")
     return value
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A text of an index. Raises ValueError if it is none."""
     if type(value) is not str:
         raise ValueError(f"{value!r} for a text")
     return value
@@ -321,9 +355,12 @@ class _EmbeddingFiles:
 
     def save(self, path: str, tables: Sequence[Table], *, num_steps: int) -> None:
         require_free(path)
+        publish(path, self.write(path, tables, num_steps=num_steps))
+
+    def write(self, path: str, tables: Sequence[Table], *, num_steps: int) -> WrittenTables:
         attempt = new_attempt()
         receipt = write_host(path, tables, attempt, is_first=True)
-        publish(path, [table.spec for table in tables], attempt, [receipt], num_steps=num_steps)
+        return assemble([table.spec for table in tables], attempt, [receipt], num_steps=num_steps)
 
     def restore(self, path: str, tables: Sequence[Table]) -> int:
         return restore_tables(path, tables)

@@ -16,7 +16,8 @@ import numpy as np
 from embedding.engine import EngineMetrics, EngineSpec, HostEngine, LearningRates, Share
 from embedding.feature_lookup import Pieces
 from embedding.kernels import compile_kernels
-from embedding.strategies import ReplicaContext, in_replica
+from embedding.replica_context import ReplicaContext, in_replica
+from embedding.table_storage import WrittenTables
 from workers.embedding_files import HostReceipt, restore_tables, write_host
 from workers.exchange import Mesh, MeshOptions
 from workers.frames import Tag
@@ -256,6 +257,9 @@ class ReplicaEngine:
 
     def save(self, path: str) -> None:
         raise _only_on_driver("save")
+
+    def write(self, path: str) -> WrittenTables:
+        raise _only_on_driver("write")
 
     def restore(self, path: str) -> None:
         raise _only_on_driver("restore")

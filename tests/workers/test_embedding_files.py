@@ -17,6 +17,7 @@ from workers.embedding_files import (
     TABLE_STORAGE,
     AlreadySaved,
     NothingSaved,
+    assemble,
     checkpoint_key,
     new_attempt,
     publish,
@@ -50,7 +51,7 @@ def save(path, spec, *, num_hosts, num_steps=7):
     receipts = [
         write_host(path, [table_of(spec, host, num_hosts)], attempt, is_first=host == 0) for host in range(num_hosts)
     ]
-    publish(path, [spec], attempt, receipts, num_steps=num_steps)
+    publish(path, assemble([spec], attempt, receipts, num_steps=num_steps))
 
 
 @pytest.mark.parametrize("written_by", [1, 2, 3])
