@@ -18,12 +18,14 @@ from embedding.per_replica import PerReplica
 from embedding.serving import TPUEmbeddingForServing
 from embedding.table_storage import SavedCheckpoint, SavedTable, checkpoint_storage, storage
 from embedding.tpu_embedding import TPUEmbedding
+from embedding.tracing import require_eager
 from embedding.variable import Variable
 
 Embedding = TPUEmbedding | TPUEmbeddingForServing
 Path = str | os.PathLike[str]
 
 _MOST_SHOWN = 20
+_AROUND_IT = "Call it before the function or after it."
 _NUMBERS = (bool, int, float)
 _DTYPES = "bool, integers, float16, bfloat16, float32 or float64"
 
@@ -92,9 +94,10 @@ class Checkpoint:
         Raises:
           TypeError: a part holds something that is no array or number.
           ValueError: replicas have different values, or two places of a part have one name.
-          RuntimeError: the embedding is not built.
+          RuntimeError: the embedding is not built, or this is inside a function that JAX traces.
           StorageError: the storage failed, or `path` holds a checkpoint already.
         """
+        require_eager("Checkpoint.write", _AROUND_IT)
         target = os.fspath(path)
         checkpoint_storage().require_free(target)
         # Taken before tables are written, so that what cannot be saved shows first.
@@ -116,6 +119,7 @@ class Checkpoint:
           CheckpointMismatch: names, shapes or dtypes differ from those of the parts; all of them are listed.
           StorageError: nothing is saved there, or it is damaged.
         """
+        require_eager("Checkpoint.restore", _AROUND_IT)
         source = os.fspath(path)
         saved = checkpoint_storage().describe(source)
         places = {name: _places(name, self._part(name)) for name in self._names}
@@ -179,8 +183,6 @@ class _Place:
         leaf = self.leaf.value if isinstance(self.leaf, Variable) else self.leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(f"Found a shape without values at '{self.key}'. Expected an array. Put the values there.")
-        if isinstance(leaf, jax.core.Tracer):
-            raise TypeError(f"Found a value that JAX traces at '{self.key}'. Expected an array. Save outside of jit.")
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             raise ValueError(
                 f"Found an array at '{self.key}' of which this process has only a part. Expected whole arrays. Gather it first."
@@ -253,7 +255,7 @@ def _check_leaf(place: _Place) -> None:
             f"Found {type(leaf)} at '{place.key}'. Expected arrays, numbers and Variables, in structures that JAX knows. Leave it out, or make "
             "it an array."
         )
-    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise TypeError(f"Found a random key at '{place.key}'. Expected its numbers. Pass jax.random.key_data(key).")
     dtype = place.dtype
     if dtype.kind not in "biu" and dtype not in (np.float16, np.float32, np.float64, jax.numpy.bfloat16):

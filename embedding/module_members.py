@@ -26,7 +26,7 @@ class ModuleMembers:
         return _WORD.sub(r"_\1", type(self).__name__).lower()
 
     @property
-    def name_scope(self) -> AbstractContextManager[None]:
+    def name_scope(self) -> AbstractContextManager[Any]:
         """A block whose operations carry the name in what JAX compiles and profiles; a new one at each access."""
         return jax.named_scope(self.name)
 

@@ -19,6 +19,7 @@ from embedding.table_storage import SavedCheckpoint, WrittenTables
 from workers.embedding_files import (
     CHECKPOINT_FILE,
     FORMAT_VERSION,
+    INDEX_FILE,
     NothingSaved,
     new_attempt,
     read_document,
@@ -104,6 +105,10 @@ def _read(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
     try:
         document = read_document(store, CHECKPOINT_FILE)
     except NameNotFound:
+        if store.exists(INDEX_FILE):
+            raise NothingSaved(
+                f"Found a saved embedding in {store.location}. Expected a checkpoint. Pass the path to TPUEmbedding.restore."
+            ) from None
         raise NothingSaved(
             f"Found no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by Checkpoint.save. Check the path, or take that of "
             "latest_checkpoint; a save that was interrupted leaves none."
@@ -112,6 +117,8 @@ def _read(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
         files = {text(one["key"]): _file(one) for one in document["arrays"]}
         if len(files) != len(document["arrays"]):
             raise ValueError("an array twice")
+        if not isinstance(document["parts"], list):
+            raise TypeError("parts that are no list")
         document["parts"] = [text(part) for part in document["parts"]]
         if not isinstance(document["embedding"], dict | None):
             raise ValueError("an embedding that is no record")

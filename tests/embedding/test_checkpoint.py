@@ -155,7 +155,7 @@ def test_a_part_may_be_restored_alone_and_from_shapes(tmp_path):
 
 
 def test_every_difference_is_listed_and_nothing_is_changed(tmp_path):
-    config, table = declared()
+    config, _ = declared()
     embedding = embedding_of(config)
     path = Checkpoint(model=first_params(), optimizer=optax.adam(1.0).init(first_params()), embedding=embedding).save(
         tmp_path
@@ -229,6 +229,16 @@ def test_what_cannot_be_saved_is_named_and_leaves_no_trace(tmp_path, parts, erro
     with pytest.raises(error, match=text):
         Checkpoint(**parts).save(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_inside_a_traced_function_nothing_is_saved_or_restored(tmp_path):
+    variable = Variable(np.ones(2, np.float32), name="v")
+    checkpoint = Checkpoint(model=variable)
+    path = checkpoint.save(tmp_path)
+    for call in (lambda value: checkpoint.save(tmp_path), lambda value: checkpoint.restore(path)):
+        with pytest.raises(RuntimeError, match=r"Checkpoint\.\w+ was called inside a function that JAX traces"):
+            jax.jit(call)(1.0)
+    assert latest_checkpoint(tmp_path) == path
 
 
 def test_two_embeddings_and_unbuilt_ones(tmp_path):

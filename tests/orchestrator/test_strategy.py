@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from embedding.checkpoint import Checkpoint, latest_checkpoint
 from embedding.config import FeatureConfig, TableConfig
+from embedding.gradient_reducer import default_gradient_reducer
 from embedding.optimizers import SGD, Adagrad
 from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
+from embedding.replica_context import get_replica_context
 from embedding.send_gradients import send_tpu_embedding_gradients
 from embedding.strategies import LocalStrategy
 from embedding.tpu_embedding import TPUEmbedding
@@ -258,6 +261,49 @@ def test_written_by_two_hosts_read_by_one_and_by_none(make, tmp_path):
     for name, values in expected.items():
         np.testing.assert_array_equal(pod.read_tables()[table][name], values)
     assert pod.metrics.num_steps == 3
+
+
+def test_a_checkpoint_of_two_hosts_goes_on_in_one_process_and_back(make, strategy, tmp_path):
+    config, table = declared()
+
+    def step():
+        state = get_replica_context().state
+        kernel = state.get("kernel", jnp.zeros(8))
+        activations = pod.dequeue()
+        pod.apply_gradients(jax.tree.map(jnp.ones_like, activations))
+        (total,) = default_gradient_reducer().sum([jnp.sum(activations["x"], axis=0)])
+        state["kernel"] = kernel + total
+        return state["kernel"]
+
+    def put(kernel):
+        get_replica_context().state["kernel"] = kernel
+
+    pod = make(config, 4, Adagrad(0.1))
+    for number in range(2):
+        pod.enqueue(batch(4, number))
+        kernels = strategy.run(step)
+    checkpoint = Checkpoint(model=kernels, embedding=pod, step=2)
+    path = checkpoint.save(tmp_path)
+    expected = pod.read_tables()[table]
+    alone = local(config, 4, Adagrad(0.1))
+    restored = Checkpoint(model=jnp.zeros(8), embedding=alone, step=0).restore(path)
+    np.testing.assert_array_equal(restored["model"], kernels.values[0])
+    for name, values in expected.items():
+        np.testing.assert_array_equal(alone.read_tables()[table][name], values)
+    assert (restored["step"], alone.metrics.num_steps) == (2, 2)
+    # And back: what one process saved, two hosts go on from.
+    back = Checkpoint(model=restored["model"], embedding=alone, step=2).save(tmp_path)
+    pod.enqueue(batch(4, 5))
+    strategy.run(step)
+    again = checkpoint.restore(back)
+    strategy.run(put, args=(again["model"],))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(pod.read_tables()[table][name], values)
+    assert latest_checkpoint(tmp_path) == back
+    # Replicas that went different ways cannot be one model.
+    apart = strategy.run(lambda: get_replica_context().state["kernel"] + get_replica_context().replica_id_in_sync_group)
+    with pytest.raises(ValueError, match="different values at 'model' of replicas 0 and 1"):
+        Checkpoint(model=apart).save(tmp_path)
 
 
 def test_one_host_returns_plain_values(ray_cluster):
