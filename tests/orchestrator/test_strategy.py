@@ -268,15 +268,15 @@ def test_a_checkpoint_of_two_hosts_goes_on_in_one_process_and_back(make, strateg
 
     def step():
         state = get_replica_context().state
-        kernel = state.get("kernel", jnp.zeros(8))
+        kernel = state.get("trained here", jnp.zeros(8))
         activations = pod.dequeue()
         pod.apply_gradients(jax.tree.map(jnp.ones_like, activations))
         (total,) = default_gradient_reducer().sum([jnp.sum(activations["x"], axis=0)])
-        state["kernel"] = kernel + total
-        return state["kernel"]
+        state["trained here"] = kernel + total
+        return state["trained here"]
 
     def put(kernel):
-        get_replica_context().state["kernel"] = kernel
+        get_replica_context().state["trained here"] = kernel
 
     pod = make(config, 4, Adagrad(0.1))
     for number in range(2):
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_two_hosts_goes_on_in_one_process_and_back(make, strateg
         np.testing.assert_array_equal(pod.read_tables()[table][name], values)
     assert latest_checkpoint(tmp_path) == back
     # Replicas that went different ways cannot be one model.
-    apart = strategy.run(lambda: get_replica_context().state["kernel"] + get_replica_context().replica_id_in_sync_group)
+    apart = strategy.run(lambda: get_replica_context().state["trained here"] + get_replica_context().replica_id_in_sync_group)
     with pytest.raises(ValueError, match="different values at 'model' of replicas 0 and 1"):
         Checkpoint(model=apart).save(tmp_path)
 
