@@ -301,7 +301,9 @@ def test_a_checkpoint_of_two_hosts_goes_on_in_one_process_and_back(make, strateg
         np.testing.assert_array_equal(pod.read_tables()[table][name], values)
     assert latest_checkpoint(tmp_path) == back
     # Replicas that went different ways cannot be one model.
-    apart = strategy.run(lambda: get_replica_context().state["trained here"] + get_replica_context().replica_id_in_sync_group)
+    apart = strategy.run(
+        lambda: get_replica_context().state["trained here"] + get_replica_context().replica_id_in_sync_group
+    )
     with pytest.raises(ValueError, match="different values at 'model' of replicas 0 and 1"):
         Checkpoint(model=apart).save(tmp_path)
 
