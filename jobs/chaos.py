@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
@@ -223,10 +225,26 @@ def _rounds(
             print(f"       {complaint}", flush=True)
         if command.record is not None and command.plan is None:
             day = time.strftime("%Y-%m-%d", time.gmtime())
-            keep(Path(command.record), "one process" if command.in_process else "Ray", seen(judged, day=day))
+            place = "one process" if command.in_process else "Ray"
+            keep(Path(command.record), place, seen(judged, day=day, code=_code()))
         if judged.is_met:
             shutil.rmtree(where, ignore_errors=True)
     return judgements
+
+
+def _code() -> str:
+    """The commit of the checkout that runs, with `+` if files differ from it; or the version that is installed."""
+    root = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py")
+            return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+    return f"podembed {importlib.metadata.version('podembed')}"
 
 
 def _undisturbed(campaign: Campaign, folder: Path) -> str:

@@ -17,7 +17,7 @@ from workers.strict_json import parse_strictly
 
 Place = Literal["Ray", "one process"]
 PLACES: tuple[Place, ...] = ("Ray", "one process")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_RECORD_BYTES = 4 << 20
 
 
@@ -31,6 +31,7 @@ class Seen:
       detect_s, recover_s: longest of the round.
       why: what is not met.
       day: of the run, in UTC.
+      code: what was run: the commit of a checkout, with `+` if it had changes, or else the version that is installed.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Seen:
     is_met: bool
     why: tuple[str, ...]
     day: str
+    code: str
 
     @property
     def number(self) -> str:
@@ -50,7 +52,7 @@ class Seen:
         return "random" if self.label.startswith("seed") else self.label.partition(".")[0]
 
 
-def seen(judged: Judgement, *, day: str) -> Seen:
+def seen(judged: Judgement, *, day: str, code: str) -> Seen:
     """What is kept of a round."""
     return Seen(
         label=judged.round.schedule.label,
@@ -63,6 +65,7 @@ def seen(judged: Judgement, *, day: str) -> Seen:
         is_met=judged.is_met,
         why=tuple(judged.complaints),
         day=day,
+        code=code,
     )
 
 

@@ -42,7 +42,7 @@ def render(judgements: Sequence[Judgement]) -> str:
         for judged in judgements
         if not judged.is_met
     ]
-    sums = by_fault([seen(judged, day="") for judged in judgements])
+    sums = by_fault([seen(judged, day="", code="") for judged in judgements])
     parts = [
         columns([_HEADER, *map(row, judgements)]),
         columns([HEADER, *(one.cells() for one in sums)]),

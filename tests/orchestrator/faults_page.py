@@ -51,8 +51,9 @@ def _table(place: Place, rounds: Sequence[Seen]) -> list[str]:
     if not rounds:
         return []
     days = sorted({one.day for one in rounds})
+    codes = ", ".join(f"`{code}`" for code in sorted({one.code for one in rounds}))
     lines = [
-        f"{'On Ray' if place == 'Ray' else 'In one process'}, {' to '.join(dict.fromkeys((days[0], days[-1])))}:",
+        f"{'On Ray' if place == 'Ray' else 'In one process'}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, code {codes}:",
         "",
     ]
     lines += [_line(HEADER), _line(["---"] * len(HEADER)), *(_line(one.cells()) for one in by_fault(rounds))]

@@ -21,6 +21,7 @@ ONE = Seen(
     is_met=False,
     why=("O4: late",),
     day="2026-11-22",
+    code="50a9836",
 )
 
 
@@ -53,6 +54,6 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(DocumentRefused):
         read_record(path)
-    path.write_text('{"format_version": 2}', encoding="utf-8")
-    with pytest.raises(ValueError, match="Found format 2"):
+    path.write_text('{"format_version": 1}', encoding="utf-8")
+    with pytest.raises(ValueError, match="Found format 1"):
         read_record(path)

@@ -19,6 +19,7 @@ ONE = Seen(
     is_met=True,
     why=(),
     day="2026-11-22",
+    code="50a9836",
 )
 
 
