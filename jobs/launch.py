@@ -4,9 +4,11 @@ end is summed up.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,7 @@ from orchestrator.policy_record import PolicyRecord, read_policies
 from orchestrator.progress import ConsoleReporter
 from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
 from orchestrator.run_record import find_run
+from orchestrator.text_tables import plural
 from orchestrator.trainer import check_hosts, fit
 from workers.fault_plan import read_plan
 from workers.job import JobReference
@@ -66,15 +69,27 @@ def train(command: Train) -> int:
     storage = command.storage or default_storage()
     if not command.resume:
         _refuse_existing(f"{storage.rstrip('/')}/{name}")
-    run = create_run(
-        f"{storage.rstrip('/')}/{name}",
-        job,
-        reference,
-        warm_start=_warm_start(command),
-        single_writer=command.single_writer,
-    )
+    reporter = ConsoleReporter()
+    with _told(reporter, "reading the index of the data"):
+        run = create_run(
+            f"{storage.rstrip('/')}/{name}",
+            job,
+            reference,
+            warm_start=_warm_start(command),
+            single_writer=command.single_writer,
+        )
     run.take_over = command.resume
-    return _fit(run, command, scaling)
+    return _fit(run, command, scaling, reporter)
+
+
+@contextlib.contextmanager
+def _told(reporter: ConsoleReporter, what: str) -> Iterator[None]:
+    """Says what is being done; a terminal is as before when it is over, also after an error."""
+    reporter.activity(what)
+    try:
+        yield
+    finally:
+        reporter.close()
 
 
 def _warm_start(command: Train) -> WarmStart | None:
@@ -131,17 +146,20 @@ def _refuse_existing(url: str) -> None:
 def resume(command: Resume) -> int:
     """Goes on with a run. Returns the exit code."""
     _config(command, steps=1)  # what is wrong with the flags should be known before the storage is touched
-    run = open_run(
-        command.run,
-        job_folder=current_folder(),
-        take_over=command.take_over,
-        accept_input_change=command.accept_input_change,
-        allow_ancestor=command.allow_ancestor,
-        single_writer=command.single_writer,
-    )
+    reporter = ConsoleReporter()
+    with _told(reporter, "opening the run and reading the index of its data"):
+        run = open_run(
+            command.run,
+            job_folder=current_folder(),
+            take_over=command.take_over,
+            accept_input_change=command.accept_input_change,
+            allow_ancestor=command.allow_ancestor,
+            single_writer=command.single_writer,
+        )
     head = newest_commit(run)
     hosts = parse_hosts(command.hosts) if command.hosts is not None else head.hosts if head else 1
-    return _fit(run, command, _scaling(command, 1 if command.in_process and command.hosts is None else hosts))
+    scaling = _scaling(command, 1 if command.in_process and command.hosts is None else hosts)
+    return _fit(run, command, scaling, reporter)
 
 
 def parse_hosts(text: str) -> int | tuple[int, int]:
@@ -230,8 +248,7 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
     )
 
 
-def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig) -> int:
-    reporter = ConsoleReporter()
+def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter: ConsoleReporter) -> int:
     config = _config(command, steps=run.total_steps, recorded=read_policies(run.store))
     started = time.monotonic()
     result = finished(run, config)
@@ -249,9 +266,10 @@ def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:
     rows = sum(table.num_rows for table in run.record.tables)
     size = sum(4 * table.num_rows * (table.dim + sum(table.slots.values())) for table in run.record.tables)
     evaluated = f", {run.eval_index.num_rows:,} for evaluation" if run.eval_index else ", none for evaluation"
+    reporter.notice(f"job {job.name}: {run.train_index.num_rows:,} training samples{evaluated}")
     reporter.notice(
-        f"job {job.name}: {run.train_index.num_rows:,} training samples{evaluated}; {len(run.record.tables)} tables, {rows:,} rows, "
-        f"{format_bytes(size)} with slots; batch {job.batch_size}, {job.num_epochs} epoch{'s' if job.num_epochs > 1 else ''}"
+        f"{plural(len(run.record.tables), 'table')}, {rows:,} rows, {format_bytes(size)} with slots; batch {job.batch_size:,}, "
+        f"{plural(job.num_epochs, 'epoch')}"
     )
     reporter.notice(summary(plan_tables(job, num_hosts=num_hosts, table_buckets=run.table_buckets)))
     if job.best_auc is not None:

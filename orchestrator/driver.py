@@ -33,6 +33,7 @@ from orchestrator.run_folder import OpenRun
 from orchestrator.saves import Saves
 from orchestrator.signals import NOW_S, StoppedAtStart, StopSignals
 from orchestrator.storage_wait import StorageWait, at_once
+from orchestrator.text_tables import plural
 from orchestrator.upkeep import Upkeep
 from orchestrator.vanished import RunVanished
 from orchestrator.window_health import WindowHealth
@@ -170,8 +171,10 @@ class Driver:
                 self._health = WindowHealth.of(
                     self._config.failure_config, self._run.job.table_names, notice=self._reporter.notice
                 )
+                self._reporter.activity(f"starting the processes of {plural(num_hosts, 'host')}")
                 group, kept = self._groups.next(num_hosts, deadlines=self._health.deadlines, on_poll=self._poll(lease))
                 laps.end("processes")
+                group.activity = self._reporter.activity
                 self._start(group, lease, base, kept)
                 self._is_starting = False
                 self._announce(group, lease, base, fault, survivors=len(kept), before_s=laps.seconds)
@@ -373,6 +376,7 @@ class Driver:
                 imbalance=self._health.imbalance.ratio,
                 staleness=self._run.job.staleness,
                 failed_saves=commits.failed_in_a_row,
+                left_s=self._history.left_s(self._schedule.total_steps - last),
             )
         )
         return done.seconds / num_steps

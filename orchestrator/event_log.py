@@ -60,6 +60,9 @@ class EventLog:
     ) -> None:
         self._write("end", {"error": None if error is None else f"{type(error).__name__}: {error}"[:2000]})
 
+    def activity(self, what: str) -> None:
+        self._reporter.activity(what)
+
     def notice(self, text: str) -> None:
         self._write("notice", {"text": text})
         self._reporter.notice(text)

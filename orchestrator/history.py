@@ -116,6 +116,14 @@ class History:
         """
         return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
 
+    def left_s(self, num_steps: int) -> float | None:
+        """Seconds for so many steps more, at the pace of this call with all that came in between; None before it has one.
+
+        The first window is a single step with cold caches, so it tells nothing.
+        """
+        done = sum(window.step - window.first_step for window in self.windows)
+        return self.trained_s / done * num_steps if len(self.windows) > 1 else None
+
     @property
     def median_samples_per_s(self) -> float:
         """Half of the time of the windows went at least so fast. Windows differ in length, so each counts with its seconds."""

@@ -108,7 +108,7 @@ def summary(found: Plan) -> str:
 def render(found: Plan) -> str:
     """Text for `podembed plan`."""
     lines = [("table", "rows", "dim", "optimizer", "size", "buckets", "features", "on", "why")]
-    lines += [_line(table, len(found.hosts)) for table in found.tables]
+    lines += [_line(tables, len(found.hosts)) for tables in _alike(found.tables)]
     hosts = [("host", "holds", "pools features", "reads")]
     for number, host in enumerate(found.hosts):
         incoming = "-" if host.incoming_bytes is None else format_bytes(host.incoming_bytes)
@@ -116,19 +116,45 @@ def render(found: Plan) -> str:
     return printable(f"{columns(lines)}\n\n{columns(hosts)}\n\n{summary(found)}")
 
 
-def _line(table: PlannedTable, num_hosts: int) -> tuple[str, ...]:
+def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
+    """Tables that differ in nothing but their names and hosts, together, in the order of the first of each kind."""
+    groups: dict[tuple[object, ...], list[PlannedTable]] = {}
+    for table in tables:
+        spec = table.spec
+        rule = (type(spec.optimizer), *spec.widths.items())
+        kind = (spec.num_rows, spec.dim, rule, spec.layout.num_buckets, table.num_features, table.way)
+        # A cut table lies on all hosts; whole ones may lie anywhere.
+        groups.setdefault((*kind, () if table.way.is_whole else table.hosts), []).append(table)
+    return [*groups.values()]
+
+
+def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
+    table = tables[0]
     spec = table.spec
-    everywhere = len(table.hosts) == num_hosts and num_hosts > 1
-    where = "all hosts" if everywhere else f"host {', '.join(map(str, table.hosts))}"
     rule = type(spec.optimizer).__name__ if spec.optimizer else "none"
+    name, each = spec.name, ""
+    if len(tables) > 1:
+        name, each = f"{len(tables)} tables: {spec.name} ... {tables[-1].spec.name}", " each"
     return (
-        spec.name,
+        name,
         f"{spec.num_rows:,}",
         str(spec.dim),
         rule,
-        format_bytes(table.way.size_bytes),
+        f"{format_bytes(table.way.size_bytes)}{each}",
         str(spec.layout.num_buckets),
         str(table.num_features),
-        where,
+        _where(tables, num_hosts),
         table.way.reason,
     )
+
+
+def _where(tables: Sequence[PlannedTable], num_hosts: int) -> str:
+    hosts = sorted({host for table in tables for host in table.hosts})
+    if len(tables) == 1:
+        return "all hosts" if len(hosts) == num_hosts > 1 else f"host {', '.join(map(str, hosts))}"
+    if not tables[0].way.is_whole:
+        return "all hosts"
+    counts = [sum(table.hosts == (host,) for table in tables) for host in hosts]
+    least, most = min(counts), max(counts)
+    share = f"{least}" if least == most else f"{least} to {most}"
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts, {share} on each"

@@ -6,14 +6,15 @@ The driver reports facts as values; how they look is decided here and nowhere el
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,6 +24,8 @@ from orchestrator.config import Evaluation, Recovery
 from workers.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
+PHASES_INTERVAL_S = 30.0
+LINE_WIDTH = 80
 NOTABLE_PART_S = 0.1
 
 
@@ -38,6 +41,7 @@ class WindowReport:
       slowest: own work time of the slowest host over that of the others; see `orchestrator.stragglers`.
       imbalance: rows asked of the busiest owner over the mean of all.
       failed_saves: saves that failed since the last commit.
+      left_s: seconds to the end of the run at the pace of this call so far; None where that is not known yet.
     """
 
     step: int
@@ -53,10 +57,15 @@ class WindowReport:
     slowest: float = 1.0
     imbalance: float = 1.0
     failed_saves: int = 0
+    left_s: float | None = None
 
 
 class Reporter(Protocol):
     """Who is told about the facts of a run."""
+
+    def activity(self, what: str) -> None:
+        """What is being done from now on, while no window is trained. The next activity, the next window and `close` end it."""
+        ...
 
     def notice(self, text: str) -> None: ...
 
@@ -73,6 +82,8 @@ class Reporter(Protocol):
 
 class SilentReporter:
     """Tells nobody."""
+
+    def activity(self, what: str) -> None: ...
 
     def notice(self, text: str) -> None: ...
 
@@ -101,24 +112,51 @@ class LastingConsole(Console):
 class ConsoleReporter:
     """Prints to a terminal or a log. Mutated: the live panel and the time of the last line."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._console = console or LastingConsole(highlight=False)
+        self._monotonic_s = monotonic_s
+        self._began_s = monotonic_s()
         self._live: Live | None = None
-        self._last_line_s = 0.0
+        self._is_panel = False
+        self._last_line_s = self._last_phases_s = -math.inf
+
+    def activity(self, what: str) -> None:
+        now_s = self._monotonic_s()
+        if self._has_panel:
+            self.close()
+            self._start_live(_Running(what, now_s, self._monotonic_s))
+        else:
+            self.notice(f"{now_s - self._began_s:6.1f} s  {what}")
 
     def notice(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False)
+        # A terminal would cut words at its edge. A log keeps a sentence in one line, for grep.
+        self._console.print(text, soft_wrap=not self._console.is_terminal, markup=False)
 
     def window(self, report: WindowReport) -> None:
-        # A dumb terminal shows no live panel at all.
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            if self._live is None:
-                self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-                self._live.start()
-            self._live.update(_panel(report))
-        elif time.monotonic() - self._last_line_s >= LINE_INTERVAL_S or report.step == report.total_steps:
-            self._last_line_s = time.monotonic()
-            self._console.print(_line(report), soft_wrap=True, markup=False)
+        now_s = self._monotonic_s()
+        if self._has_panel:
+            if self._live is None or not self._is_panel:
+                self.close()
+                self._start_live(_panel(report))
+                self._is_panel = True
+            elif self._live is not None:
+                self._live.update(_panel(report))
+        elif now_s - self._last_line_s >= LINE_INTERVAL_S or report.step == report.total_steps:
+            self._last_line_s = now_s
+            lines = _lines(report)
+            if now_s - self._last_phases_s >= PHASES_INTERVAL_S:
+                self._last_phases_s = now_s
+                lines.append(_phases(report))
+            self._console.print("\n".join(lines), soft_wrap=True, markup=False)
+
+    @property
+    def _has_panel(self) -> bool:
+        # A dumb terminal shows nothing that moves.
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def _start_live(self, shown: RenderableType) -> None:
+        self._live = Live(shown, console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
 
     def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
         best = "" if best_auc is None else f"  (best reachable {best_auc:.4f})"
@@ -141,6 +179,7 @@ class ConsoleReporter:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            self._is_panel = False
 
 
 def _parts(recovery: Recovery) -> str:
@@ -195,29 +234,70 @@ def _age(report: WindowReport) -> str:
 
 
 def _phases(report: WindowReport) -> str:
-    longest = sorted(report.phase_s.items(), key=lambda item: -item[1])
-    return "  ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in longest if seconds >= 5e-5)
+    """The longest phases, as many as fit a line."""
+    line = "  ms a step:"
+    for name, seconds in sorted(report.phase_s.items(), key=lambda item: -item[1]):
+        part = f"  {name} {seconds * 1e3:.1f}"
+        if seconds < 5e-5 or len(line) + len(part) > LINE_WIDTH:
+            break
+        line += part
+    return line
 
 
-def _line(report: WindowReport) -> str:
-    return (
-        f"step {report.step:>6}/{report.total_steps}  {report.samples_per_s:>8,.0f} samples/s  loss {report.loss:.4f}  "
-        f"hosts {report.num_hosts}  generation {report.generation}{_staleness(report)}  {_age(report)}  |  ms a step: {_phases(report)}"
+def _lines(report: WindowReport) -> list[str]:
+    """Where the run stands, in lines of 80 columns: first what changes, then what seldom does."""
+    share = report.step / max(1, report.total_steps)
+    left = (
+        "" if report.left_s is None or report.step >= report.total_steps else f"  {format_duration(report.left_s)} left"
     )
+    staleness = [f"staleness {report.staleness}"] if report.staleness else []
+    parts = [f"hosts {report.num_hosts}", f"generation {report.generation}", *staleness, _age(report)]
+    lines = [
+        f"step {report.step:>6}/{report.total_steps}  {share:5.1%}{left}  {format_rate(report.samples_per_s)} samples/s  "
+        f"loss {report.loss:.4f}"
+    ]
+    for part in parts:
+        if len(lines) > 1 and len(lines[-1]) + 2 + len(part) <= LINE_WIDTH:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"  {part}")
+    return lines
 
 
-def _staleness(report: WindowReport) -> str:
-    return f"  staleness {report.staleness}" if report.staleness else ""
+def format_rate(per_s: float) -> str:
+    """Whole numbers, and millions from ten of them on."""
+    return f"{per_s:,.0f}" if per_s < 1e7 else f"{per_s / 1e6:,.1f}M"
+
+
+def format_duration(seconds: float) -> str:
+    """Such as `7 s`, `3:20`, `1:23:45`, and days from two of them on."""
+    whole = max(0, round(seconds))
+    minutes, rest_s = divmod(whole, 60)
+    hours, rest_m = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{rest_m:02}:{rest_s:02}" if hours else f"{rest_m}:{rest_s:02}" if minutes else f"{whole} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """An activity with its seconds, drawn anew whenever the terminal is refreshed."""
+
+    what: str
+    began_s: float
+    monotonic_s: Callable[[], float]
+
+    def __rich__(self) -> Text:
+        return Text(f"{self.what}: {self.monotonic_s() - self.began_s:.0f} s", style="dim")
 
 
 def _panel(report: WindowReport) -> Group:
-    head = Table.grid(padding=(0, 2))
-    head.add_row(
-        Text(f"step {report.step}/{report.total_steps}", style="bold"),
-        ProgressBar(total=report.total_steps, completed=report.step, width=30),
-        f"{report.samples_per_s:,.0f} samples/s",
-        f"loss {report.loss:.4f}",
-        f"hosts {report.num_hosts}",
-        f"generation {report.generation}{_staleness(report)}",
+    head, *rest = _lines(report)
+    # A bar does not end its line by itself; a row of a table does.
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=report.total_steps, completed=report.step, width=LINE_WIDTH))
+    return Group(
+        bar,
+        Text(head, style="bold"),
+        *(Text(line, style="dim") for line in (*rest, _phases(report))),
     )
-    return Group(head, Text(f"ms a step: {_phases(report)}", style="dim"), Text(_age(report), style="dim"))

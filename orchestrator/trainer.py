@@ -107,6 +107,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             # A run that has begun has lost its cluster; another one was told a wrong address.
             patience_s = config.failure_config.wait_for_hosts_s if read_claims(run.store) else 0.0
             wait = partial(await_cluster, timeout_s=patience_s, stop=stop, notice=reporter.notice)
+            reporter.activity("starting Ray, or joining its cluster")
             try:
                 is_own = stack.enter_context(connected(scaling.least_hosts, wait))
             except SystemExit as left:

@@ -155,6 +155,7 @@ class WorkerGroup:
       start_s: the same in more detail; of what all devices do at once, that of the slowest.
       refusals: connections that hosts did not let in while they joined, one line each.
       filled: what each host said of how its shard was filled.
+      activity: told what a start is doing.
     """
 
     backend: Backend
@@ -173,6 +174,7 @@ class WorkerGroup:
     is_stopped: bool = False
     refusals: Sequence[str] = ()
     clock: Clock = SYSTEM_CLOCK
+    activity: Callable[[str], None] = lambda what: None
 
     @staticmethod
     def start(
@@ -220,6 +222,7 @@ class WorkerGroup:
         """
         started, deadlines, laps = self.clock.monotonic_s(), self.deadlines, Laps(self.clock.monotonic_s)
         self._spec = host_specs[0]
+        self.activity("host processes load their code, the index of the data and the tables")
         starts = [
             h.host.call("rejoin" if rank in kept else "start", spec)
             for rank, (h, spec) in enumerate(zip(self.handles, host_specs, strict=True))
@@ -229,6 +232,7 @@ class WorkerGroup:
         reserve = self.handles[0].device.call("reserve_coordinator", ready[0].mesh_address[0])
         (coordinator,) = self._gather([reserve], deadlines.start_s)
         laps.end("coordinator")
+        self.activity("hosts connect, device processes compile the model")
         addresses = [host.mesh_address for host in ready]
         calls = [h.host.call("connect", addresses, deadlines.start_s) for h in self.handles]
         calls += [
@@ -261,6 +265,7 @@ class WorkerGroup:
         """Brings every shard and every dense replica to a commit, or to its first values."""
         started = self.clock.monotonic_s()
         calls, self._filling = self._filling, []
+        self.activity(f"reading the rows of {manifest.name}" if manifest else "giving the tables their first values")
         if not calls:
             calls = [h.host.call("restore", manifest and manifest.tables) for h in self.handles]
             calls += [h.device.call("restore", manifest and manifest.dense) for h in self.handles]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embedding.config import FeatureConfig, TableConfig
 from embedding.placement import place_tables
 from orchestrator.plan import plan, render, summary
 from tests.small_job import B_ROWS, small_job
@@ -59,3 +61,20 @@ def test_one_host_holds_everything_whole(tmp_path: Path) -> None:
     assert summary(plan(small_job(folder=str(tmp_path)), num_hosts=1)).startswith(
         "tables: 4 whole at one host; a host holds "
     )
+
+
+def test_equal_tables_are_one_line_with_a_count(tmp_path: Path) -> None:
+    base = small_job(folder=str(tmp_path))
+    names = [f"c{number}" for number in range(26)]
+    features = {name: FeatureConfig(TableConfig(1000, 8, combiner="mean", name=name)) for name in names}
+    features["other"] = FeatureConfig(TableConfig(1001, 8, combiner="mean", name="other"))
+    data = replace(base.data, features=dict.fromkeys(features, "a"))
+    job = replace(base, features=features, data=data)
+    text = render(plan(job, num_hosts=2))
+    (line,) = [line for line in text.splitlines() if "c0" in line]
+    assert line.split()[:5] == ["26", "tables:", "c0", "...", "c25"]
+    assert "2 hosts, 12 to 14 on each" in line
+    assert "c7" not in text
+    assert len([line for line in text.splitlines() if line.split()[:1] == ["other"]]) == 1
+    (alone,) = [line for line in render(plan(job, num_hosts=1)).splitlines() if "c0" in line]
+    assert "host 0" in alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.config import Evaluation, Recovery
-from orchestrator.progress import ConsoleReporter, SilentReporter, WindowReport, format_bytes
+from orchestrator.progress import ConsoleReporter, SilentReporter, WindowReport, format_bytes, format_duration
+from tests.clock import FakeClock
 from workers.ranking import Baseline
 
 
@@ -45,7 +47,8 @@ def test_a_log_gets_a_line_with_everything_that_one_asks_first() -> None:
     assert line.index("device 4.0") < line.index("update 1.0")
     assert "unseen" not in line
     assert "staleness" not in line
-    assert line.count("\n") == 1
+    assert "left" not in line
+    assert "50.0%" in line
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -61,9 +64,9 @@ def test_a_log_is_not_flooded_but_always_gets_the_last_step() -> None:
     for step in range(1, 101):
         reporter.window(report(step, committed=False))
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2
-    assert "no commit yet" in lines[0]
-    assert "100/100" in lines[-1]
+    assert [line.split()[1] for line in lines if line.startswith("step")] == ["1/100", "100/100"]
+    assert "no commit yet" in lines[1]
+    assert sum("ms a step" in line for line in lines) == 1
 
 
 def test_a_terminal_gets_a_panel_that_goes_away_and_notices_stay() -> None:
@@ -148,3 +151,85 @@ def test_the_silent_reporter_says_nothing(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_sizes(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+LARGE = WindowReport(
+    step=9_999_999,
+    total_steps=10_000_000,
+    samples_per_s=1_234_567_890.0,
+    loss=0.51234,
+    phase_s=dict.fromkeys(
+        ("gradient exchange", "row exchange", "wait for save", "device", "early pool", "read"), 1000.0
+    ),
+    num_hosts=1000,
+    generation=12_345,
+    committed_step=9_876_543,
+    committed_unix_s=time.time() - 86_400,
+    staleness=1,
+    failed_saves=3,
+    left_s=99 * 3600 + 59 * 60 + 59,
+)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_fit_80_columns_with_large_numbers(is_terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=is_terminal, width=80, highlight=False, color_system=None, _environ={"TERM": "xterm"}
+    )
+    reporter = ConsoleReporter(console)
+    reporter.window(LARGE)
+    reporter.close()
+    text = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", out.getvalue()).replace("\r", "")
+    for words in (
+        "9999999/10000000",
+        "100.0%",
+        "4 d 3 h left",
+        "1,234.6M samples/s",
+        "committed step 9876543",
+        "3 SAVES FAILED since",
+    ):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00"),
+        (200, "3:20"),
+        (5025, "1:23:45"),
+        (47 * 3600, "47:00:00"),
+        (180_000, "2 d 2 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_log_says_what_a_start_is_doing_with_its_seconds() -> None:
+    clock = FakeClock()
+    out = io.StringIO()
+    reporter = ConsoleReporter(Console(file=out, width=80, highlight=False), clock.monotonic_s)
+    reporter.activity("reading the index of the data")
+    clock.sleep(12.34)
+    reporter.activity("starting Ray, or joining its cluster")
+    assert out.getvalue().splitlines() == [
+        "   0.0 s  reading the index of the data",
+        "  12.3 s  starting Ray, or joining its cluster",
+    ]
+
+
+def test_a_terminal_shows_an_activity_until_the_next_thing_happens() -> None:
+    reporter, out = recorder(is_terminal=True)
+    reporter.activity("starting Ray")
+    reporter.notice("told meanwhile")
+    reporter.activity("compiling")
+    reporter.window(report(50))
+    reporter.close()
+    text = out.getvalue()
+    assert text.index("starting Ray: 0 s") < text.index("compiling: 0 s") < text.index("50/100")
+    assert "told meanwhile" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor stays hidden"
