@@ -32,11 +32,11 @@ from embedding.activation_layout import ActivationLayout  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
 from orchestrator.background_commit import BackgroundCommits  # noqa: E402
-from orchestrator.cluster import connected  # noqa: E402
 from orchestrator.config import RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
 from orchestrator.lease import Lease  # noqa: E402
 from orchestrator.progress import SilentReporter  # noqa: E402
+from orchestrator.ray_connection import connected  # noqa: E402
 from orchestrator.run_folder import create_run  # noqa: E402
 from orchestrator.signals import StopSignals  # noqa: E402
 from orchestrator.worker_group import HostHandles, WorkerGroup  # noqa: E402

@@ -35,7 +35,7 @@ from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
 from orchestrator.background_commit import BackgroundCommits  # noqa: E402
-from orchestrator.cluster import RayBackend, connected  # noqa: E402
+from orchestrator.cluster import RayBackend  # noqa: E402
 from orchestrator.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
 from orchestrator.progress import ConsoleReporter, WindowReport  # noqa: E402

@@ -145,7 +145,7 @@ def main() -> None:
     # Workers import the job's module by name.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from orchestrator.cluster import connected
+    from orchestrator.ray_connection import connected
 
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         make_batches(workload(arguments.bench), NUM_BATCHES).write(Path(folder))

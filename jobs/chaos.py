@@ -102,7 +102,7 @@ def run(command: Chaos) -> int:
     mark = uuid.uuid4().hex
     # Before the cluster starts, whose processes inherit it, and before JAX is imported, which reads it then.
     os.environ.update(_inherited(mark, folder))
-    from orchestrator.cluster import cluster_address, connected
+    from orchestrator.ray_connection import cluster_address, connected
 
     try:
         with contextlib.ExitStack() as stack:

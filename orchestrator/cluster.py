@@ -1,23 +1,14 @@
-"""Ray: the cluster of a run, and the backend that runs worker processes as actors on it.
+"""`RayBackend`: worker processes as actors on a Ray cluster. How the program gets one: `orchestrator.ray_connection`.
 
-With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one of its own on this machine,
-with token authentication and a folder that goes when the program ends. Ray's own daemons listen on every interface, for holders of the token;
-meshes and JAX gangs of hosts that share a machine listen on the loopback interface.
+Meshes and JAX gangs of hosts that share a machine listen on the loopback interface.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import secrets
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestrator.config import ConfigurationError, ScalingConfig
@@ -36,6 +27,7 @@ from orchestrator.places import (
     placement_check,
     taking_connections,
 )
+from orchestrator.ray_connection import LOOPBACK, compile_cache
 from orchestrator.worker_environment import (
     ACCELERATORS,
     PLATFORMS,
@@ -49,92 +41,10 @@ from workers.job import JobConfig, JobReference
 from workers.lease_watch import LeaseTerms
 from workers.process_signs import ProcessSigns
 
-LOOPBACK = "127.0.0.1"
 EXIT_TIMEOUT_S = 15.0
 STANDBY_ANSWER_S = 0.5
 NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
 HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
-FOLDER_PREFIX = "podembed-ray-"
-COMPILED_SUFFIX = "-compiled"
-OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
-
-
-@contextlib.contextmanager
-def connected(num_hosts: int, before_joining: Callable[[str], None] = lambda address: None) -> Iterator[bool]:
-    """Joins or starts a cluster for the length of the block, unless the process is connected already. Gives whether it was started here.
-
-    Args:
-      before_joining: called with the address of a cluster that is about to be joined.
-    """
-    # Read by Ray when it is imported; a program that imported it before chose its own settings.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-    # Calls that a generation leaves behind fail with it; nobody asks for their answers any more.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    address = os.environ.get("RAY_ADDRESS")
-    if address is None and "ray" not in sys.modules:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if os.environ["RAY_AUTH_MODE"] == "token":
-            # Set, so that Ray does not write a token of its own into the home folder.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    import ray
-
-    from orchestrator.worker_path import DriverPath
-
-    if ray.is_initialized():
-        yield False
-        return
-    with contextlib.ExitStack() as stack:
-        if address is not None:
-            before_joining(address)
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
-        else:
-            _sweep_folders()
-            # Not below the other one, which Ray opens to everybody.
-            compiled = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=COMPILED_SUFFIX)
-            stack.callback(shutil.rmtree, compiled, ignore_errors=True)
-            folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
-            stack.callback(_remove, folder)
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, 2 * num_hosts),
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _node_ip_address=LOOPBACK,
-                _temp_dir=folder,
-                job_config=DriverPath(),
-            )
-        stack.callback(ray.shutdown)
-        yield address is None
-
-
-def cluster_address() -> str:
-    """Where other programs join the cluster that this one is connected to, as `RAY_ADDRESS` has it."""
-    import ray
-
-    return ray.get_runtime_context().gcs_address
-
-
-def _sweep_folders() -> None:
-    """Removes what clusters of killed programs left: their folders carry the program's process id."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
-        process = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if process.isdigit() and not _is_alive(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove(folder: str) -> None:
-    """Removes the folder of a cluster that has been shut down; a daemon on its way out may write into it once more."""
-    deadline = time.monotonic() + EXIT_TIMEOUT_S
-    shutil.rmtree(folder, ignore_errors=True)
-    while time.monotonic() < deadline:
-        time.sleep(0.3)
-        if not os.path.exists(folder):
-            return
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,7 +218,7 @@ class RayBackend:
         self._daemons = {node["NodeID"]: daemon_of(node) for node in ray.nodes()}
         # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
         bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
-        compile_cache = _compile_cache() if self._actors is None else ""
+        cache = compile_cache() if self._actors is None else ""
         self._drop_dead(reservation)
         handles = [
             HostHandles(
@@ -321,7 +231,7 @@ class RayBackend:
                 RayHandle(
                     f"device {rank}",
                     self._take("device", reservation, place),
-                    compile_cache=compile_cache,
+                    compile_cache=cache,
                     machine=place.node,
                 ),
             )
@@ -554,12 +464,6 @@ class RayBackend:
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
             time.sleep(0.01)
-
-
-def _compile_cache() -> str:
-    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the user's."""
-    own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
-    return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"
 
 
 def _is_alive(process: int) -> bool:

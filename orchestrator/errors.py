@@ -1,7 +1,7 @@
 """How an attempt or a run can end badly, as types. Every one says what was found, what was expected and what to do.
 
 Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by another driver,
-87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run needs for too long.
+87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run needs, or no Ray cluster, for too long.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class TooFewHosts(RuntimeError):
     """The cluster had fewer hosts than the run needs, for too long."""
 
     exit_code = EXIT_TOO_FEW_HOSTS
+
+
+class ClusterNotStarted(TooFewHosts):
+    """Ray did not start, or did not let the program join; nothing is wrong with the job, and another try may do."""
 
 
 def cause(failures: Sequence[Failure]) -> str:

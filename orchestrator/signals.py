@@ -1,10 +1,15 @@
-"""Ctrl-C and SIGTERM: the first asks the driver to commit and leave at the end of the window, the second means now."""
+"""Ctrl-C, SIGTERM, and the SIGHUP of a terminal that is closed.
+
+The first asks the driver to commit and leave at the end of the window, the second means now.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -18,7 +23,9 @@ class StoppedAtStart(Exception):
 
 
 class StopSignals:
-    """Context manager that takes over SIGINT and SIGTERM while a run goes on, where Python allows it (the main thread).
+    """Context manager that takes over SIGINT, SIGTERM and SIGHUP while a run goes on, where Python allows it (the main thread).
+
+    A signal that the program was started to ignore, as SIGHUP under `nohup`, stays ignored.
 
     Args:
       words: what is said when the first signal comes.
@@ -45,7 +52,9 @@ class StopSignals:
     def claim(self) -> None:
         """Takes the signals over, again if a library has installed handlers of its own meanwhile, as Ray does when it connects."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._previous.setdefault(number, signal.signal(number, self._on_signal))
 
     def __exit__(
@@ -80,11 +89,30 @@ class StopSignals:
             raise raised[0]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _let_go_of_terminal()
+        # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: nobody means "now" by it.
+        if self.reason is not None and (number == signal.SIGHUP or self.reason == signal.SIGHUP.name):
+            if number != signal.SIGHUP:
+                self.reason = signal.Signals(number).name
+            return
         if self.reason is not None:
             self.is_now = True
             raise KeyboardInterrupt
         self.reason = signal.Signals(number).name
         _say(f"\n{self.reason}: {self._words}. Once more to leave at once.")
+
+
+def _let_go_of_terminal() -> None:
+    """What is written to a terminal that is gone is an error, in the middle of the commit that is to be the last; from now on it goes nowhere."""
+    for descriptor in (0, 1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 def _say(text: str) -> None:

@@ -20,10 +20,11 @@ from embedding.engine import Engine, EngineMetrics, EngineSpec, LearningRates, S
 from embedding.per_replica import PerReplica, local_value
 from embedding.strategies import entered, register
 from embedding.table_storage import WrittenTables
-from orchestrator.cluster import RayBackend, connected
+from orchestrator.cluster import RayBackend
 from orchestrator.config import ScalingConfig
 from orchestrator.errors import WorkerFailure
 from orchestrator.pod import Pod
+from orchestrator.ray_connection import connected
 from workers import embedding_files
 from workers.storage import Store
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.cluster import RayBackend, connected
+from orchestrator.cluster import RayBackend
 from orchestrator.cluster_wait import await_cluster
 from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
 from orchestrator.driver import Driver
@@ -16,6 +16,7 @@ from orchestrator.finished import finished
 from orchestrator.in_process import InProcessBackend
 from orchestrator.lease import read_claims
 from orchestrator.progress import ConsoleReporter, Reporter
+from orchestrator.ray_connection import connected
 from orchestrator.ray_nodes import RayNodes
 from orchestrator.run_folder import OpenRun, create_run
 from orchestrator.signals import StoppedAtStart, StopSignals
@@ -109,17 +110,22 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             wait = partial(await_cluster, timeout_s=patience_s, stop=stop, notice=reporter.notice)
             reporter.activity("starting Ray, or joining its cluster")
             try:
-                is_own = stack.enter_context(connected(scaling.least_hosts, wait))
+                connection = stack.enter_context(connected(scaling.least_hosts, wait, on_wait=partial(_go_on, stop)))
             except SystemExit as left:
                 # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
                 raise StoppedAtStart from left
             stop.claim()
             backend = RayBackend(scaling, reporter.notice)
-            cluster = RayNodes(backend, scaling, is_own=is_own)
+            cluster = RayNodes(backend, scaling, is_own=connection.is_own)
         driver = Driver(
             run, scaling=scaling, config=config, backend=backend, cluster=cluster, reporter=reporter, stop=stop
         )
         return driver.run()
+
+
+def _go_on(stop: StopSignals) -> None:
+    if stop.reason is not None:
+        raise StoppedAtStart
 
 
 def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:

@@ -15,7 +15,9 @@ KNOWS_RAY = {
     "workers/actor.py",
     "workers/stepwise_actor.py",
     "orchestrator/cluster.py",
+    "orchestrator/cluster_keeper.py",
     "orchestrator/places.py",
+    "orchestrator/ray_connection.py",
     "orchestrator/ray_jobs.py",
     "orchestrator/ray_nodes.py",
     "orchestrator/strategy.py",
@@ -44,6 +46,7 @@ READS_ENVIRONMENT = {
     "jobs/cli.py",
     "jobs/search_path.py",
     "orchestrator/cluster.py",
+    "orchestrator/ray_connection.py",
     "orchestrator/run_folder.py",
     "orchestrator/tpu.py",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
 import signal
 import struct
 import subprocess
@@ -36,6 +37,46 @@ def test_the_first_signal_asks_and_says_so_and_the_second_means_now(
         assert "Once more to leave at once" in out
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
+
+
+def test_a_closed_terminal_asks_and_never_means_now(capsys: pytest.CaptureFixture[str]) -> None:
+    """Shell and kernel both send SIGHUP then, and a service manager may send SIGTERM beside it."""
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.reason == "SIGHUP"
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.reason, stop.is_now) == ("SIGTERM", False)
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "SIGHUP" in capsys.readouterr().out
+
+
+def test_a_program_that_ignores_closed_terminals_goes_on_ignoring_them() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.reason is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_said_after_the_terminal_is_gone_is_no_error() -> None:
+    text = (
+        "import os, signal, sys; from orchestrator.signals import StopSignals\n"
+        "with StopSignals() as stop:\n"
+        "    print('ready', flush=True); signal.pause()\n"
+        "    print('still here', flush=True); print('and here', file=sys.stderr, flush=True)\n"
+        "    sys.exit(85 if stop.reason == 'SIGHUP' else 1)"
+    )
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", text])
+    assert b"ready" in os.read(terminal, 1000)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 85
 
 
 def test_a_signal_after_another_kind_of_request_means_now() -> None:
@@ -113,7 +154,7 @@ def test_a_signal_while_ray_connects_and_answers_it_itself_is_a_stop(
 ) -> None:
     """Ray installs a handler of SIGTERM that leaves with 15, before ours is back."""
 
-    def leave(*_: object) -> None:
+    def leave(*_: object, **__: object) -> None:
         sys.exit(signal.SIGTERM)
 
     monkeypatch.setattr(trainer, "connected", leave)

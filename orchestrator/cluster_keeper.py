@@ -1,0 +1,108 @@
+"""The keeper: the process that starts the Ray cluster of a program on this machine, watches it, and ends it when the program does.
+
+It is the leader of a session of its own, so that a signal to the program's process group, as from a terminal, `timeout` or a batch system, reaches
+none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked, so that one to the whole control group, as from systemd, does not end them
+either: only the program decides when its cluster goes. It says so by closing the pipe, which the kernel does for one that is killed. Should the
+keeper itself be killed, the kernel ends Ray's daemons with it.
+
+Threads: the main one starts Ray and looks after its daemons; another one waits for the end of the pipe and ends everything, in whatever the main
+one is stuck. Answers are lines of JSON on the standard output: `{"address": ...}` or `{"failed": ...}`, later `{"lost": ...}`.
+
+Usage: python -P cluster_keeper.py SETTINGS, with the folder's lock as an open descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+# Last: a program that is started in somebody's folder must not import what lies there.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from orchestrator.cluster_processes import end_cluster
+
+LOOK_S = 0.25
+LOOPBACK = "127.0.0.1"
+DAEMONS = ("gcs_server", "raylet")
+
+
+def main() -> None:
+    """Keeps a cluster until standard input ends. Does not return."""
+    # Ray blocks SIGINT itself.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+    program = os.getppid()
+    settings = json.loads(sys.argv[1])
+    os.ftruncate(settings["lock"], 0)
+    os.pwrite(settings["lock"], str(os.getsid(0)).encode(), 0)
+    threading.Thread(target=_end_with, args=(program, settings), name="end", daemon=True).start()
+    try:
+        node = start(settings)
+    except BaseException as error:
+        _say({"failed": f"{type(error).__name__}: {error}"[:4000]})
+    else:
+        _say({"address": node.gcs_address})
+        _say({"lost": watch(node)})
+    threading.Event().wait()
+
+
+def start(settings: dict[str, Any]) -> Any:
+    """Ray's head on this machine, as `ray.init` starts one, but listening on the loopback interface alone."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+    from ray._private.resource_isolation_config import ResourceIsolationConfig
+
+    parameters = RayParams(
+        # `ray.init` would replace it by the address of the machine, and Ray then listens on every interface.
+        node_ip_address=LOOPBACK,
+        num_cpus=settings["num_cpus"],
+        object_store_memory=settings["object_store_bytes"],
+        temp_dir=settings["temp_dir"],
+        session_name=settings["session_name"],
+        include_dashboard=False,
+        # One machine for ever: nothing to scale, and nobody reads the workers' output through Ray.
+        no_monitor=True,
+        include_log_monitor=False,  # pyright: ignore[reportArgumentType]  # declared as text in Ray, and used as a truth value
+        resource_isolation_config=ResourceIsolationConfig(),
+    )
+    return Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
+
+
+def watch(node: Any) -> str:
+    """Returns the name of the daemon that ends first."""
+    processes = {name: node.all_processes[name][0].process for name in DAEMONS}
+    while True:
+        for name, process in processes.items():
+            if process.poll() is not None:
+                return name
+        time.sleep(LOOK_S)
+
+
+def _end_with(program: int, settings: dict[str, Any]) -> None:
+    """Waits for the end of the program, ends the cluster and the keeper."""
+    # The pipe also ends where a fork of the program that still has it open does, so its parent is looked at, too.
+    while os.getppid() == program:
+        if select.select([0], [], [], LOOK_S)[0] and not os.read(0, 1):
+            break
+    end_cluster(settings["folder"])
+    if os.getppid() != program:
+        # It was killed, and removes nothing any more.
+        for folder in settings["left"]:
+            end_cluster(folder)
+    os._exit(0)
+
+
+def _say(answer: dict[str, str]) -> None:
+    # A program that is gone reads nothing.
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

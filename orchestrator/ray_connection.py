@@ -1,0 +1,219 @@
+"""The connection of this process to a Ray cluster: one that is there, or one of the program's own (`orchestrator.own_cluster`).
+
+With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one on this machine, with token
+authentication, on the loopback interface, and with a folder that goes when the program ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from orchestrator.cluster_processes import FOLDER_PREFIX, claim_folder
+from orchestrator.errors import ClusterNotStarted
+from orchestrator.own_cluster import OwnCluster, sweep_left
+from orchestrator.places import taking_connections
+
+COMPILED_SUFFIX = "-compiled"
+LOOPBACK = "127.0.0.1"
+NICENESS = "RAY_worker_niceness"
+
+
+class Connection:
+    """The cluster that this process is connected to. Mutated: which one it is, where one of the program's own is started again.
+
+    Attributes:
+      is_own: whether the program started it: then it is one machine for ever, and hosts have to share it.
+    """
+
+    is_own = False
+
+    def lost(self) -> str | None:
+        """What of the program's own cluster has ended by itself, so that it is of no use any more. Costs microseconds."""
+        return None
+
+    def renew(self) -> None:
+        """Starts the program's own cluster again. All its processes, and all that Ray knew, are gone then."""
+        raise RuntimeError("Found a cluster that others started. Expected one of the program's own.")
+
+
+class _OwnConnection(Connection):
+    is_own = True
+
+    def __init__(self, num_cpus: int, compiled: str, on_wait: Callable[[], None]) -> None:
+        self._compiled = compiled
+        self._num_cpus = num_cpus
+        self._on_wait = on_wait
+        self._cluster = self._joined()
+
+    def _joined(self) -> OwnCluster:
+        # Ray starts workers with a niceness of 15, so that one busy neighbour on the machine is enough to starve a run.
+        environment = {NICENESS: "0"} | dict(os.environ)
+        with _needing_files():
+            cluster = OwnCluster(self._num_cpus, environment=environment, left=[self._compiled])
+        try:
+            # Takes a second, in which the cluster starts.
+            import ray  # noqa: F401
+
+            address = cluster.started(self._on_wait)
+            with _loopback():
+                _join(address)
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
+    def lost(self) -> str | None:
+        return self._cluster.lost()
+
+    def renew(self) -> None:
+        self.close()
+        self._cluster = self._joined()
+
+    def close(self) -> None:
+        """Leaves the cluster and ends it."""
+        import ray
+
+        try:
+            ray.shutdown()
+        finally:
+            self._cluster.close()
+
+
+@contextlib.contextmanager
+def connected(
+    num_hosts: int,
+    before_joining: Callable[[str], None] = lambda address: None,
+    *,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Iterator[Connection]:
+    """Joins or starts a cluster for the length of the block, unless the process is connected already.
+
+    Args:
+      before_joining: called with the address of a cluster that is about to be joined.
+      on_wait: called often while a cluster of the program's own starts; what it raises ends the start.
+
+    Raises:
+      ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
+    """
+    _settle()
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if os.environ["RAY_AUTH_MODE"] == "token":
+            # Set, so that Ray does not write a token of its own into the home folder.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield Connection()
+    elif address is not None:
+        before_joining(address)
+        import ray
+
+        with _loopback() if _is_on_loopback_alone(address) else contextlib.nullcontext():
+            _join(address)
+        try:
+            yield Connection()
+        finally:
+            ray.shutdown()
+    else:
+        with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
+            yield connection
+
+
+def _settle() -> None:
+    """What Ray reads when it is imported; a program that imported it before chose its own settings."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # Calls that a generation leaves behind fail with it; nobody asks for their answers any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
+
+@contextlib.contextmanager
+def _own(num_cpus: int, on_wait: Callable[[], None]) -> Iterator[Connection]:
+    if "ray" in sys.modules:
+        # As `ray.init` does for a cluster that it starts, where the program imported Ray before it came here.
+        from ray._private.authentication import authentication_token_setup
+
+        authentication_token_setup.enable_token_auth_by_default()
+        authentication_token_setup.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    with contextlib.ExitStack() as stack:
+        with _needing_files():
+            sweep_left()
+            # Not in the cluster's own folder: it outlives a cluster that is started again.
+            compiled, lock = claim_folder(tempfile.gettempdir(), suffix=COMPILED_SUFFIX)
+        stack.callback(os.close, lock)
+        stack.callback(shutil.rmtree, compiled, ignore_errors=True)
+        connection = _OwnConnection(num_cpus, compiled, on_wait)
+        stack.callback(connection.close)
+        yield connection
+
+
+@contextlib.contextmanager
+def _needing_files() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ClusterNotStarted(
+            f"Ray did not start on this machine: {error}. Expected room for a cluster of the program's own, in its folder for temporary files "
+            "(TMPDIR) and among its processes. What is committed stands: see to that, then `podembed resume` goes on."
+        ) from error
+
+
+def _join(address: str) -> None:
+    import ray
+
+    from orchestrator.worker_path import DriverPath
+
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
+    except (ConnectionError, TimeoutError) as error:
+        raise ClusterNotStarted(
+            f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on this machine. "
+            "What is committed stands: see to the cluster, then `podembed resume` goes on."
+        ) from error
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """While it lasts Ray takes a loopback address as it is. Else it puts the machine's own in its place, where a cluster that only listens on the
+    loopback interface is not found."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_on_loopback_alone(address: str) -> bool:
+    """Whether the cluster at an address is one that a program on this machine started for itself, as `podembed chaos` does."""
+    host, _, port = address.rpartition(":")
+    if host not in (LOOPBACK, "localhost") or not port.isdecimal():
+        return False
+    import ray.util
+
+    asked = {"loopback": (LOOPBACK, int(port)), "machine": (ray.util.get_node_ip_address(), int(port))}
+    return taking_connections(asked) == {"loopback"}
+
+
+def cluster_address() -> str:
+    """Where other programs join the cluster that this one is connected to, as `RAY_ADDRESS` has it."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+def compile_cache() -> str:
+    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the user's."""
+    own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
+    return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"

@@ -1,0 +1,83 @@
+"""`OwnCluster` where Ray does not start: in words, with nothing left. What it is when it starts is in `tests/faults/test_own_cluster.py`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster_processes import FOLDER_PREFIX
+from orchestrator.errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
+from orchestrator.outcomes import exit_code
+from orchestrator.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
+from orchestrator.supervision import Again, after_exit
+from tests.processes import wait_for
+
+
+def test_a_folder_whose_path_leaves_room_for_sockets_is_taken_and_else_the_next(tmp_path: Path) -> None:
+    short = "/tmp"
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    assert socket_base("session_1", [short, "/var/tmp"]) == short
+    assert socket_base("session_1", [str(long), "/nowhere", short]) == short
+    with pytest.raises(ClusterNotStarted, match=rf"x{{100}}.*socket's may have {LONGEST_SOCKET_BYTES}.*TMPDIR"):
+        socket_base("session_1", [str(long)])
+
+
+def test_bytes_count_and_not_characters() -> None:
+    with tempfile.TemporaryDirectory(prefix="ü" * 20, dir="/tmp") as base, pytest.raises(ClusterNotStarted):
+        socket_base("session_1", [base])
+
+
+def left_in(base: Path) -> list[str]:
+    return [path.name for path in base.iterdir() if path.name.startswith(FOLDER_PREFIX)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_cpus", "words"),
+    [
+        # Python itself does not start.
+        ({"PYTHONHOME": "/nowhere"}, 1, "encodings"),
+        # Ray refuses.
+        ({}, -1, "-1"),
+    ],
+)
+def test_a_cluster_that_does_not_start_says_why_and_leaves_nothing(
+    environment: dict[str, str], num_cpus: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        cluster = OwnCluster(num_cpus, environment=dict(os.environ) | environment)
+        try:
+            with pytest.raises(ClusterNotStarted, match=r"Ray did not start on this machine") as caught:
+                cluster.started()
+        finally:
+            cluster.close()
+        assert words in str(caught.value)
+        wait_for("end of the folder", lambda: left_in(Path(base)) == [], seconds=60)
+
+
+def test_what_is_raised_while_it_starts_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        cluster = OwnCluster(1, environment=os.environ)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.started(interrupt)
+        cluster.close()
+        cluster.close()
+        assert left_in(Path(base)) == []
+
+
+def test_a_supervisor_tries_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise ClusterNotStarted("Ray did not start on this machine: no memory.")
+
+    code = exit_code(fail)
+    assert code == EXIT_TOO_FEW_HOSTS
+    assert "no memory" in capsys.readouterr().err
+    assert isinstance(after_exit(code, failures=0, max_failures=5, is_stopping=False), Again)
