@@ -39,6 +39,7 @@ from orchestrator.cluster import RayBackend  # noqa: E402
 from orchestrator.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
 from orchestrator.driver import Driver  # noqa: E402
 from orchestrator.progress import ConsoleReporter, WindowReport  # noqa: E402
+from orchestrator.ray_connection import connected  # noqa: E402
 from orchestrator.run_folder import create_run  # noqa: E402
 from orchestrator.signals import StopSignals  # noqa: E402
 from orchestrator.worker_group import WorkerGroup  # noqa: E402
