@@ -1,7 +1,10 @@
-"""A batch cut into a part for each replica, as the driver's `enqueue` cuts features: along the first axis, the first parts one longer.
+"""A batch cut into a part for each replica, as the driver's `enqueue` cuts features.
 
-Takes all that `enqueue` takes as a feature or a weight (`embedding.inputs`), and every other array with a first axis, such as labels. The
-form of a value stays: a replica gets `Sparse` of `Sparse`, and a `scipy.sparse` matrix of such a one.
+The cut goes along the first axis, and where it does not divide the first parts are one longer.
+
+Takes all that `enqueue` takes as a feature or a weight (`embedding.inputs`), and every other array with a first axis,
+such as labels.
+The form of a value stays: a replica gets `Sparse` of `Sparse`, and a `scipy.sparse` matrix of such a one.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ def split_over(value: Any, num_replicas: int, *, num_samples: int | None = None)
     """A batch as `PerReplica` values.
 
     Args:
-      value: arrays with a first axis, `Ragged`, `Sparse`, `scipy.sparse` matrices and list arrays of `pyarrow`, in any nesting. None stays
-        None, and a `PerReplica` stays as it is. Weights are cut by their own indices or splits.
-      num_samples: of the batch, where a value has several rows a sample: rows of one sample then stay together. None takes each row for one.
+      value: arrays with a first axis, `Ragged`, `Sparse`, `scipy.sparse` matrices and list arrays of `pyarrow`, in any
+        nesting. None stays None, and a `PerReplica` stays as it is. Weights are cut by their own indices or splits.
+      num_samples: of the batch, where a value has several rows a sample: rows of one sample then stay together. None
+        takes each row for one.
 
     Raises:
-      ValueError: a leaf has no first axis or does not fit together, its rows are no multiple of `num_samples`, or a `PerReplica` has another
-        number of values.
+      ValueError: a leaf has no first axis or does not fit together, its rows are no multiple of `num_samples`, or a
+        `PerReplica` has another number of values.
     """
     return pack_like(value, [_cut(path, leaf, num_replicas, num_samples) for path, leaf in flatten_with_paths(value)])
 
@@ -61,7 +65,8 @@ def _cut(path: str, leaf: Any, num_replicas: int, num_samples: int | None) -> An
     if isinstance(leaf, PerReplica):
         if len(leaf.values) != num_replicas:
             raise ValueError(
-                f"Found {len(leaf.values)} values of replicas{_at(path)} in a batch to be split. Expected {num_replicas}, one for each replica. "
+                f"Found {len(leaf.values)} values of replicas{_at(path)} in a batch to be split. Expected "
+                f"{num_replicas}, one for each replica. "
                 "Pass the whole value."
             )
         return leaf
@@ -69,7 +74,8 @@ def _cut(path: str, leaf: Any, num_replicas: int, num_samples: int | None) -> An
     samples = rows if num_samples is None else num_samples
     if rows and (samples < 1 or rows % samples):
         raise ValueError(
-            f"Found {rows} rows{_at(path)} in a batch to be split by {samples} samples. Expected a multiple of the samples. Pass the samples of "
+            f"Found {rows} rows{_at(path)} in a batch to be split by {samples} samples. Expected a multiple of the "
+            "samples. Pass the samples of "
             "this batch as num_samples, or split values with other samples by themselves."
         )
     ends = share_ends(rows, samples if rows else 0, num_replicas)
@@ -108,7 +114,8 @@ def _rows_of_scipy(matrix: Any, start: int, stop: int) -> Any:
 
 def _no_rows(path: str, leaf: Any) -> ValueError:
     return ValueError(
-        f"Found {type(leaf)}{_at(path)} in a batch to be split. Expected arrays with a first axis, Ragged, Sparse, a scipy.sparse matrix, a list "
+        f"Found {type(leaf)}{_at(path)} in a batch to be split. Expected arrays with a first axis, Ragged, Sparse, a "
+        "scipy.sparse matrix, a list "
         "array of pyarrow, or None. Pass other values as they are, and lists of numbers as arrays."
     )
 

@@ -1,7 +1,7 @@
 """`Checkpoint`: model, optimizer and embedding of a loop of one's own, saved and restored as one.
 
-This module knows what the parts are and how they are taken apart into arrays; where the arrays lie and what makes them a checkpoint is the
-storage's business (`embedding.table_storage`).
+This module knows what the parts are and how they are taken apart into arrays; where the arrays lie and what makes them
+a checkpoint is the storage's business (`embedding.table_storage`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class CheckpointMismatch(ValueError):
 
 
 class Checkpoint:
-    """Parts of a training program that are saved and restored together. Mutable: `restore` replaces what the parts hold.
+    """Parts of a training program that are saved and restored together. Mutable: `restore` replaces what the parts
+    hold.
 
     ```python
     checkpoint = Checkpoint(model=params, optimizer=state, embedding=embedding, step=0)
@@ -46,11 +47,14 @@ class Checkpoint:
 
     A part is one of these; its name is that of the argument, and of the attribute that holds it:
 
-    * a `TPUEmbedding`, or one for serving: rows and slots of its tables and the number of steps, on any number of hosts; one at most;
+    * a `TPUEmbedding`, or one for serving: rows and slots of its tables and the number of steps, on any number of
+      hosts; one at most;
     * a `Variable`, or an object with `variables` such as a Keras-style optimizer: assigned in place;
-    * any structure that JAX knows (dicts, lists, dataclasses, optax states) of arrays, numbers and `Variable`s: arrays and numbers never
-      change, so `restore` puts a new structure into the attribute, and a new value has to be put there before `save`;
-    * a `PerReplica` of such structures, as `strategy.run` returns them, if all replicas have the same values; it is restored as one of them.
+    * any structure that JAX knows (dicts, lists, dataclasses, optax states) of arrays, numbers and `Variable`s: arrays
+      and numbers never change, so `restore` puts a new structure into the attribute, and a new value has to be put
+      there before `save`;
+    * a `PerReplica` of such structures, as `strategy.run` returns them, if all replicas have the same values; it is
+      restored as one of them.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -80,7 +84,8 @@ class Checkpoint:
         raise AttributeError(f"This checkpoint has no part '{name}'.")
 
     def save(self, folder: Path) -> str:
-        """Writes a checkpoint of the next number into a folder or below a URL. Returns its path, `<folder>/ckpt-<number>`.
+        """Writes a checkpoint of the next number into a folder or below a URL. Returns its path,
+        `<folder>/ckpt-<number>`.
 
         Raises: as `write`.
         """
@@ -89,7 +94,8 @@ class Checkpoint:
         return path
 
     def write(self, path: Path) -> None:
-        """Writes a checkpoint to a new folder or URL. It is there as a whole or not at all, also if the program is killed meanwhile.
+        """Writes a checkpoint to a new folder or URL. It is there as a whole or not at all, also if the program is
+        killed meanwhile.
 
         Raises:
           TypeError: a part holds something that is no array or number.
@@ -107,10 +113,11 @@ class Checkpoint:
         checkpoint_storage().publish(target, parts=self._names, arrays=arrays, tables=tables)
 
     def restore(self, path: Path) -> dict[str, Any]:
-        """Fills all parts from a checkpoint, written on any number of hosts. Parts of it that are not declared here are left out.
+        """Fills all parts from a checkpoint, written on any number of hosts. Parts of it that are not declared here are
+        left out.
 
-        Everything is compared, and all arrays are read and verified, before anything changes; tables are filled first, and the other parts
-        only when that has succeeded.
+        Everything is compared, and all arrays are read and verified, before anything changes; tables are filled first,
+        and the other parts only when that has succeeded.
 
         Returns:
           The parts by name, as their attributes hold them now.
@@ -153,8 +160,10 @@ class Checkpoint:
             shown = "\n".join(f"  {one}" for one in differences[:_MOST_SHOWN])
             more = f"\n  and {len(differences) - _MOST_SHOWN} more" if len(differences) > _MOST_SHOWN else ""
             raise CheckpointMismatch(
-                f"The checkpoint {path} differs from what it is to be restored into:\n{shown}{more}\nExpected the parts as they were saved. "
-                "Declare them so (build a Keras-style optimizer first), or leave a part out of this Checkpoint to keep it as it is."
+                f"The checkpoint {path} differs from what it is to be restored into:\n{shown}{more}\nExpected the "
+                "parts as they were saved. "
+                "Declare them so (build a Keras-style optimizer first), or leave a part out of this Checkpoint to keep "
+                "it as it is."
             )
 
 
@@ -185,7 +194,8 @@ class _Place:
             raise TypeError(f"Found a shape without values at '{self.key}'. Expected an array. Put the values there.")
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             raise ValueError(
-                f"Found an array at '{self.key}' of which this process has only a part. Expected whole arrays. Gather it first."
+                f"Found an array at '{self.key}' of which this process has only a part. Expected whole arrays. Gather "
+                "it first."
             )
         return np.asarray(leaf)
 
@@ -242,7 +252,8 @@ def _places_of_replicas(name: str, part: PerReplica) -> list[_Place]:
             # As bytes, so that a NaN equals itself.
             if one.dtype != same.dtype or one.array().tobytes() != same.array().tobytes():
                 raise ValueError(
-                    f"Found different values at '{one.key}' of replicas 0 and {replica}. Expected the same on all, since one is saved. Sum the "
+                    f"Found different values at '{one.key}' of replicas 0 and {replica}. Expected the same on all, "
+                    "since one is saved. Sum the "
                     "gradients over replicas before they are applied, or pass one value."
                 )
     return first
@@ -252,7 +263,8 @@ def _check_leaf(place: _Place) -> None:
     leaf = place.leaf
     if not isinstance(leaf, Variable | jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | bool | int | float):
         raise TypeError(
-            f"Found {type(leaf)} at '{place.key}'. Expected arrays, numbers and Variables, in structures that JAX knows. Leave it out, or make "
+            f"Found {type(leaf)} at '{place.key}'. Expected arrays, numbers and Variables, in structures that JAX "
+            "knows. Leave it out, or make "
             "it an array."
         )
     if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -304,7 +316,8 @@ def _table_differences(path: str, saved: SavedCheckpoint, name: str, embedding: 
             differences.append(f"{name}: no table '{spec.name}' in the checkpoint, which has {sorted(tables)}")
         elif table.num_rows != spec.num_rows or any(table.widths.get(one) != width for one, width in expected.items()):
             differences.append(
-                f"{name}: table '{spec.name}' with {table.num_rows} rows and columns {table.widths} in the checkpoint, with {spec.num_rows} "
+                f"{name}: table '{spec.name}' with {table.num_rows} rows and columns {table.widths} in the checkpoint, "
+                f"with {spec.num_rows} "
                 f"rows and columns {expected} here"
             )
     return differences

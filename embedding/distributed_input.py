@@ -1,7 +1,8 @@
 """Batches for the replicas of a strategy from Python iterables, as `tf.distribute` makes them from datasets.
 
-`DistributedDataset` cuts batches of all replicas; `DistributedDatasets` puts those together that come for each replica by itself. Both run
-on the driver, element by element as they are asked for: nothing is read ahead, and nothing is changed but cut.
+`DistributedDataset` cuts batches of all replicas; `DistributedDatasets` puts those together that come for each replica
+by itself. Both run on the driver, element by element as they are asked for. Nothing is read ahead, and values are cut
+but never changed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class InputContext:
         each, left = divmod(global_batch_size, self.num_replicas_in_sync)
         if left:
             raise ValueError(
-                f"Found global_batch_size {global_batch_size}, which is not divisible by num_replicas_in_sync {self.num_replicas_in_sync}. "
+                f"Found global_batch_size {global_batch_size}, which is not divisible by num_replicas_in_sync "
+                f"{self.num_replicas_in_sync}. "
                 "Expected a multiple of it."
             )
         return each
@@ -64,7 +66,8 @@ class _Repeated:
         iterator = iter(self._dataset)
         if self._is_used_up and iterator is self._dataset:
             raise RuntimeError(
-                f"Found {self._what} to be read once more, which is an iterator that has ended. Expected one that can begin again. Pass a list or "
+                f"Found {self._what} to be read once more, which is an iterator that has ended. Expected one that can "
+                "begin again. Pass a list or "
                 "an object whose __iter__ makes a new iterator, or distribute a new one for each epoch."
             )
         return self._elements(iterator)
@@ -115,7 +118,8 @@ class DistributedDatasets:
         A replica whose dataset ended before those of others gets batches without samples.
 
         Raises:
-          ValueError: replicas have batches of different structure, or one that ended would need a value without samples that is a number.
+          ValueError: replicas have batches of different structure, or one that ended would need a value without samples
+            that is a number.
         """
         return _together([iter(source) for source in self._sources])
 
@@ -154,7 +158,8 @@ def _without_samples(batch: Any, replica: int) -> Any:
             leaves.append(None if leaf is None else rows_of(path, leaf, 0, 0))
         except ValueError as error:
             raise ValueError(
-                f"The dataset of replica {replica} has ended before those of others, and {type(leaf)} at '{path}' has no form without samples. "
+                f"The dataset of replica {replica} has ended before those of others, and {type(leaf)} at '{path}' has "
+                "no form without samples. "
                 "Expected datasets of one length, or arrays alone. Let all end together."
             ) from error
     return pack_like(batch, leaves)
@@ -166,7 +171,8 @@ def _per_replica(batches: Sequence[Any]) -> Any:
     for replica, others in enumerate(leaves):
         if [path for path, _ in others] != paths:
             raise ValueError(
-                f"The dataset of replica {replica} gave a batch with leaves {[path for path, _ in others]}. Expected {paths}, as of replica 0. "
+                f"The dataset of replica {replica} gave a batch with leaves {[path for path, _ in others]}. Expected "
+                f"{paths}, as of replica 0. "
                 "Let all datasets give batches of one structure."
             )
     columns = [tuple(others[at][1] for others in leaves) for at in range(len(paths))]

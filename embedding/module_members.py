@@ -1,4 +1,4 @@
-"""The members of `tf.Module` for a `TPUEmbedding`, with the meaning that they have where JAX takes TensorFlow's place."""
+"""The members of `tf.Module` for embeddings, with the meaning that they have where JAX takes TensorFlow's place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModuleMembers:
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """Those that an optimizer may change. Under a strategy there are none: rows are trained by `apply_gradients`."""
+        """Those that an optimizer may change. Under a strategy there are none: `apply_gradients` trains the rows."""
         return tuple(variable for variable in self.variables if variable.trainable)
 
     @property

@@ -1,7 +1,7 @@
 """Values of replicas made one: sums and means, as `tf.distribute.Strategy.reduce` makes them.
 
-The arithmetic is numpy's, in the order of the replicas, so a result does not depend on which replica was ready first. JAX arrays give JAX
-arrays, everything else gives what numpy gives.
+The arithmetic is numpy's, in the order of the replicas, so a result does not depend on which replica was ready first.
+JAX arrays give JAX arrays, everything else gives what numpy gives.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ def reduce_values(reduce_op: ReduceOp | str, value: Any, *, axis: Axis, num_repl
     """One value of those of the replicas.
 
     Args:
-      value: a `PerReplica` of numbers or arrays, or of nested ones of one structure, or a structure that holds such `PerReplica`s.
-      axis: None reduces place by place, so shapes must agree. An axis, or several, is reduced within each replica first; then replicas may
-        have different lengths along it, and a mean counts every element once.
+      value: a `PerReplica` of numbers or arrays, or of nested ones of one structure, or a structure that holds such
+        `PerReplica`s.
+      axis: None reduces place by place, so shapes must agree. An axis, or several, is reduced within each replica
+        first; then replicas may have different lengths along it, and a mean counts every element once.
 
     Returns:
       The structure with a reduced value at each leaf. A mean of integers is a float.
 
     Raises:
       TypeError: a value is no number.
-      ValueError: shapes or structures of replicas do not fit, an axis does not exist, or a value that is not `PerReplica` would be summed.
+      ValueError: shapes or structures of replicas do not fit, an axis does not exist, or a value that is not
+        `PerReplica` would be summed.
     """
     operation = ReduceOp.of(reduce_op)
     reduced = [_reduced_leaf(operation, leaf, axis, num_replicas) for leaf in flatten(value)]
@@ -65,8 +67,10 @@ def _reduced_leaf(operation: ReduceOp, leaf: Any, axis: Axis, num_replicas: int)
     if not isinstance(leaf, PerReplica):
         if num_replicas > 1 and not _is_the_same_for_all(operation, leaf):
             raise ValueError(
-                f"Found a value of {type(leaf)} to be summed over {num_replicas} replicas. Expected PerReplica values, as strategy.run returns "
-                "them: nobody knows whether this one is a part or the whole. Multiply it yourself, or reduce by ReduceOp.MEAN."
+                f"Found a value of {type(leaf)} to be summed over {num_replicas} replicas. Expected PerReplica values, "
+                "as strategy.run returns "
+                "them: nobody knows whether this one is a part or the whole. Multiply it yourself, or reduce by "
+                "ReduceOp.MEAN."
             )
         # With one replica a value is that replica's.
         return _reduced(operation, "", [leaf], axis)
@@ -78,7 +82,8 @@ def _reduced_leaf(operation: ReduceOp, leaf: Any, axis: Axis, num_replicas: int)
     for replica, others in enumerate(of_replicas):
         if [path for path, _ in others] != paths:
             raise ValueError(
-                f"Replica {replica} returned a structure with leaves {[path for path, _ in others]}. Expected {paths}, as of replica 0."
+                f"Replica {replica} returned a structure with leaves {[path for path, _ in others]}. Expected {paths}, "
+                "as of replica 0."
             )
     leaves = [
         _reduced(operation, path, [others[at][1] for others in of_replicas], axis) for at, path in enumerate(paths)
@@ -103,7 +108,8 @@ def _reduced(operation: ReduceOp, path: str, values: Sequence[Any], axis: Axis) 
     shapes = [array.shape for array in arrays]
     if len(set(shapes)) > 1:
         raise ValueError(
-            f"Found values of shapes {shapes}{_at(path)}, one for each replica. Expected the same shape of all. Pass axis=0 to reduce batches "
+            f"Found values of shapes {shapes}{_at(path)}, one for each replica. Expected the same shape of all. Pass "
+            "axis=0 to reduce batches "
             "of different lengths."
         )
     total = arrays[0]
@@ -126,7 +132,8 @@ def _numbers(path: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if not jax.numpy.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
         raise TypeError(
-            f"Found {type(value)}{_at(path)} to be reduced. Expected numbers or arrays of them. Return those from the function that runs."
+            f"Found {type(value)}{_at(path)} to be reduced. Expected numbers or arrays of them. Return those from the "
+            "function that runs."
         )
     return array
 
@@ -138,7 +145,8 @@ def _check_axes(path: str, replica: int, array: np.ndarray, axes: Sequence[Any])
     outside = [one for one in axes if not -array.ndim <= one < array.ndim]
     if outside:
         raise ValueError(
-            f"Found axis {outside[0]}, which is out of range for the value{_at(path)} of replica {replica} with rank {array.ndim}. Expected an "
+            f"Found axis {outside[0]}, which is out of range for the value{_at(path)} of replica {replica} with rank "
+            f"{array.ndim}. Expected an "
             "axis of the value; a number has none, so pass axis=None for numbers."
         )
 

@@ -1,9 +1,11 @@
-"""Checkpoints of the step-by-step mode: arrays of the model and the optimizer, and the tables of an embedding, under one index.
+"""Checkpoints of the step-by-step mode: arrays of the model and the optimizer, and the tables of an embedding, under
+one index.
 
-A checkpoint is a folder of its own, `ckpt-<number>` in the folder that the user names. Arrays are Zarr arrays of one chunk below
-`data/<attempt>/parts/`, tables lie beside them as in a saved embedding (`workers.embedding_files`). `checkpoint.json`, created last and
-exclusively, names every file with its checksum: a folder without it is what an interrupted save left, and nothing reads it. Implements
-`embedding.table_storage.CheckpointStorage`.
+A checkpoint is a folder of its own, `ckpt-<number>` in the folder that the user names. Arrays are Zarr arrays of one
+chunk below `data/<attempt>/parts/`, tables lie beside them as in a saved embedding (`workers.embedding_files`).
+`checkpoint.json`, created last and
+exclusively, names every file with its checksum: a folder without it is what an interrupted save left, and nothing reads
+it. Implements `embedding.table_storage.CheckpointStorage`.
 """
 
 from __future__ import annotations
@@ -107,10 +109,12 @@ def _read(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
     except NameNotFound:
         if store.exists(INDEX_FILE):
             raise NothingSaved(
-                f"Found a saved embedding in {store.location}. Expected a checkpoint. Pass the path to TPUEmbedding.restore."
+                f"Found a saved embedding in {store.location}. Expected a checkpoint. Pass the path to "
+                "TPUEmbedding.restore."
             ) from None
         raise NothingSaved(
-            f"Found no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by Checkpoint.save. Check the path, or take that of "
+            f"Found no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by Checkpoint.save. Check the "
+            "path, or take that of "
             "latest_checkpoint; a save that was interrupted leaves none."
         ) from None
     try:
