@@ -25,11 +25,12 @@ from workers.gather import Block
 from workers.id_stage import BagLayouts, IdStage
 from workers.input_errors import InputError
 from workers.labels import refuse_labels
+from workers.times import TimeScale, is_time, words_of
 from workers.vocabulary import Vocabulary
 
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "
-_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text))(?:, |$)", re.DOTALL)
+_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text|times|durations))(?:, |$)", re.DOTALL)
 
 
 class Columns(Protocol):
@@ -60,11 +61,13 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
     number = "an integer, float or boolean column"
     _check_column(schema, data.label, _is_number, number, path=path)
     for column in data.dense_columns:
-        _check_column(schema, column.name, _is_number, number, path=path)
+        expected = _expected_times(column.scale, f"{number}, or one of dates or times")
+        _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), expected, path=path)
     for source in data.id_columns.values():
-        expected = "a column of integers or of lists of integers"
+        expected = "a column of integers or times, or of lists of integers"
         if source.mode != "as_is":
-            expected = "a column of integers or strings, or of lists of them"
+            expected = "a column of integers, strings or times, or of lists of integers or strings"
+        expected = _expected_times(source.scale, expected)
         _check_column(
             schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), expected, path=path
         )
@@ -75,9 +78,15 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
 
 
 def id_kinds(schema: pa.Schema, data: InputData) -> str:
-    """What the id columns of a checked schema hold, a few words for each: with other words equal values would become other rows."""
+    """What the id columns of a checked schema hold, and dense columns of times, a few words for each: with other words equal values would
+    become other rows or numbers."""
     names = dict.fromkeys(source.column for source in data.id_columns.values())
-    return _BETWEEN.join(f"{name}: {id_stage.kind_of(schema.field(name).type)}" for name in names)
+    kinds = {name: id_stage.kind_of(schema.field(name).type) for name in names}
+    for column in data.dense_columns:
+        # Numbers are not noted: they were not before there were others.
+        if is_time(kind := schema.field(column.name).type):
+            kinds[column.name] = words_of(kind)
+    return _BETWEEN.join(f"{name}: {words}" for name, words in kinds.items())
 
 
 def kinds_of(content: str) -> dict[str, str]:
@@ -222,7 +231,16 @@ class _Given:
 
 
 def _take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out: np.ndarray, faults: RowFaults) -> None:
-    numbers = _numbers(_filled(column))
+    if is_time(column.type):
+        reason = (
+            "Times are never null, since there is no number for none. Fill the column, or drop the row before training."
+        )
+        faults.add(
+            column.is_null().to_numpy(zero_copy_only=False), declared.name, found=lambda _: "null", reason=reason
+        )
+        numbers = declared.scale.numbers(column).astype(np.float32)
+    else:
+        numbers = _numbers(_filled(column))
     if declared.transform == "log1p":
         # maximum() hands NaN on, so a NaN is still seen below.
         numbers = np.log1p(np.maximum(numbers, np.float32(0)))
@@ -295,6 +313,20 @@ def _check_column(
             f"Found column {name!r} of type {schema.field(at[0]).type} in {path}. Expected {expected}. "
             "Cast it when the files are written; strings need mode='hash' or a vocabulary."
         )
+
+
+def _expected_times(scale: TimeScale, otherwise: str) -> str:
+    if scale == TimeScale():
+        return otherwise
+    return (
+        "a column of dates or timestamps"
+        + ("" if scale.since else ", times of day or durations")
+        + ", for which a unit or an origin is declared"
+    )
+
+
+def _is_dense(kind: pa.DataType, column: DenseColumn) -> bool:
+    return column.scale.accepts(kind) or (_is_number(kind) and column.scale == TimeScale())
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -162,6 +162,8 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     for source in data.id_columns.values():
         item = pa.large_string() if source.column in data.strings else pa.int64()
         kinds[source.column] = pa.large_list(item) if source.column in data.list_separators else item
+    for name in data.time_columns & kinds.keys():
+        kinds[name] = pa.timestamp("us")
     if data.sample_id is not None:
         kinds[data.sample_id] = pa.int64()
     return kinds

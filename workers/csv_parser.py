@@ -17,6 +17,7 @@ import pyarrow.compute
 import pyarrow.csv
 
 from workers.csv_records import has_stray_text
+from workers.times import parse_times
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute
@@ -83,8 +84,8 @@ class CsvParser:
         # Arrow takes such text for a part of the value.
         if has_stray_text(text, delimiter=self.delimiter):
             return None
-        # Lists are cut up below; Arrow reads them as strings.
-        read_as = {name: pa.large_string() if pa.types.is_large_list(kind) else kind for name, kind in kinds.items()}
+        # Lists are cut up below, and times read; to Arrow both are strings.
+        read_as = {name: pa.large_string() if _is_read_later(kind) else kind for name, kind in kinds.items()}
         try:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(text),
@@ -96,11 +97,13 @@ class CsvParser:
                     column_types=read_as, include_columns=list(kinds), null_values=[""], strings_can_be_null=True
                 ),
             )
-            return pa.table({name: self._cut_lists(name, table.column(name), kind) for name, kind in kinds.items()})
+            return pa.table({name: self._converted(name, table.column(name), kind) for name, kind in kinds.items()})
         except (pa.ArrowException, UnicodeDecodeError):
             return None
 
-    def _cut_lists(self, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    def _converted(self, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+        if pa.types.is_timestamp(kind):
+            return parse_times(column)
         if not pa.types.is_large_list(kind):
             return column
         return pc.split_pattern(column, self.list_separators[name]).cast(kind)
@@ -157,6 +160,10 @@ def _parse_options(delimiter: str) -> pyarrow.csv.ParseOptions:
     return pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
 
+def _is_read_later(kind: pa.DataType) -> bool:
+    return pa.types.is_large_list(kind) or pa.types.is_timestamp(kind)
+
+
 def _shown(text: bytes) -> str:
     return text[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
 
@@ -164,6 +171,8 @@ def _shown(text: bytes) -> str:
 def _expected(kind: pa.DataType) -> str:
     if pa.types.is_large_list(kind):
         return f"a list of {_expected(kind.value_type)}"
+    if pa.types.is_timestamp(kind):
+        return "a date or time in ISO 8601, such as 2024-05-01 or 2024-05-01T12:30:00Z"
     if pa.types.is_integer(kind):
         return "integers of 64 bits" if kind == pa.int64() else "integers"
     return "numbers" if pa.types.is_floating(kind) else "text in UTF-8"

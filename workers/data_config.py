@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from workers.declared_types import check_plain_fields, shown
+from workers.times import TimeScale, Unit, origin_problem
 
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
@@ -31,16 +32,24 @@ class DenseColumn:
     """One dense number a row, float32.
 
     Attributes:
-      name: the column, of an integer, float or boolean type. A null counts as 0.
+      name: the column, of an integer, float or boolean type, where a null counts as 0; or of dates, timestamps, times of day or durations.
       transform: `identity`, or `log1p` for log(1 + max(x, 0)), which tames counts with long tails.
+      unit, since: of columns of times alone, what number a time becomes; see `workers.times.TimeScale`.
     """
 
     name: str
     transform: Transform = "identity"
+    unit: Unit | None = None
+    since: str | None = None
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
         _check_choice(self.transform, Transform, where=f"transform of dense column {self.name!r}")
+        _check_scale(self.unit, self.since, where=f"dense column {self.name!r}")
+
+    @property
+    def scale(self) -> TimeScale:
+        return TimeScale(self.unit, self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class IdColumn:
     """Where the ids of one feature come from and how a value becomes a row of its table. `workers.id_stage` has the table of all cases.
 
     Attributes:
-      column: a column of integers or strings (one id a sample) or of lists of them (a bag a sample).
+      column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a sample).
       mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`: the row is
         1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values. `vocabulary`: the row
         is `num_reserved` + the number of the value's line in the file; row 0 is for values that the file does not have.
@@ -58,6 +67,7 @@ class IdColumn:
       salt: separates features that hash into one table although equal values mean different things.
       vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
       num_reserved: rows before the first value of the vocabulary, at least 1.
+      unit, since: of columns of times alone, what integer a time becomes: whole units, rounded down; see `workers.times.TimeScale`.
     """
 
     column: str
@@ -67,6 +77,8 @@ class IdColumn:
     salt: int = 0
     vocabulary: str | None = None
     num_reserved: int = 1
+    unit: Unit | None = None
+    since: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.vocabulary, os.PathLike):
@@ -83,6 +95,7 @@ class IdColumn:
                 f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected a file with the mode "
                 "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
             )
+        _check_scale(self.unit, self.since, where=f"id column {self.column!r}")
         if self.num_reserved < 1:
             raise DataConfigError(
                 f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row 0 is for values "
@@ -94,6 +107,10 @@ class IdColumn:
                 f"Found vocabulary_size {self.vocabulary_size} for id column {self.column!r} in mode {self.mode!r}. "
                 f"Expected at least {least}. Give the table more rows."
             )
+
+    @property
+    def scale(self) -> TimeScale:
+        return TimeScale(self.unit, self.since)
 
 
 Data = TypeVar("Data", bound="InputData")
@@ -237,6 +254,7 @@ class CsvData(InputData):
     Attributes:
       delimiter: one character.
       strings: id columns whose values are strings; those of other id columns are integers.
+      times: columns of dates or times in ISO 8601, such as `2024-05-01` or `2024-05-01T12:30:00Z`; those with a `unit` or `since` are so anyway.
       list_separators: column to the character between the ids of its lists.
       rows_per_block: rows that are read, and shuffled, at once.
     """
@@ -246,6 +264,7 @@ class CsvData(InputData):
     strings: tuple[str, ...] = ()
     list_separators: Mapping[str, str] = field(default_factory=dict)
     rows_per_block: int = ROWS_PER_BLOCK
+    times: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         InputData.__post_init__(self)
@@ -257,9 +276,15 @@ class CsvData(InputData):
                 f"Found list_separators={shown(self.list_separators)}. Expected a dictionary of columns to what stands between ids. Write "
                 "list_separators={'genres': '|'}."
             )
-        if isinstance(self.strings, str):
+        for name in ("strings", "times"):
+            if isinstance(getattr(self, name), str):
+                raise DataConfigError(
+                    f"Found {name}={getattr(self, name)!r}. Expected a tuple of columns. Write {name}=({getattr(self, name)!r},)."
+                )
+        both = sorted(self.time_columns & {*self.strings, *self.list_separators})
+        if both:
             raise DataConfigError(
-                f"Found strings={self.strings!r}. Expected a tuple of columns. Write strings=({self.strings!r},)."
+                f"Found columns {both} as times and as strings or lists. Expected one of them. Leave {both[0]!r} out of one."
             )
         if "" in self.list_separators.values():
             raise DataConfigError(
@@ -269,6 +294,13 @@ class CsvData(InputData):
             raise DataConfigError(
                 f"Found delimiter {self.delimiter!r}. Expected one ASCII character other than quotes and line ends. Pass ',' or '\\t'."
             )
+
+    @property
+    def time_columns(self) -> frozenset[str]:
+        """The columns that hold times."""
+        scales = [(column.name, column.scale) for column in self.dense_columns]
+        scales += [(source.column, source.scale) for source in self.id_columns.values()]
+        return frozenset({*self.times, *(name for name, scale in scales if scale != TimeScale())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +370,16 @@ def _check_unique(names: list[str]) -> None:
 def _check_rows_per_block(rows: int) -> None:
     if rows < 1:
         raise DataConfigError(f"Found rows_per_block {rows}. Expected at least 1. Leave it out for {ROWS_PER_BLOCK:,}.")
+
+
+def _check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:
+    if unit is not None:
+        _check_choice(unit, Unit, where=f"unit of {where}")
+    problem = None if since is None else origin_problem(since)
+    if problem:
+        raise DataConfigError(
+            f"Found since={since!r} for {where}. Expected {problem}. Write it so, or leave it out for 1970-01-01."
+        )
 
 
 def _check_choice(value: object, choices: object, *, where: str) -> None:

@@ -6,6 +6,7 @@ What becomes of a value, by the mode of its `IdColumn`:
 |---|---|---|---|
 | integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
 | string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
+| date or time | the row of its whole number of units (`times`) | the same of that number | the same |
 | integer outside [0, size) | malformed row | as any other | as any other |
 | value that the vocabulary does not have | - | - | row 0 |
 | null or empty string, `missing="empty"` | no id | no id | no id |
@@ -44,6 +45,7 @@ from workers.data_config import IdColumn
 from workers.input_errors import InputError
 from workers.mixing import combine
 from workers.string_keys import string_keys
+from workers.times import TimeScale, is_time, words_of
 from workers.vocabulary import Vocabulary, text_of
 
 # Its functions are made when it is imported, so type checkers do not know them.
@@ -108,7 +110,7 @@ class IdStage:
         Raises:
           InputError: a value is refused, and malformed rows are not tolerated.
         """
-        column = _plain(column)
+        column = self._integers_of(column, faults) if is_time(column.type) else _plain(column)
         is_list = _is_list(column.type)
         items = column.flatten() if is_list else column
         if not pa.types.is_integer(items.type) or items.null_count or column.null_count:
@@ -121,6 +123,13 @@ class IdStage:
         if not is_inside:
             self._refuse_outside(items, offsets, faults)
         return bags
+
+    def _integers_of(self, column: pa.Array, faults: RowFaults) -> pa.Array:
+        """Whole units of a column of times; nulls stay, to become what the column declares for missing ids."""
+        whole, is_beyond = self.source.scale.whole(column)
+        reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
+        faults.add(is_beyond, self.source.column, found=lambda row: str(column[row]), reason=reason)
+        return pa.array(whole, mask=_null_mask(column))
 
     def _taken(
         self,
@@ -241,13 +250,17 @@ def _keys(present: pa.Array) -> np.ndarray:
 
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
     """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is accepted."""
+    if is_time(kind):
+        return source.scale.accepts(kind)
     item = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
-    return pa.types.is_integer(item) or (is_text and source.mode != "as_is")
+    return source.scale == TimeScale() and (pa.types.is_integer(item) or (is_text and source.mode != "as_is"))
 
 
 def kind_of(kind: pa.DataType) -> str:
     """What a column that is accepted holds, in words."""
+    if is_time(kind):
+        return words_of(kind)
     item = kind.value_type if _is_list(kind) else kind
     item = item.value_type if pa.types.is_dictionary(item) else item
     words = "integers" if pa.types.is_integer(item) else "text"

@@ -141,15 +141,17 @@ def check_alike(files: Sequence[InputFile]) -> None:
     Raises:
       InputError: a column is of another kind in another file.
     """
-    first: dict[str, tuple[str, InputFile]] = {}
-    for file in files:
-        for column, kind in kinds_of(file.content).items():
-            known, where = first.setdefault(column, (kind, file))
-            if known != kind:
-                raise InputError(
-                    f"Found column {column!r} with {known} in {where.path} and with {kind} in {file.path}. Expected one kind in all files of the "
-                    "data, training and evaluation, since equal values would become other rows or numbers. Write the column alike in all files."
-                )
+    found = [(file, kinds_of(file.content)) for file in files]
+    for column in dict.fromkeys(column for _, kinds in found for column in kinds):
+        # Of dense columns only times are noted.
+        kinds = [kinds.get(column, "numbers") for _, kinds in found]
+        other = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), None)
+        if other is not None:
+            raise InputError(
+                f"Found column {column!r} with {kinds[0]} in {files[0].path} and with {kinds[other]} in {files[other].path}. Expected one kind in "
+                "all files of the data, training and evaluation, since equal values would become other rows or numbers. Write the column alike in "
+                "all files."
+            )
 
 
 def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> None:

@@ -32,7 +32,7 @@ from jobs.prepare.forms import open_form
 from jobs.prepare.ids import RESERVED_ROWS
 from jobs.prepare.page import render_page
 from jobs.prepare.pieces import Piece, plan_pieces
-from jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, read_prepared
+from jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, dense_to_json, read_prepared
 from jobs.prepare.report import build_report
 from jobs.prepare.settings import PrepareError, PrepareSettings
 from jobs.search_path import without_current_folder
@@ -136,7 +136,8 @@ def prepare(
 def _identity(files: Sequence[str], settings: PrepareSettings) -> dict[str, Any]:
     """All that decides the bytes of the set. Sources count by name, size and time or etag."""
     sources = [[path, *file_version(path)] for path in files]
-    return json.loads(json.dumps({"format_version": _FORMAT_VERSION, "sources": sources, "settings": asdict(settings)}))
+    described = {**asdict(settings), "dense": dense_to_json(settings.dense)}
+    return json.loads(json.dumps({"format_version": _FORMAT_VERSION, "sources": sources, "settings": described}))
 
 
 def _present(folder: Path, report: dict[str, Any], identity: dict[str, Any]) -> Prepared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -50,7 +50,7 @@ class PreparedSet:
     fields: tuple[PreparedField, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"format_version": FORMAT_VERSION, **asdict(self)}
+        return {"format_version": FORMAT_VERSION, **asdict(self), "dense": dense_to_json(self.dense)}
 
     @property
     def sha256(self) -> str:
@@ -69,6 +69,11 @@ class PreparedSet:
             )
             for field in self.fields
         )
+
+
+def dense_to_json(columns: Sequence[DenseColumn]) -> list[dict[str, str]]:
+    """What a prepared set says of its numbers. It has no times, so nothing of those."""
+    return [{"name": column.name, "transform": column.transform} for column in columns]
 
 
 def read_prepared(url: str) -> PreparedSet:
