@@ -40,6 +40,7 @@ from orchestrator.trainer import check_hosts, fit
 from workers.fault_plan import read_plan
 from workers.job import JobReference
 from workers.storage import Store
+from workers.strict_json import DocumentRefused
 
 if TYPE_CHECKING:
     from jobs.cli import Plan, Resume, Train
@@ -249,7 +250,7 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
 
 
 def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter: ConsoleReporter) -> int:
-    config = _config(command, steps=run.total_steps, recorded=read_policies(run.store))
+    config = _config(command, steps=run.total_steps, recorded=_recorded_policies(run, reporter))
     started = time.monotonic()
     result = finished(run, config)
     if result is None:
@@ -259,6 +260,18 @@ def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter
     seconds = time.monotonic() - started
     show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
     return EXIT_STOPPED if result.stopped_by else 0
+
+
+def _recorded_policies(run: OpenRun, reporter: ConsoleReporter) -> PolicyRecord | None:
+    """What the run has kept so far. Where the record is damaged, a record that keeps all: what it kept must not be deleted."""
+    try:
+        return read_policies(run.store)
+    except DocumentRefused as error:
+        reporter.notice(
+            f"the record of which commits stay is damaged and ignored: {error.name} ({error.found}). All commits stay, unless flags say "
+            f"otherwise (--keep, --keep-every, --keep-best)"
+        )
+        return PolicyRecord.of(CheckpointConfig(num_to_keep=None), generation=0)
 
 
 def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from orchestrator.policy_record import PolicyRecord
 
 EXIT_DIFFERENT = 1
 
@@ -216,13 +219,10 @@ def _compact(command: Compact) -> int:
 def _prune(command: Prune) -> int:
     from orchestrator.config import CheckpointConfig
     from orchestrator.inspect_run import format_bytes
-    from orchestrator.policy_record import read_policies
     from orchestrator.prune import prune
-    from orchestrator.run_reference import open_run_store
 
-    also = None
+    also, recorded = None, _recorded_policies(command)
     if command.keep_every is not None or command.keep_best is not None:
-        recorded = read_policies(open_run_store(command.run))
         own = CheckpointConfig() if recorded is None else recorded.config
         also = CheckpointConfig(
             keep_every_steps=own.keep_every_steps if command.keep_every is None else command.keep_every or None,
@@ -242,3 +242,25 @@ def _prune(command: Prune) -> int:
         print(f"deleted attempt {name}")
     print(f"{removal.num_files:,} files, {format_bytes(removal.num_bytes)} deleted")
     return 0
+
+
+def _recorded_policies(command: Prune) -> PolicyRecord | None:
+    """What the run keeps besides its newest commits.
+
+    Raises:
+      ConfigurationError: the record is damaged, and the flags do not say it.
+    """
+    from orchestrator.config import ConfigurationError
+    from orchestrator.policy_record import read_policies
+    from orchestrator.run_reference import open_run_store
+    from workers.strict_json import DocumentRefused
+
+    try:
+        return read_policies(open_run_store(command.run))
+    except DocumentRefused as error:
+        if command.keep_every is not None and command.keep_best == 0:
+            return None
+        raise ConfigurationError(
+            f"Found {error.found} in {error.name}. Expected the record of which commits the run keeps besides its newest. Say it with --keep-every N "
+            f"(0 for none) and --keep-best 0; which metric was to be best, nobody knows any more."
+        ) from error

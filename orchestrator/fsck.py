@@ -1,6 +1,7 @@
 """Checking a run offline: every byte of its commits, the chain that joins them, its record and its leases. Changes nothing.
 
-Each damage names the file, and for a chunk the table, the array, the bucket and its rows, so that one can judge what is lost. What no
+Each damage names the file, and for a chunk the table, the array, the bucket and its rows, so that one can judge what is lost; and it says what to
+do, and what depends on the file. What no
 reader uses (attempts that never became commits, commits of drivers that were fenced, extra files) is reported apart: it harms nobody,
 and `podembed prune` removes it. Heartbeats are advisory and may be torn, so they are not looked at. A driver may be at work meanwhile.
 """
@@ -8,16 +9,18 @@ and `podembed prune` removes it. Heartbeats are advisory and may be torn, so the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator import checkpoint
 from orchestrator.deletions import read_deletions
 from orchestrator.fsck_leases import lease_findings
 from orchestrator.fsck_leftovers import Leftover, find_leftovers
+from orchestrator.fsck_remedies import SHORTER_CHAIN, remedy_of, remedy_of_commit
 from orchestrator.history_record import FOLDER as HISTORY_FOLDER
 from orchestrator.history_record import read_history
+from orchestrator.input_record import CHANGES_FOLDER, read_input
 from orchestrator.inspect_run import format_bytes
-from orchestrator.lease import read_commit_names, read_lineage
+from orchestrator.lease_files import newest_base_file, read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, commit_file, parse_commit_name
 from orchestrator.policy_record import FOLDER, read_policies
 from orchestrator.run_record import RUN_FILE, RunRecord, read_run
@@ -38,6 +41,7 @@ class Finding:
       commit: that needs the file; None for what belongs to the whole run.
       file: relative to the run.
       place: what the file holds, such as table, array, bucket and rows.
+      remedy: what to do, and what depends on the file.
     """
 
     commit: str | None
@@ -45,6 +49,7 @@ class Finding:
     place: str
     found: str
     expected: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,7 @@ def check_run(
     store = url if isinstance(url, Store) else open_run_store(url)
     record, findings = _check_record(store)
     lineage, lineage_findings = _check_lineage(store)
+    told = {finding.file for finding in lineage_findings}
     if commit is not None:
         _require(store, commit)
         names = [commit]
@@ -112,8 +118,9 @@ def check_run(
         findings += [
             *_check_policies(store),
             *_check_history(store),
+            *(_of_run(_damage(error.name, error, ""), "the data files") for error in read_input(store).damaged),
             *lineage_findings,
-            *(_of_run(damage, "lease") for damage in lease_findings(store)),
+            *(_of_run(damage, "lease") for damage in lease_findings(store) if damage.name not in told),
         ]
         names = [*lineage]
         if include_uncounted or lineage_findings:
@@ -135,12 +142,48 @@ def check_run(
     if commit is None and not lineage_findings:
         leftovers = find_leftovers(store, going=going)
         findings += _chain_findings(store, lineage, seen=published | going, leftovers=leftovers)
-    return RunCheck(
-        location=store.location,
-        commits=tuple(checked),
-        findings=tuple(findings),
-        leftovers=leftovers,
+    return with_remedies(
+        store,
+        RunCheck(location=store.location, commits=tuple(checked), findings=tuple(findings), leftovers=leftovers),
     )
+
+
+def with_remedies(store: Store, check: RunCheck) -> RunCheck:
+    """The same with what to do about each finding; asks the storage for names."""
+    whole = [commit.name for commit in check.commits if commit.counts and not commit.findings and not commit.is_gone]
+    newest_base, needed_base = newest_base_file(store), _needed_base(store)
+    newest_change = max((f"{CHANGES_FOLDER}/{name}" for name in store.children(CHANGES_FOLDER)), default=None)
+
+    def of_run(finding: Finding) -> Finding:
+        remedy = remedy_of(
+            finding.file,
+            location=check.location,
+            newest_base=newest_base,
+            needed_base=needed_base,
+            newest_change=newest_change,
+            newest_commit=whole[0] if whole else None,
+        )
+        return replace(finding, remedy=remedy)
+
+    def of_commit(commit: CheckedCommit) -> CheckedCommit:
+        remedy = remedy_of_commit(location=check.location, is_head=commit.is_head, counts=commit.counts, whole=whole)
+        return replace(commit, findings=tuple(replace(finding, remedy=remedy) for finding in commit.findings))
+
+    # The chain's findings name a commit but are of the run: a way back is shorter, which stops nobody.
+    findings = [
+        of_run(finding) if finding.commit is None else replace(finding, remedy=SHORTER_CHAIN)
+        for finding in check.findings
+    ]
+    return replace(check, findings=tuple(findings), commits=tuple(map(of_commit, check.commits)))
+
+
+def _needed_base(store: Store) -> str | None:
+    """The older base that the lineage needs, if it is lost."""
+    try:
+        read_lineage(store, rebuild=True, whole=True)
+    except DocumentRefused as error:
+        return error.name
+    return None
 
 
 def render(check: RunCheck) -> str:
@@ -173,7 +216,9 @@ def _check_lineage(store: Store) -> tuple[tuple[str, ...], list[Finding]]:
         return read_lineage(store), []
     except (NameNotFound, DocumentRefused) as error:
         file = getattr(error, "name", "lease")
-        return (), [_of_run(_damage(file, error, "bases that lead from commit to commit"), "which commits count")]
+        return read_lineage(store, rebuild=True), [
+            _of_run(_damage(file, error, "bases that lead from commit to commit"), "which commits count")
+        ]
     except ValueError as error:  # A base that names a newer commit.
         damage = Damage(name="lease", found=str(error), expected="bases that lead from commit to commit")
         return (), [_of_run(damage, "which commits count")]
@@ -193,8 +238,7 @@ def _check_history(store: Store) -> list[Finding]:
     try:
         read_history(store)
     except (NameNotFound, DocumentRefused) as error:
-        place = "loss and evaluations, for people; training needs none of it. Delete the file, and the next commit writes another"
-        return [_of_run(_damage(getattr(error, "name", HISTORY_FOLDER), error, "a record"), place)]
+        return [_of_run(_damage(getattr(error, "name", HISTORY_FOLDER), error, "a record"), "loss and evaluations")]
     return []
 
 
@@ -350,4 +394,6 @@ def _finding_lines(finding: Finding) -> str:
     lines.append(f"    found {finding.found}; expected {finding.expected}")
     if finding.commit:
         lines.append(f"    needed by {finding.commit}")
+    if finding.remedy:
+        lines.append(f"    to do: {finding.remedy}")
     return "\n".join(lines)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from orchestrator.lease import Claim, read_base, read_claims
+from orchestrator.lease import Claim
+from orchestrator.lease_files import generations_with_base, lease_file, read_base, read_claims
 from orchestrator.records import decode
 from orchestrator.verification import Damage
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
 
-LEASE_FILE = re.compile(r"g(\d{8,12})\.(claim|base\.json|hb)")
 _MAX_CLAIM_BYTES = 1 << 14
 
 
@@ -24,20 +23,25 @@ def lease_findings(store: Store) -> Iterator[Damage]:
     claims = read_claims(store)
     for generation in claims:
         yield from _claim_findings(store, generation)
-    for generation in _generations_with_base(store):
+    for generation in generations_with_base(store):
         if generation not in claims:
             found = f"a base, but no g{generation:08d}.claim"
-            yield Damage(name=_name(generation, "base.json"), found=found, expected="a claim, which is never deleted")
+            yield Damage(
+                name=lease_file(generation, "base.json"), found=found, expected="a claim, which is never deleted"
+            )
         try:
             read_base(store, generation)
         except DocumentRefused as error:
             yield Damage(name=error.name, found=error.found, expected=error.expected)
+        except NameNotFound as error:
+            expected = "a base, which every generation with a commit has"
+            yield Damage(name=error.name, found=error.found, expected=expected)
         except StorageError as error:
-            yield Damage(name=_name(generation, "base.json"), found=str(error), expected="a base that can be read")
+            yield Damage(name=lease_file(generation, "base.json"), found=str(error), expected="a base that can be read")
 
 
 def _claim_findings(store: Store, generation: int) -> Iterator[Damage]:
-    name = _name(generation, "claim")
+    name = lease_file(generation, "claim")
     try:
         claim = decode(Claim, name, store.read(name, max_bytes=_MAX_CLAIM_BYTES))
     except DocumentRefused as error:
@@ -49,12 +53,3 @@ def _claim_findings(store: Store, generation: int) -> Iterator[Damage]:
     else:
         if claim.generation != generation:
             yield Damage(name=name, found=f"the claim of generation {claim.generation}", expected=f"of {generation}")
-
-
-def _generations_with_base(store: Store) -> list[int]:
-    matches = map(LEASE_FILE.fullmatch, store.children("lease"))
-    return sorted(int(match.group(1)) for match in matches if match and match.group(2) == "base.json")
-
-
-def _name(generation: int, kind: str) -> str:
-    return f"lease/g{generation:08d}.{kind}"

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator import checkpoint
-from orchestrator.fsck_leases import LEASE_FILE
-from orchestrator.lease import read_claims, read_lineage
+from orchestrator.lease_files import LEASE_FILE, read_claims, read_lineage
 from orchestrator.manifest import commit_file, parse_commit_name
 from workers.storage import Store
 from workers.storage_errors import StorageError

@@ -13,12 +13,13 @@ import time
 from dataclasses import dataclass
 
 from orchestrator.input_change import FileRecord, InputChanged, InputRecord, judge
-from orchestrator.records import decode, encode
+from orchestrator.records import Record, decode, encode, read_document
 from workers.input_files import InputFile
 from workers.input_index import InputIndex, changed_files
 from workers.lanes import LanePlan
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
+from workers.strict_json import DocumentRefused
 
 INPUT_FILE = "INPUT.json"
 CHANGES_FOLDER = "input"
@@ -54,11 +55,15 @@ def read_changes(store: Store) -> tuple[AcceptedChange, ...]:
     Raises:
       DocumentRefused: a record is damaged.
     """
-    names = [f"{CHANGES_FOLDER}/{name}" for name in sorted(store.children(CHANGES_FOLDER))]
-    return tuple(
-        decode(AcceptedChange, name, store.read(name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
-        for name in names
-    )
+    return tuple(_read(store, name, AcceptedChange) for name in _change_files(store))
+
+
+def _change_files(store: Store) -> list[str]:
+    return [f"{CHANGES_FOLDER}/{name}" for name in sorted(store.children(CHANGES_FOLDER))]
+
+
+def _read(store: Store, name: str, kind: type[Record]) -> Record:
+    return decode(kind, name, read_document(store, name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +73,19 @@ class RunInput:
     Attributes:
       began: the files that it began with; None if that is not known.
       accepted: in the order in which they were accepted.
+      damaged: records that cannot be read.
     """
 
     began: InputRecord | None
     accepted: tuple[AcceptedChange, ...]
+    damaged: tuple[DocumentRefused, ...] = ()
+    is_newest_damaged: bool = False
 
     @property
     def newest(self) -> InputRecord | None:
+        """The files that a start is compared with; None if that is not known."""
+        if self.is_newest_damaged:
+            return None
         return self.accepted[-1].now if self.accepted else self.began
 
     def at(self, step: int) -> InputRecord | None:
@@ -83,15 +94,29 @@ class RunInput:
 
 
 def read_input(store: Store) -> RunInput:
-    """Raises:
-    DocumentRefused: a record is damaged.
-    """
+    """The records, as far as they can be read: what data a run had is advice, which must not keep anybody from going on."""
+    began, accepted, damaged = None, [], []
     try:
-        content = store.read(INPUT_FILE, max_bytes=_MAX_INPUT_BYTES)
+        began = _read(store, INPUT_FILE, InputRecord)
     except NameNotFound:
-        return RunInput(began=None, accepted=read_changes(store))
-    began = decode(InputRecord, INPUT_FILE, content, max_bytes=_MAX_INPUT_BYTES)
-    return RunInput(began=began, accepted=read_changes(store))
+        pass  # The first start was killed before it wrote it.
+    except DocumentRefused as error:
+        damaged.append(error)
+    is_newest_damaged = False
+    for name in _change_files(store):
+        try:
+            accepted.append(_read(store, name, AcceptedChange))
+            is_newest_damaged = False
+        except DocumentRefused as error:
+            damaged.append(error)
+            is_newest_damaged = True
+    return RunInput(began=began, accepted=tuple(accepted), damaged=tuple(damaged), is_newest_damaged=is_newest_damaged)
+
+
+def write_input_again(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
+    """Replaces a damaged record of the files that the run began with. For the holder of the lease, with those very files."""
+    store.delete(INPUT_FILE)
+    write_input(store, train, evaluation)
 
 
 def differences(known: RunInput, train: InputIndex, evaluation: InputIndex | None) -> list[str] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.checkpoint import CommitInfo, list_commits
 from orchestrator.history_record import HistoryRecord, read_history
-from orchestrator.input_record import AcceptedChange, read_changes, shortened
+from orchestrator.input_record import AcceptedChange, read_input, shortened
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
 from orchestrator.run_record import RunRecord, find_run
@@ -32,6 +32,7 @@ class RunDescription:
       commits: those that count, newest first, then leftovers.
       input_changes: of its data files, accepted since it began.
       history: loss and evaluations up to the newest commit; None if its record is damaged.
+      damaged: records of data files that cannot be read.
     """
 
     location: str
@@ -42,6 +43,7 @@ class RunDescription:
     commits: tuple[CommitInfo, ...]
     input_changes: tuple[AcceptedChange, ...]
     history: HistoryRecord | None
+    damaged: tuple[str, ...] = ()
 
     @property
     def head(self) -> CommitInfo | None:
@@ -54,7 +56,7 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
     Raises:
       DocumentRefused: RUN.json or a base is damaged, so nothing can be said about which commits count.
     """
-    claims = read_claims(store)
+    claims, known = read_claims(store), read_input(store)
     commits = list_commits(store)
     return RunDescription(
         location=store.location,
@@ -63,8 +65,9 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
         generation=claims[-1] if claims else 0,
         heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
         commits=commits,
-        input_changes=read_changes(store),
+        input_changes=known.accepted,
         history=_history(store, next((commit.step for commit in commits if commit.is_head), 0)),
+        damaged=tuple(error.name for error in known.damaged),
     )
 
 
@@ -142,6 +145,7 @@ def _header(description: RunDescription) -> str:
         f"{shortened(change.changes)}"
         for change in description.input_changes
     ]
+    lines += [f"{name} is DAMAGED; podembed fsck says what follows" for name in description.damaged]
     return "\n".join(lines)
 
 

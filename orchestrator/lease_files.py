@@ -93,9 +93,7 @@ def read_newest_base(store: Store, *, rebuild: bool = False) -> Base | None:
       BaseLost: it is, and `rebuild` is not set.
     """
     commits = read_commit_names(store)
-    # A commit follows the base of its generation, so a generation with a commit has, or had, a base.
-    generations = sorted({*_generations(store, "base.json"), *_committed(commits)}, reverse=True)
-    for generation in generations:
+    for generation in reversed(generations_with_base(store)):
         try:
             return read_base(store, generation)
         except (NameNotFound, DocumentRefused) as error:
@@ -104,6 +102,17 @@ def read_newest_base(store: Store, *, rebuild: bool = False) -> Base | None:
         if generation in _committed(commits):
             return _told_base(store, generation, commits) or Base(generation, None)
     return None
+
+
+def newest_base_file(store: Store) -> str | None:
+    """The name of the base that `read_newest_base` reads, whether it is there or not; None before the first."""
+    return max((lease_file(generation, "base.json") for generation in generations_with_base(store)), default=None)
+
+
+def generations_with_base(store: Store) -> list[int]:
+    """Generations that have a base, or a commit, which follows the base of its generation; in order."""
+    committed = _committed(read_commit_names(store))
+    return sorted({*_generations(store, "base.json"), *committed})
 
 
 def read_head(store: Store) -> str | None:

@@ -24,6 +24,7 @@ from orchestrator.clock import SYSTEM_CLOCK, Clock
 from orchestrator.config import CheckpointConfig, ConfigurationError, WarmStart
 from orchestrator.errors import JobFailed
 from orchestrator.input_record import (
+    INPUT_FILE,
     check_order,
     differences,
     input_changed,
@@ -31,6 +32,7 @@ from orchestrator.input_record import (
     record_change,
     shortened,
     write_input,
+    write_input_again,
 )
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
@@ -160,6 +162,12 @@ class OpenRun:
         """
         known = read_input(self.store)
         if not self.input_changes and not known.accepted:
+            if known.damaged:
+                # The files are those of the record's fingerprint, so what is written is what stood there.
+                write_input_again(self.store, self.train_index, self.eval_index)
+                self.notice(
+                    f"{INPUT_FILE} was damaged; it was written again from the data files, which are those that the run began with"
+                )
             return
         check_order(known, self.train_index, self.eval_index, self.input_plan, step=step)
         if self.input_changes:
@@ -439,12 +447,16 @@ def _compare_input(run: OpenRun, now: RunRecord, *, accept: bool) -> None:
     """Compares the files with those that the run knows; fills `run.input_changes` with what was accepted.
 
     Raises:
-      InputChanged: they differ and that was not accepted, or cannot be.
+      InputChanged: they differ, or the newest record is damaged, and that was not accepted, or cannot be.
       RunMismatch: the run has no record of its files, and they have another number of rows.
     """
     known = read_input(run.store)
+    for damage in known.damaged:
+        run.notice(f"a record of the run's data files is damaged and ignored: {damage.name} ({damage.found})")
     changed = differences(known, run.train_index, run.eval_index)
-    if changed is None and run.record.input_fingerprint != now.input_fingerprint:
+    if known.is_newest_damaged:
+        changed = [f"nobody knows, since {known.damaged[-1].name}, the record of the files accepted last, is damaged"]
+    elif changed is None and run.record.input_fingerprint != now.input_fingerprint:
         changed = ["names, sizes, times or row counts differ"]
     if changed and not accept:
         raise input_changed(run.store, changed)

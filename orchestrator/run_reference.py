@@ -12,10 +12,11 @@ from orchestrator import checkpoint
 from orchestrator.config import ConfigurationError
 from orchestrator.lease import read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, parse_commit_name
-from orchestrator.run_record import RUN_FILE
+from orchestrator.run_record import RUN_FILE, read_run
 from workers.checkpoint_files import TableFiles
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, NotAFolder
+from workers.strict_json import DocumentRefused
 
 _MAX_NAMES_SHOWN = 8
 
@@ -92,8 +93,27 @@ def open_commit(reference: str, *, commit: str | None = None) -> CommittedState:
             raise ConfigurationError(
                 f"Found no commit in {store.location}. Expected at least one. Wait for the run's first, or train further."
             )
-        return CommittedState(store=store, manifest=checkpoint.load(store, lineage[0]))
-    return CommittedState(store=store, manifest=load_named(store, name))
+        return CommittedState(store=store, manifest=_of_this_run(store, checkpoint.load(store, lineage[0])))
+    return CommittedState(store=store, manifest=_of_this_run(store, load_named(store, name)))
+
+
+def _of_this_run(store: Store, manifest: Manifest) -> Manifest:
+    """Refuses a manifest that somebody put here from another run. Where the run's record is lost or damaged nothing is compared: tables may
+    be rescued from such a run.
+
+    Raises:
+      ConfigurationError: it is another run's.
+    """
+    try:
+        run_id = read_run(store).run_id
+    except (NameNotFound, DocumentRefused):
+        return manifest
+    if manifest.run_id != run_id:
+        raise ConfigurationError(
+            f"Found commit {manifest.name} of run {manifest.run_id[:60]} in {store.location}. Expected run {run_id[:60]}, as {RUN_FILE} says. "
+            f"Somebody put it there: choose another commit, or read that one in its own run's folder."
+        )
+    return manifest
 
 
 def split_reference(reference: str) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ import google_crc32c
 import numpy as np
 
 from orchestrator.config import ConfigurationError
+from orchestrator.verification import require_metadata
 from workers.checkpoint_files import (
     ArrayFiles,
     DeltaPart,
@@ -46,6 +47,7 @@ def row_batches(
     Raises:
       ChunkDamaged: a file is missing or differs from the manifest; at the latest instead of the last batch.
     """
+    require_metadata(store, table)
     dtype = DTYPES[array.dtype]
     position_bytes = array.width * dtype.itemsize
     at_once = min(table.rows_per_bucket, max(1, batch_bytes // (position_bytes * table.num_buckets)))
@@ -125,6 +127,7 @@ def read_rows(
       ChunkDamaged: a bucket is not what was committed.
     """
     numbers = check_ids(table, ids)
+    require_metadata(store, table)
     arrays = table.arrays if with_slots else table.arrays[:1]
     found = {array.name: np.empty((len(numbers), array.width), DTYPES[array.dtype]) for array in arrays}
     buckets = numbers % table.num_buckets

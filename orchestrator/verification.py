@@ -99,6 +99,24 @@ def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
         yield from _array_damages(store, leaf)
 
 
+def require_metadata(store: Store, table: TableFiles) -> None:
+    """Compares the descriptions of a table's arrays with the manifest, by which they are read: a reader of the files alone must see the same.
+
+    Raises:
+      ChunkDamaged: one is missing or differs.
+    """
+    described = [
+        (f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c) for array in table.arrays
+    ]
+    described += [
+        (f"{file.path}/zarr.json", file.metadata_size_bytes, file.metadata_crc32c) for file in delta_files(table)
+    ]
+    for damage in (
+        damage for name, size, checksum in described for damage in _file_damages(store, name, size, checksum)
+    ):
+        raise ChunkDamaged(damage.name, damage.found, damage.expected, place=f"table '{table.name}', shape")
+
+
 def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
     yield from _file_damages(store, f"{file.path}/zarr.json", file.metadata_size_bytes, file.metadata_crc32c)
     try:

@@ -105,6 +105,45 @@ def test_one_changed_bit_of_any_file_is_found_before_a_step_is_trained(run: Path
     assert not list((run / "commit").glob("s000000009-*")), "nothing was trained and committed"
 
 
+def test_a_damaged_base_is_done_without_where_that_is_allowed(run: Path, whole: dict[str, np.ndarray]) -> None:
+    """The remedy that the check and the refusal name; nothing is lost, since the commits tell the same."""
+    head = head_of(run)
+    flip_byte(run / "lease/g00000001.base.json", 12)
+    code, out, _ = podembed("fsck", str(run))
+    assert code == 1
+    assert f"podembed resume {run} --allow-ancestor" in out
+    code, out, err = resume(run, "--allow-ancestor")
+    assert code == 0, err
+    assert f"from commit {head.name}" in out
+    assert_same_bytes(committed_state(str(run)), whole)
+
+
+@pytest.mark.parametrize("name", ["INPUT.json", "policies/g00000001.json"])
+def test_damaged_advice_is_found_said_and_stops_nobody(run: Path, whole: dict[str, np.ndarray], name: str) -> None:
+    flip_byte(run / name, 25)
+    code, out, _ = podembed("fsck", str(run))
+    assert code == 1
+    assert name in out
+    assert "it is advice" in out
+    code, out, err = resume(run)
+    assert code == 0, err
+    assert name in out
+    assert "damaged and ignored" in out
+    if name.startswith("policies"):
+        assert "All commits stay" in out
+    assert_same_bytes(committed_state(str(run)), whole)
+
+
+def test_without_its_record_a_run_is_where_a_new_one_can_begin(small_data: str, run: Path, tmp_path: Path) -> None:
+    flip_byte(run / "RUN.json", 30)
+    code, out, _ = podembed("fsck", str(run))
+    assert code == 1
+    source = f"{run}@{head_of(run).name}"
+    assert f"--warm-start {source}" in out
+    code, _, err = train(small_data, tmp_path / "next", "--max-steps", "3", "--warm-start", source)
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("kind", ["rows", "dense leaf", "manifest"])
 def test_an_older_commit_is_used_loudly_and_only_when_allowed(
     run: Path, whole: dict[str, np.ndarray], kind: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.config import ConfigurationError
 from orchestrator.extract import extract, render
 from orchestrator.run_reference import CommittedState, open_commit, split_reference
+from orchestrator.table_rows import row_batches
 from tests.orchestrator.committed_tables import create_run, flip_byte, run_with, two_tables
 from workers.chunks import ChunkDamaged
 from workers.storage import Store
@@ -113,3 +115,27 @@ class TestReferences:
         name = "s000000010-g00000001"
         assert split_reference(f"gs://me@home/run@{name}") == ("gs://me@home/run", name)
         assert split_reference("runs/me@home") == ("runs/me@home", None)
+
+
+def test_a_manifest_of_another_run_and_a_forged_description_are_refused(tmp_path: Path) -> None:
+    """Each in a run that is sound otherwise, whose other readers look at the manifest alone."""
+    tables = two_tables()
+    store, manifests = run_with(tmp_path / "run", tables, 10)
+    other, others = run_with(tmp_path / "other", tables, 20, run_id="run-2")
+    shutil.copy(other.locate(f"commit/{others[0].name}.json"), store.locate(f"commit/{others[0].name}.json"))
+    shutil.copytree(other.locate(f"data/{others[0].name}"), store.locate(f"data/{others[0].name}"))
+    with pytest.raises(ConfigurationError, match="of run run-2.*Expected run run-1"):
+        open_commit(store.location)
+    with pytest.raises(ConfigurationError, match="of run run-2.*Expected run run-1"):
+        open_commit(f"{store.location}@{others[0].name}")
+    # Without a record nobody can tell, and tables may be rescued.
+    store.delete("RUN.json")
+    assert open_commit(store.location).manifest == others[0]
+    state = open_commit(f"{store.location}@{manifests[0].name}")
+    described = f"{state.table('users').arrays[0].path}/zarr.json"
+    forged = store.read(described, max_bytes=1 << 16).replace(b'"float32"', b'"uint8  "')
+    store.replace(described, forged)
+    with pytest.raises(ChunkDamaged, match=described):
+        extract(state, "users", [3])
+    with pytest.raises(ChunkDamaged, match=described):
+        next(row_batches(store, state.table("users"), state.table("users").arrays[0]))

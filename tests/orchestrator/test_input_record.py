@@ -21,7 +21,6 @@ from workers.data_config import IdColumn, ParquetData
 from workers.input import InputIndex, LanePlan, build_index, training_plan
 from workers.job import JobConfig, JobReference
 from workers.storage import Store
-from workers.strict_json import DocumentRefused
 
 
 def job(*, folder: str) -> JobConfig:
@@ -194,12 +193,16 @@ def test_a_change_of_held_out_files_alone_is_a_change(tmp_path: Path) -> None:
     check_order(read_input(store), index, other, plan, step=1)
 
 
-def test_a_damaged_record_is_refused(run: OpenRun, data: Path) -> None:
+def test_a_damaged_record_of_what_was_accepted_last_is_refused_until_it_is_accepted_anew(
+    run: OpenRun, data: Path
+) -> None:
     touch(data, 1)
     open_run(run.url, accept_input_change=True).acquire().release()
     path = Path(run.url, "input", "change-00001.json")
     document = json.loads(path.read_text())
     assert document["step"] == 0
     path.write_text(path.read_text().replace('"step":0', '"step":1'))
-    with pytest.raises(DocumentRefused, match=r"change-00001\.json"):
+    with pytest.raises(InputChanged, match=r"change-00001\.json.*--accept-input-change"):
         open_run(run.url)
+    open_run(run.url, accept_input_change=True).acquire().release()
+    open_run(run.url)
