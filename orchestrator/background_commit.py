@@ -31,12 +31,14 @@ from orchestrator.errors import WorkerFailure, cause
 from orchestrator.lease import PublicationUnsettled
 from orchestrator.manifest import Manifest, commit_name
 from orchestrator.worker_group import Call, Receipts, WorkerGroup
-from workers.storage_errors import StorageError, may_pass
+from workers.storage_errors import StorageError, StorageFull, may_pass
 
 # (commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
 Publish = Callable[[Manifest | None, Receipts], Manifest]
 _LOOK_S = 0.05
 FIRST_WAIT_S = 1.0
+# A disk that is full does not become empty by itself, and somebody waits for the end of the run.
+FULL_AT_STOP_S = 10.0
 LONGEST_WAIT_S = 30.0
 
 
@@ -63,6 +65,7 @@ class FailedSave:
       head_step: the step to which a fault would lead back now.
       left: why files that it wrote are still there; None if they are gone.
       needs_all: files of earlier commits are lost, so that the next save writes all rows.
+      is_full: the storage has no room, which does not pass by itself.
     """
 
     step: int
@@ -72,6 +75,7 @@ class FailedSave:
     head_step: int
     left: str | None
     needs_all: bool = False
+    is_full: bool = False
 
     def __str__(self) -> str:
         follows = (
@@ -92,11 +96,11 @@ class SavesFailed(StorageError):
 
 
 class _Lost(Exception):
-    """How the publishing thread says that a save is lost. `left` and `needs_all` as in `FailedSave`."""
+    """How the publishing thread says that a save is lost. The other attributes as in `FailedSave`."""
 
-    def __init__(self, reason: str, left: str | None, *, needs_all: bool = False) -> None:
+    def __init__(self, reason: str, left: str | None, *, needs_all: bool = False, is_full: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.left, self.needs_all = reason, left, needs_all
+        self.reason, self.left, self.needs_all, self.is_full = reason, left, needs_all, is_full
 
 
 class Publisher(Protocol):
@@ -169,6 +173,7 @@ class BackgroundCommits:
       remove: deletes the files of an attempt, by its name; called from the publishing thread.
       patience: what is borne of the storage.
       publisher: by default a thread of its own.
+      is_stopping: whether somebody has asked the run to end and waits for it.
 
     Attributes:
       head: the last acknowledged commit.
@@ -190,6 +195,7 @@ class BackgroundCommits:
         patience: Patience | None = None,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Publisher | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.head = head
         self.begun_step = self.committed_step
@@ -204,6 +210,7 @@ class BackgroundCommits:
         self._remove = remove
         self._patience = patience or Patience()
         self._clock = clock
+        self._is_stopping = is_stopping
         self._under_way: _UnderWay | None = None
         self._last_failure: FailedSave | None = None
         self._is_insisting = False
@@ -349,16 +356,35 @@ class BackgroundCommits:
         started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
         self._is_insisting = True
         self.finish()
+        stop_s: float | None = None
         while self.committed_step != step:
-            if self._clock.monotonic_s() - started_s + wait_s > self._patience.timeout_s:
-                raise self._give_up(f"and none that succeeded within {self._patience.timeout_s:.0f} s")
-            self._rest(wait_s)
+            if stop_s is None and self._is_stopping():
+                stop_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+                self._tell_stop(self._until_s(started_s, stop_s) - stop_s)
+            if self._clock.monotonic_s() + wait_s > self._until_s(started_s, stop_s):
+                seconds = self._until_s(started_s, stop_s) - started_s
+                raise self._give_up(f"and none that succeeded within {seconds:.0f} s")
+            if self._rest(wait_s, is_cut=stop_s is None):
+                continue
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             # The same step has the same names, so nothing of the failed attempt may be left.
             if self._is_clear(step):
                 self._start(step, publish)
                 self.finish()
         self._is_insisting = False
+
+    def _until_s(self, started_s: float, stop_s: float | None) -> float:
+        """Until when saves are tried. `stop_s`: since when the run is to end, if it is."""
+        until_s = started_s + self._patience.timeout_s
+        is_full = self._last_failure is not None and self._last_failure.is_full
+        return until_s if stop_s is None or not is_full else min(until_s, stop_s + FULL_AT_STOP_S)
+
+    def _tell_stop(self, seconds: float) -> None:
+        reason = self._last_failure.reason if self._last_failure else "it has not answered yet."
+        self._notice(
+            f"the run is to end, but the storage fails its last commit: {reason} It is tried again for up to {max(0.0, seconds):.0f} s. Ctrl-C once "
+            f"more leaves at once; a resume then goes on from step {self.committed_step}"
+        )
 
     def _give_up(self, found: str) -> SavesFailed:
         reason = self._last_failure.reason if self._last_failure else "none was begun."
@@ -369,11 +395,15 @@ class BackgroundCommits:
             else f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a first commit. Mend the storage, then resume."
         )
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, seconds: float, *, is_cut: bool) -> bool:
+        """Waits. `is_cut`: ends early, and says so, when the run is asked to end."""
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > 0:
+            if is_cut and self._is_stopping():
+                return True
             self._group.on_poll()
             self._clock.sleep(min(_LOOK_S, left_s))
+        return False
 
     def _is_clear(self, step: int) -> bool:
         """Whether nothing is left of a failed attempt to save this step; tries once more to remove it."""
@@ -381,7 +411,9 @@ class BackgroundCommits:
         if failure is None or failure.step != step or failure.left is None:
             return True
         attempt = commit_name(step=step, generation=self._generation)
-        removing = self._publisher.submit(self._removing(attempt, failure.reason), self.head, ([], []))
+        removing = self._publisher.submit(
+            self._removing(attempt, failure.reason, is_full=failure.is_full), self.head, ([], [])
+        )
         self._under_way = _UnderWay(
             step=step, attempt=attempt, publish=_nothing, writing=(), begun_s=0.0, publication=removing
         )
@@ -398,6 +430,7 @@ class BackgroundCommits:
             head_step=self.committed_step,
             left=lost.left,
             needs_all=self._needs_all or lost.needs_all,
+            is_full=lost.is_full,
         )
         self._needs_all = self._last_failure.needs_all
         self._failed(self._last_failure)
@@ -414,7 +447,9 @@ class BackgroundCommits:
                 if isinstance(error, PublicationUnsettled) or not may_pass(error):
                     raise
                 needs_all = isinstance(error, FilesLost) and error.is_of_earlier
-                raise _Lost(_sentence(error), self._removed(under_way.attempt), needs_all=needs_all) from error
+                is_full = isinstance(error, StorageFull)
+                left = self._removed(under_way.attempt)
+                raise _Lost(_sentence(error), left, needs_all=needs_all, is_full=is_full) from error
 
         return conclude
 
@@ -434,11 +469,12 @@ class BackgroundCommits:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _clearing(self, under_way: _UnderWay, failure: WorkerFailure) -> Publish:
-        return self._removing(under_way.attempt, f"{cause(failure.failures)}.")
+        is_full = any(StorageFull.__name__ in one.message for one in failure.failures)
+        return self._removing(under_way.attempt, f"{cause(failure.failures)}.", is_full=is_full)
 
-    def _removing(self, attempt: str, reason: str) -> Publish:
+    def _removing(self, attempt: str, reason: str, *, is_full: bool) -> Publish:
         def remove(head: Manifest | None, receipts: Receipts) -> Manifest:
-            raise _Lost(reason, self._removed(attempt))
+            raise _Lost(reason, self._removed(attempt), is_full=is_full)
 
         return remove
 

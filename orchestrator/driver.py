@@ -451,6 +451,7 @@ class Driver:
             patience=Patience(max_failed_saves=bears.max_failed_saves, timeout_s=bears.storage_timeout_s),
             clock=self._clock,
             publisher=self._publisher(),
+            is_stopping=lambda: self._stop.reason is not None,
         )
 
     def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:

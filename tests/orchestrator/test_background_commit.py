@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator import checkpoint
-from orchestrator.background_commit import BackgroundCommits, FailedSave, Patience, SavesFailed
+from orchestrator.background_commit import FULL_AT_STOP_S, BackgroundCommits, FailedSave, Patience, SavesFailed
 from orchestrator.config import CheckpointConfig, Result
 from orchestrator.errors import Failure, FailureKind, WorkerFailure
 from orchestrator.progress import SilentReporter, WindowReport
@@ -265,6 +265,49 @@ def test_the_end_waits_for_its_commit_as_long_as_it_may(timeout_s: float) -> Non
     assert len(failures) == (1 if timeout_s == 0 else 8)
     assert [failure.in_a_row for failure in failures] == list(range(1, len(failures) + 1))
     assert acknowledged == []
+    commits.close()
+
+
+def test_a_run_that_is_to_end_says_why_it_does_not_and_gives_a_full_disk_up_soon() -> None:
+    """Asked to stop while it waits: what fails, for how long it is tried, and that a second Ctrl-C leaves at once."""
+    clock, notices = FakeClock(), []
+    commits, _, _ = commits_of(
+        {("host 0", "write_save"): storage_failure("host 0")},
+        patience=Patience(timeout_s=1800.0),
+        clock=clock,
+        notice=notices.append,
+        is_stopping=lambda: clock.monotonic_s() - started_s >= 20.0,
+    )
+    started_s = clock.monotonic_s()
+    commits.begin(10, published(10))
+    with pytest.raises(SavesFailed, match="StorageFull: no room.*Mend the storage, then resume"):
+        commits.conclude(10, published(10))
+    assert 20.0 < clock.monotonic_s() - started_s < 20.0 + FULL_AT_STOP_S + 1.0
+    (told,) = notices
+    for words in (
+        "StorageFull: no room",
+        f"up to {FULL_AT_STOP_S:.0f} s",
+        "Ctrl-C once more leaves at once",
+        "from step 0",
+    ):
+        assert words in told
+    commits.close()
+
+
+def test_a_storage_that_may_come_back_is_tried_as_long_as_ever_when_the_run_is_to_end() -> None:
+    clock, notices = FakeClock(), []
+    away = Failure(worker="host 0", kind=FailureKind.ERROR, message="StoreUnavailable: away", is_storage=True)
+    commits, _, _ = commits_of(
+        {("host 0", "write_save"): away},
+        patience=Patience(timeout_s=100.0),
+        clock=clock,
+        notice=notices.append,
+        is_stopping=lambda: True,
+    )
+    commits.begin(10, published(10))
+    with pytest.raises(SavesFailed, match="within 100 s"):
+        commits.conclude(10, published(10))
+    assert [("up to 100 s" in told, "StoreUnavailable: away" in told) for told in notices] == [(True, True)]
     commits.close()
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_record_stops_nobody_and_fsck_names_it(tmp_path: Path) -> None
         read_history(store)
     (finding,) = check_run(store.location).all_findings
     assert finding.file == "history/g00000001-00001.json"
-    assert "Delete the file" in finding.place
+    assert "delete the file" in finding.remedy
     assert "fsck names it" in render(describe(store, now_unix_s=0.0))
     again = keeper(store, told)
     again.begin(0)
