@@ -470,7 +470,7 @@ class BackgroundCommits:
 
     def _clearing(self, under_way: _UnderWay, failure: WorkerFailure) -> Publish:
         is_full = any(StorageFull.__name__ in one.message for one in failure.failures)
-        return self._removing(under_way.attempt, f"{cause(failure.failures)}.", is_full=is_full)
+        return self._removing(under_way.attempt, f"{cause(failure.failures).rstrip('.')}.", is_full=is_full)
 
     def _removing(self, attempt: str, reason: str, *, is_full: bool) -> Publish:
         def remove(head: Manifest | None, receipts: Receipts) -> Manifest:
