@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
+from embedding.feature_order import FeatureOrder
 from embedding.initializers import Constant, RowId, TruncatedNormal, Uniform
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad, SlotSpec
 from embedding.ragged import Ragged
 
 if TYPE_CHECKING:
     from embedding import keras_optimizers, schedules
+    from embedding.activations import Activations
     from embedding.checkpoint import Checkpoint, latest_checkpoint
     from embedding.distributed_input import InputContext
     from embedding.gradient_reducer import GradientReducer
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from embedding.variable import Variable
 
 _LATE = {
+    "Activations": "embedding.activations",
     "Checkpoint": "embedding.checkpoint",
     "GradientReducer": "embedding.gradient_reducer",
     "GradientTape": "embedding.gradient_tape",
@@ -54,6 +57,7 @@ _LATE = {
 __all__ = [
     "FTRL",
     "SGD",
+    "Activations",
     "Adagrad",
     "AdagradMomentum",
     "Adam",
@@ -61,6 +65,7 @@ __all__ = [
     "Constant",
     "CustomRowOptimizer",
     "FeatureConfig",
+    "FeatureOrder",
     "GradientReducer",
     "GradientTape",
     "InputContext",

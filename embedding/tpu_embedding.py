@@ -263,6 +263,9 @@ class TPUEmbedding(ModuleMembers):
     def dequeue(self, name: str | None = None) -> Any:
         """The activations of the batch enqueued first, structured like `feature_config`.
 
+        A dict has the order of `feature_config`, until JAX takes it apart and sorts its keys, as `jit` and `grad` do. A model that reads in order
+        rather than by name needs `Activations(embedding.dequeue())`, whose gradients `apply_gradients` takes.
+
         Returns:
           float32 JAX arrays `[*output_shape, dim]`: `(batch, dim)`, or `(batch, max_sequence_length, dim)` for sequences.
 

@@ -8,7 +8,7 @@ is at 0, one that was trained twice at 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedding.activations import Activations
 from embedding.config import FeatureConfig, TableConfig
+from embedding.feature_order import FeatureOrder
 from embedding.initializers import Constant
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from jobs.search_path import current_folder
@@ -43,8 +45,10 @@ class TinyModel:
     """One hidden layer over the dense inputs and all activations; compiles in a fraction of a second."""
 
     width: int = 16
+    order: FeatureOrder = field(default_factory=FeatureOrder, init=False, repr=False, compare=False)
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> dict[str, jax.Array]:
+        self.order.tell(widths)
         inputs = num_dense + sum(widths.values())
         first, second = jax.random.split(key)
         return {
@@ -53,7 +57,7 @@ class TinyModel:
         }
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
-        inputs = jnp.concatenate([dense, *activations.values()], axis=1)
+        inputs = jnp.concatenate([dense, *self.order.read(activations)], axis=1)
         return jnp.tanh(inputs @ params["hidden"]) @ params["out"]
 
 
@@ -67,7 +71,7 @@ class Audited:
         return self.model.init(key, num_dense, _without(widths))
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
-        return self.model.apply(params, dense, _without(activations))
+        return self.model.apply(params, dense, Activations(_without(activations)))
 
 
 def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -> JobConfig:

@@ -23,6 +23,7 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from embedding.activations import Activations
 from workers.fault_points import FaultPoints, spoil
 from workers.gang_errors import GangError
 from workers.handover import HandoverEnd, Record, RecordKind
@@ -399,7 +400,7 @@ def _reads_in_place() -> bool:
 
 
 def _forward(job: JobConfig, params: Any, dense: jax.Array, activations: Blocks) -> jax.Array:
-    return job.model.apply(params, dense, dict(zip(job.widths, activations, strict=True)))
+    return job.model.apply(params, dense, Activations(zip(job.widths, activations, strict=True)))
 
 
 def _train_step(

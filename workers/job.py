@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from embedding.config import FeatureConfig, TableConfig
+from embedding.feature_order import FeatureOrder
 from embedding.optimizers import Adagrad, Optimizer
 from workers.data_config import InputData
 from workers.declared_types import check_plain_fields
@@ -39,14 +40,20 @@ class JobError(ValueError):
 
 
 class Model(Protocol):
-    """The dense half of a job, as two pure functions."""
+    """The dense half of a job, as two pure functions.
+
+    Features have one order everywhere, that of `JobConfig.features`: `widths` comes in it, and so does what `apply` gets in training, in
+    evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree that keeps this order under `jit`, `grad` and
+    `vmap`. A plain dict does not, since JAX sorts its keys; so call `apply` by hand with `Activations`, or name in it what it reads. A model that
+    shall take plain dicts keeps an `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
+    """
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
-        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its activation."""
+        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its activation, in their order."""
         ...
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`."""
+        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the order of `widths`."""
         ...
 
 
@@ -59,7 +66,8 @@ class JobConfig:
 
     Attributes:
       name: used for the run's folder and in messages.
-      features: per input the table it looks up in; features that share a table share the `TableConfig` object.
+      features: per input the table it looks up in; features that share a table share the `TableConfig` object. Their order is that in
+        which the model gets widths and activations, see `Model`.
       model: the dense half.
       data: where samples come from; its feature names are those of `features`.
       batch_size: samples of a step over all hosts.
@@ -130,6 +138,9 @@ class JobConfig:
             )
         self._refuse_what_is_not_trained()
         self._check_metrics()
+        order = getattr(self.model, "order", None)
+        if isinstance(order, FeatureOrder):
+            order.tell(self.features)
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
 
     def _refuse_what_is_not_trained(self) -> None:

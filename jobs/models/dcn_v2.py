@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from embedding.feature_order import FeatureOrder
 from jobs.models.layers import init_layers, linear, rectified
 
 
@@ -24,14 +25,17 @@ class DCNv2:
       cross_layers: how many.
       rank: None for a full W; else W = U V^T of this rank (equation 2), which has 2 · width · rank parameters instead of width².
       deep: hidden widths of the MLP; its last layer, of width 1, is added.
+      order: in which features lie side by side.
     """
 
     cross_layers: int = 3
     rank: int | None = None
     deep: tuple[int, ...] = (64, 32)
+    order: FeatureOrder = field(default_factory=FeatureOrder, init=False, repr=False, compare=False)
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> dict[str, Any]:
         """Glorot-normal weights; biases of the cross layers are 0, so that they begin near the identity for small inputs."""
+        self.order.tell(widths)
         width = num_dense + sum(widths.values())
         cross_key, deep_key = jax.random.split(key)
         return {
@@ -53,7 +57,7 @@ class DCNv2:
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         """Logits `[n]`."""
-        inputs = crossed = jnp.concatenate([dense, *activations.values()], axis=1)
+        inputs = crossed = jnp.concatenate([dense, *self.order.read(activations)], axis=1)
         for layer in params["cross"]:
             crossed = cross(layer, inputs, crossed)
         *hidden, last = params["deep"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from embedding.feature_order import FeatureOrder
 from jobs.models.interaction import with_products
 from jobs.models.layers import Layers, init_layers, linear, rectified
 
@@ -19,10 +20,12 @@ class DLRM:
     Attributes:
       bottom: hidden widths of the bottom MLP; its last layer, of the features' width, is added.
       top: hidden widths of the top MLP; its last layer, of width 1, is added.
+      order: in which products of features are laid side by side.
     """
 
     bottom: tuple[int, ...] = (64, 32)
     top: tuple[int, ...] = (64, 32)
+    order: FeatureOrder = field(default_factory=FeatureOrder, init=False, repr=False, compare=False)
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> dict[str, Layers]:
         """Glorot-normal weights and small random biases.
@@ -35,6 +38,7 @@ class DLRM:
                 f"Found features of widths {sorted(set(widths.values()))}. Expected one width for dot products. "
                 f"Give every table the same dim."
             )
+        self.order.tell(widths)
         (width,) = set(widths.values())
         vectors = len(widths) + 1
         bottom_key, top_key = jax.random.split(key)
@@ -47,4 +51,4 @@ class DLRM:
         """Logits `[n]`."""
         bottom = rectified(params["bottom"], dense)
         *hidden, last = params["top"]
-        return linear(last, rectified(hidden, with_products([bottom, *activations.values()])))[:, 0]
+        return linear(last, rectified(hidden, with_products([bottom, *self.order.read(activations)])))[:, 0]

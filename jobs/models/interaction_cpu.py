@@ -226,7 +226,8 @@ def with_products(*vectors: jax.Array) -> jax.Array:
     """As `jobs.models.interaction.with_products`, on a CPU."""
     num_samples, dim = vectors[0].shape
     columns = dim + len(vectors) * (len(vectors) - 1) // 2
-    call = jax.ffi.ffi_call(_targets(dim)[0], jax.ShapeDtypeStruct((num_samples, columns), jnp.float32))
+    result = jax.ShapeDtypeStruct((num_samples, columns), jnp.float32)
+    call = jax.ffi.ffi_call(_targets(dim)[0], result, vmap_method="sequential")
     return call(*vectors)
 
 
@@ -236,7 +237,8 @@ def _with_products_forward(*vectors: jax.Array) -> tuple[jax.Array, tuple[jax.Ar
 
 def _with_products_backward(vectors: tuple[jax.Array, ...], upstream: jax.Array) -> tuple[jax.Array, ...]:
     shapes = [jax.ShapeDtypeStruct(vector.shape, jnp.float32) for vector in vectors]
-    return tuple(jax.ffi.ffi_call(_targets(vectors[0].shape[1])[1], shapes)(*vectors, upstream))
+    call = jax.ffi.ffi_call(_targets(vectors[0].shape[1])[1], shapes, vmap_method="sequential")
+    return tuple(call(*vectors, upstream))
 
 
 with_products.defvjp(_with_products_forward, _with_products_backward)

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from embedding.activations import Activations
 from tests.small_job import small_job
 from tests.workers.handover_process import PATIENCE_S, handover_layout
 from workers.device import DenseStateError, DeviceWindow, DeviceWorker, sigmoid_binary_cross_entropy
@@ -170,6 +171,39 @@ def test_losses_gradients_and_parameters_are_those_of_plain_jax(
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7)
     for found, wanted in zip(jax.tree.leaves(pair.worker.params), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+class InOrder:
+    """Reads activations in their order, each column with another weight, and notes how they came."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[type, list[str]]] = []
+
+    def init(self, key: jax.Array, num_dense: int, widths: dict[str, int]) -> dict[str, jax.Array]:
+        return {"weights": jnp.arange(1.0, 1 + sum(widths.values()))}
+
+    def apply(self, params: Any, dense: jax.Array, activations: Any) -> jax.Array:
+        self.seen.append((type(activations), list(activations)))
+        return jnp.concatenate(list(activations.values()), axis=1) @ params["weights"]
+
+
+def test_a_model_gets_activations_in_the_order_of_the_features(
+    job: JobConfig, paired: Callable[[JobConfig], Pair]
+) -> None:
+    """In training, in an evaluation, and when it is compiled by hand, with the same scores."""
+    model = InOrder()
+    backwards = {name: job.features[name] for name in reversed(list(job.features))}
+    assert list(backwards) != sorted(backwards)
+    declared = replace(job, features=backwards, model=model)
+    pair, batch = paired(declared), random_batch(declared, 0)
+    pair.window([batch], RecordKind.EVALUATE)
+    ((_, scores),) = pair.answers
+    pair.window([batch], RecordKind.TRAIN)
+    assert model.seen
+    assert all(one == (Activations, list(backwards)) for one in model.seen)
+    by_hand = jax.jit(InOrder().apply)(model.init(None, 0, declared.widths), None, Activations(batch["activations"]))  # type: ignore[arg-type]
+    np.testing.assert_allclose(scores, by_hand, rtol=1e-5)
+    np.testing.assert_array_equal(pair.host.layout.activations.widths, list(declared.widths.values()))
 
 
 def test_padding_has_no_gradient(job: JobConfig, shared: Pair) -> None:
