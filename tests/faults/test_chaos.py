@@ -73,7 +73,7 @@ def test_what_cannot_be_selected_is_refused() -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 87, done.stderr
@@ -86,7 +86,7 @@ def test_the_list_says_what_each_schedule_does() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
         check=True,
     )
     assert "F6.3" in done.stdout

@@ -46,7 +46,7 @@ def marked_processes(mark: str) -> list[str]:
 
 
 def wait_until_gone(mark: str) -> list[str]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

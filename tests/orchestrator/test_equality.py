@@ -32,6 +32,7 @@ from workers.tables import choose_buckets, table_specs
 
 NUM_STEPS = 50
 COMMIT_EVERY = 10
+PATIENCE_S = 600.0
 
 
 def train_small(
@@ -225,7 +226,7 @@ def test_a_run_without_overlap_has_the_same_bytes(two_hosts: Result, small_data:
 
 
 class Killer(SilentReporter):
-    """Kills one actor of the run with SIGKILL a random moment after a given step was reported, and a commit.
+    """Kills one actor of the run with SIGKILL a random moment after a given step was reported, and a commit; before the next report at the latest.
 
     Attributes:
       hosts_before, hosts_after: the host processes of the generations before and after.
@@ -235,6 +236,7 @@ class Killer(SilentReporter):
         self.kind, self.after_step = kind, after_step
         self.delay_s = random.Random(seed).uniform(0.0, 0.2)
         self.killed: list[int] = []
+        self._has_struck = threading.Event()
         self.hosts_before: set[int] = set()
         self.hosts_after: set[int] = set()
         self.has_commit = False
@@ -249,7 +251,14 @@ class Killer(SilentReporter):
             self.hosts_before = {*actor_processes("HostActor")}
             victim = actor_processes(self.kind)[0]
             self.killed.append(victim)
-            threading.Timer(self.delay_s, os.kill, (victim, signal.SIGKILL)).start()
+            threading.Timer(self.delay_s, self._strike).start()
+        elif self.killed:
+            # The driver waits here, so that a run on a busy machine does not come to its end before.
+            assert self._has_struck.wait(PATIENCE_S)
+
+    def _strike(self) -> None:
+        os.kill(self.killed[0], signal.SIGKILL)
+        self._has_struck.set()
 
 
 @pytest.mark.ray
@@ -289,19 +298,24 @@ class _SaveKiller(SilentReporter):
         self.kind, self.attempt = kind, attempt
         self.killed: list[int] = []
         self.commits: list[str] = []
+        self._has_struck = threading.Event()
         threading.Thread(target=self._wait_and_kill, daemon=True).start()
 
     def _wait_and_kill(self) -> None:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if any(path.is_file() for path in self.attempt.rglob("*")):
                 self.killed.append(actor_processes(self.kind)[0])
                 os.kill(self.killed[0], signal.SIGKILL)
+                self._has_struck.set()
                 return
             time.sleep(0.001)
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
         self.commits.append(name)
+        if name == self.attempt.name:
+            # The driver waits here, so that a run on a busy machine does not come to its end before.
+            assert self._has_struck.wait(PATIENCE_S)
 
 
 @pytest.mark.ray
