@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.object_store import BUCKET, object_store
 from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
     from orchestrator.strategy import PodStrategy
+
+# How long an example takes says nothing on a machine that others use, too.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Before anything imports JAX: several processes share the machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")

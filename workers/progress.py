@@ -63,9 +63,10 @@ class Tracker:
       faults: where a plan injects faults, the points of this process; each phase is one, called `step.` and its name.
     """
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, monotonic_s: Callable[[], float] | None = None) -> None:
         self.faults: FaultPoints | None = None
-        self._monotonic_s = monotonic_s
+        # Looked up at each call: simulated time takes the module's place.
+        self._monotonic_s = monotonic_s or (lambda: time.perf_counter())
         self._step = 0
         # Name and beginning in one value, so that no reader pairs one with the other of another phase.
         self._phase = ("idle", self._monotonic_s())

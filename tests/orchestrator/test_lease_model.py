@@ -7,6 +7,7 @@ is another driver. Assumed, and probed on real storage: creation is exclusive, a
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -108,6 +109,7 @@ def ancestors(storage: Storage, newest: str | None) -> list[str]:
     return chain
 
 
+@functools.cache
 def violation(storage: Storage) -> str | None:
     """What the protocol promises, checked in one state."""
     newest = storage.newest_base
@@ -150,6 +152,7 @@ def explore(
     return len(seen), None
 
 
+@functools.cache
 def _order(driver: Driver) -> str:
     return repr(driver)
 

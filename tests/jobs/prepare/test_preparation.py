@@ -174,7 +174,8 @@ def kill_when_there(source: str, folder: Path, awaited: Path) -> None:
     command = [sys.executable, "-m", "tests.jobs.prepare.prepare_process", source, str(folder), str(awaited)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        wait_for(awaited.name, lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, seconds=300)
+        stopped = lambda: awaited.exists() and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED  # noqa: E731
+        wait_for(awaited.name, stopped, seconds=300)
         children = psutil.Process(process.pid).children(recursive=True)
     finally:
         os.kill(process.pid, signal.SIGKILL)
