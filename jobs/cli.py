@@ -62,13 +62,13 @@ class Train:
     warm_start: str | None = None
     """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
     warm_start_rules: tuple[str, ...] = ()
-    """What is meant where its tables differ: TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
+    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
-    checkpoint_every: int | None = None
-    """Steps between commits; by default about ten per run."""
+    checkpoint_every: str | None = None
+    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
     checkpoint_seconds: float | None = None
     """Seconds between commits, instead of steps or besides them."""
     keep: int | None = None
@@ -81,8 +81,8 @@ class Train:
     """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
-    eval_every: int | None = None
-    """Steps between evaluations, where there is evaluation data; by default about four per run."""
+    eval_every: str | None = None
+    """Steps between evaluations, or epochs such as 1epoch, where there is evaluation data; by default about four per run."""
     max_steps: int | None = None
     """Stop after this many steps."""
     resume: bool = False
@@ -97,6 +97,8 @@ class Resume:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
+    set: tuple[str, ...] = ()
+    """Arguments of the job that change from here on, as name=value: --set learning_rate=0.02 epochs=3. What changes shapes is refused."""
     hosts: str | None = None
     """Hosts, a number or a range such as 2-8; by default as many as the last commit had."""
     threads_per_host: int | None = None
@@ -107,8 +109,8 @@ class Resume:
     """One host in this process, without Ray."""
     single_writer: bool = False
     """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
-    checkpoint_every: int | None = None
-    """Steps between commits; by default about ten per run."""
+    checkpoint_every: str | None = None
+    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
     checkpoint_seconds: float | None = None
     """Seconds between commits, instead of steps or besides them."""
     keep: int | None = None
@@ -121,8 +123,8 @@ class Resume:
     """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
-    eval_every: int | None = None
-    """Steps between evaluations; by default about four per run."""
+    eval_every: str | None = None
+    """Steps between evaluations, or epochs such as 1epoch; by default about four per run."""
     max_steps: int | None = None
     """Stop after this many steps of the whole run."""
     take_over: bool = False

@@ -9,6 +9,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,7 @@ def resume(command: Resume) -> int:
             accept_input_change=command.accept_input_change,
             allow_ancestor=command.allow_ancestor,
             single_writer=command.single_writer,
+            settings=parse_settings(command.set),
         )
     head = newest_commit(run)
     hosts = parse_hosts(command.hosts) if command.hosts is not None else head.hosts if head else 1
@@ -173,6 +175,36 @@ def parse_hosts(text: str) -> int | tuple[int, int]:
     if not least.isdecimal() or not (most.isdecimal() if separator else not most):
         raise ConfigurationError(f"Found --hosts {text}. Expected a number such as 4, or a range such as 2-8.")
     return (int(least), int(most)) if separator else int(least)
+
+
+def parse_interval(flag: str, text: str, steps_per_epoch: int | None) -> int:
+    """Steps of an interval: `500`, or epochs such as `1epoch`, `0.5epoch` and `2epochs`, which must be whole steps.
+
+    Args:
+      steps_per_epoch: None where it is not known yet; epochs then count as one step.
+
+    Raises:
+      ConfigurationError: it is neither, or no whole number of steps.
+    """
+    number = text.removesuffix("s").removesuffix("epoch").strip()
+    is_epochs = number != text.strip()
+    try:
+        found = Fraction(number) if is_epochs else Fraction(int(number))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigurationError(
+            f"Found {flag} {text}. Expected steps such as 500, or epochs such as 1epoch or 0.5epoch."
+        ) from error
+    if not is_epochs:
+        return int(found)
+    if found <= 0:
+        raise ConfigurationError(f"Found {flag} {text}. Expected more than none, such as 1epoch.")
+    steps = found * (steps_per_epoch or found.denominator)
+    if steps.denominator != 1:
+        raise ConfigurationError(
+            f"Found {flag} {text}, which is {float(steps):g} steps of an epoch of {steps_per_epoch}. Expected whole steps. "
+            f"Give it in steps, such as {flag} {max(1, round(steps))}."
+        )
+    return int(steps)
 
 
 def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
@@ -204,18 +236,21 @@ def _scaling(command: Train | Resume, hosts: int | tuple[int, int]) -> ScalingCo
     )
 
 
-def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | None = None) -> RunConfig:
+def _config(
+    command: Train | Resume, *, steps: int, recorded: PolicyRecord | None = None, steps_per_epoch: int | None = None
+) -> RunConfig:
     """The policies that the flags ask for, with defaults for a run of so many steps.
 
     Args:
       recorded: what the run has kept so far; flags go before it.
+      steps_per_epoch: None before it is known, when only the form of the flags is checked.
 
     Raises:
       ConfigurationError: a flag is out of its range.
     """
 
-    def spread(asked: int | None, parts: int) -> int:
-        return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else asked
+    def spread(flag: str, asked: str | None, parts: int) -> int:
+        return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else parse_interval(flag, asked, steps_per_epoch)
 
     keep, keep_every, keep_best = command.keep, command.keep_every, command.keep_best
     on_best = bool(keep_best)
@@ -233,7 +268,9 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
     by_clock_alone = command.checkpoint_seconds is not None and command.checkpoint_every is None
     return RunConfig(
         checkpoint_config=CheckpointConfig(
-            every_steps=None if by_clock_alone else spread(command.checkpoint_every, COMMITS_A_RUN),
+            every_steps=None
+            if by_clock_alone
+            else spread("--checkpoint-every", command.checkpoint_every, COMMITS_A_RUN),
             every_seconds=command.checkpoint_seconds,
             on_best=on_best,
             metric=metric,
@@ -243,14 +280,19 @@ def _config(command: Train | Resume, *, steps: int, recorded: PolicyRecord | Non
             keep_best=keep_best or 0,
             full_every=command.full_every,
         ),
-        eval_every_steps=spread(command.eval_every, EVALUATIONS_A_RUN),
+        eval_every_steps=spread("--eval-every", command.eval_every, EVALUATIONS_A_RUN),
         max_steps=command.max_steps,
         fault_plan=None if command.fault_plan is None else read_plan(command.fault_plan),
     )
 
 
 def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter: ConsoleReporter) -> int:
-    config = _config(command, steps=run.total_steps, recorded=_recorded_policies(run, reporter))
+    config = _config(
+        command,
+        steps=run.total_steps,
+        recorded=_recorded_policies(run, reporter),
+        steps_per_epoch=run.input_plan.steps_per_epoch,
+    )
     started = time.monotonic()
     result = finished(run, config)
     if result is None:

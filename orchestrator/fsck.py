@@ -20,6 +20,8 @@ from orchestrator.history_record import FOLDER as HISTORY_FOLDER
 from orchestrator.history_record import read_history
 from orchestrator.input_record import CHANGES_FOLDER, read_input
 from orchestrator.inspect_run import format_bytes
+from orchestrator.job_settings import FOLDER as SETTINGS_FOLDER
+from orchestrator.job_settings import read_settings
 from orchestrator.lease_files import newest_base_file, read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, commit_file, parse_commit_name
 from orchestrator.policy_record import FOLDER, read_policies
@@ -119,6 +121,7 @@ def check_run(
             *_check_policies(store),
             *_check_history(store),
             *(_of_run(_damage(error.name, error, ""), "the data files") for error in read_input(store).damaged),
+            *_check_settings(store),
             *lineage_findings,
             *(_of_run(damage, "lease") for damage in lease_findings(store) if damage.name not in told),
         ]
@@ -239,6 +242,15 @@ def _check_history(store: Store) -> list[Finding]:
         read_history(store)
     except (NameNotFound, DocumentRefused) as error:
         return [_of_run(_damage(getattr(error, "name", HISTORY_FOLDER), error, "a record"), "loss and evaluations")]
+    return []
+
+
+def _check_settings(store: Store) -> list[Finding]:
+    try:
+        read_settings(store)
+    except (NameNotFound, DocumentRefused) as error:
+        place = "changed arguments of the job. Delete the file, and the arguments before it count; set the others again with resume --set"
+        return [_of_run(_damage(getattr(error, "name", SETTINGS_FOLDER), error, "a record"), place)]
     return []
 
 

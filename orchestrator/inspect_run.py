@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestrator.checkpoint import CommitInfo, list_commits
 from orchestrator.history_record import HistoryRecord, read_history
 from orchestrator.input_record import AcceptedChange, read_input, shortened
+from orchestrator.job_settings import SettingsRecord, read_settings
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
 from orchestrator.run_record import RunRecord, find_run
@@ -31,6 +32,7 @@ class RunDescription:
       heartbeat: of that generation, if its driver left one.
       commits: those that count, newest first, then leftovers.
       input_changes: of its data files, accepted since it began.
+      settings: changed arguments of the job, oldest first.
       history: loss and evaluations up to the newest commit; None if its record is damaged.
       damaged: records of data files that cannot be read.
     """
@@ -44,6 +46,7 @@ class RunDescription:
     input_changes: tuple[AcceptedChange, ...]
     history: HistoryRecord | None
     damaged: tuple[str, ...] = ()
+    settings: tuple[SettingsRecord, ...] = ()
 
     @property
     def head(self) -> CommitInfo | None:
@@ -66,6 +69,7 @@ def describe(store: Store, *, now_unix_s: float) -> RunDescription:
         heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
         commits=commits,
         input_changes=known.accepted,
+        settings=read_settings(store),
         history=_history(store, next((commit.step for commit in commits if commit.is_head), 0)),
         damaged=tuple(error.name for error in known.damaged),
     )
@@ -146,6 +150,11 @@ def _header(description: RunDescription) -> str:
         for change in description.input_changes
     ]
     lines += [f"{name} is DAMAGED; podembed fsck says what follows" for name in description.damaged]
+    lines += [
+        f"From step {change.step} on {change.describe()}, set "
+        f"{format_age(description.described_unix_s - change.changed_unix_s)} ago"
+        for change in description.settings
+    ]
     return "\n".join(lines)
 
 

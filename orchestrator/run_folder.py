@@ -34,6 +34,7 @@ from orchestrator.input_record import (
     write_input,
     write_input_again,
 )
+from orchestrator.job_settings import changes, check_change, read_settings, record_settings
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
@@ -41,6 +42,7 @@ from orchestrator.manifest import Manifest, commit_file, commit_name, parse_comm
 from orchestrator.policy_record import record_policies
 from orchestrator.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
 from orchestrator.storage_wait import at_once
+from orchestrator.warm_start import parse_rules, refuse_hashed_growth
 from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_delta, assemble_table
 from workers.device_process import DenseReceipt
@@ -74,6 +76,7 @@ class OpenRun:
       job: resolved.
       reference: how workers get the job, if it has a name; otherwise it is sent as a value.
       policies: recorded with each generation, so that a resumed run keeps the same commits; None records nothing.
+      settings_before: the job's arguments before those that were changed for this call, which `acquire` records; None if they stay.
       input_changes: how the data files differ from those that the run knows; accepted, and recorded by `acquire`.
     """
 
@@ -88,6 +91,7 @@ class OpenRun:
     allow_ancestor: bool = False
     input_changes: list[str] = field(default_factory=list)
     notice: Callable[[str], None] = print
+    settings_before: Mapping[str, Any] | None = None
     generation: int = 0
     policies: CheckpointConfig | None = None
     clock: Clock = SYSTEM_CLOCK
@@ -138,6 +142,7 @@ class OpenRun:
         self.generation, self._lease = lease.generation, lease
         try:
             patiently(lambda: self._settle_input(self.head_step(lease)))
+            patiently(lambda: self._settle_settings(lease))
             if self.policies is not None:
                 patiently(partial(record_policies, self.store, self.policies, generation=lease.generation))
         except BaseException:
@@ -153,6 +158,15 @@ class OpenRun:
                 f"commit {acknowledged} has VANISHED since it was made: {commit_file(acknowledged)} is not there. Training goes back to "
                 f"{found or 'the first step'}; restore the file from a copy to keep its steps"
             )
+
+    def _settle_settings(self, lease: Lease) -> None:
+        """Records changed arguments of the job, once."""
+        if self.settings_before is None or self.reference is None:
+            return
+        step, after = self.head_step(lease), self.reference.arguments
+        record = record_settings(self.store, self.settings_before, after, generation=lease.generation, step=step)
+        self.notice(f"settings changed from step {step} on: {record.describe()}")
+        self.settings_before = None
 
     def _settle_input(self, step: int) -> None:
         """Checks that the run can go on at a step with its files, and records those that were accepted.
@@ -359,11 +373,14 @@ def create_run(
       StorageError, InputError: the storage or the data cannot be used.
     """
     beginning = None
+    job, reference, given = _with_changed_settings(url, job, reference)
     if warm_start is not None:
         beginning = record_of(warm_start, table_specs(job, choose_buckets(job)), find_run(Store(url)))
+        refuse_hashed_growth(job, parse_rules(warm_start.rules))
     # Data that cannot be used is refused before a folder is made.
     train_index, eval_index = _indexes(job)
     record = replace(_record(job, reference, train_index), warm_start=beginning)
+    record = replace(record, job_arguments=given if given is not None else record.job_arguments)
     store = open_for_writing(url, single_writer=single_writer)
     found = find_run(store)
     if found is None:
@@ -384,6 +401,25 @@ def create_run(
     return run
 
 
+def _with_changed_settings(
+    url: str, job: JobConfig, reference: JobReference | None
+) -> tuple[JobConfig, JobReference | None, str | None]:
+    """A program that is started again with the arguments that its run began with goes on with those that were changed since.
+
+    Returns:
+      The job, its reference, and the arguments that the run began with, as its record has them; None where nothing was changed.
+    """
+    store = Store(url)
+    record = find_run(store) if reference is not None else None
+    settings = read_settings(store) if record is not None else ()
+    if record is None or reference is None or not settings:
+        return job, reference, None
+    if json.dumps(dict(reference.arguments), sort_keys=True) not in (record.job_arguments, settings[-1].job_arguments):
+        return job, reference, None
+    reference = replace(reference, arguments=settings[-1].arguments)
+    return reference.resolve(), reference, record.job_arguments
+
+
 def open_run(
     url: str,
     *,
@@ -393,6 +429,7 @@ def open_run(
     single_writer: bool = False,
     only_reads: bool = False,
     job_folder: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> OpenRun:
     """Opens an existing run by its folder alone.
 
@@ -403,6 +440,7 @@ def open_run(
       single_writer: accept a storage that cannot keep a second driver out.
       only_reads: nothing will be written, so that the storage need not be tried out.
       job_folder: where the job's module may lie if it is not installed.
+      settings: arguments of the job's function that are to change from now on; see `orchestrator.job_settings`.
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
@@ -422,10 +460,17 @@ def open_run(
         )
     if not only_reads:
         open_for_writing(url, single_writer=single_writer)
-    reference = JobReference(function=record.job_function, arguments=_arguments(record), folder=job_folder)
+    arguments = _arguments(record, store)
+    reference = JobReference(function=record.job_function, arguments=arguments, folder=job_folder)
     job = reference.resolve()
+    wanted = {**arguments, **(settings or {})}
+    if changed := changes(arguments, wanted):
+        reference = replace(reference, arguments=wanted)
+        before, job = job, reference.resolve()
+        check_change(before, job, changed)
     train_index, eval_index = _indexes(job)
-    found = replace(_record(job, reference, train_index), warm_start=record.warm_start)
+    found = _record(job, reference, train_index)
+    found = replace(found, warm_start=record.warm_start, job_arguments=record.job_arguments)
     # Another job is named as such before its data is compared.
     check_same(record, found, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
     run = OpenRun(
@@ -438,6 +483,7 @@ def open_run(
         eval_index=eval_index,
         take_over=take_over,
         allow_ancestor=allow_ancestor,
+        settings_before=arguments if changed else None,
     )
     _compare_input(run, found, accept=accept_input_change)
     return run
@@ -467,9 +513,10 @@ def _compare_input(run: OpenRun, now: RunRecord, *, accept: bool) -> None:
     check_same(run.record, now, run.url, free=frozenset({"input_fingerprint"}))
 
 
-def _arguments(record: RunRecord) -> dict[str, Any]:
-    """The job's arguments. The record's seal says nothing of the text inside."""
-    arguments = parse_strictly(RUN_FILE, record.job_arguments.encode())
+def _arguments(record: RunRecord, store: Store) -> dict[str, Any]:
+    """The job's arguments as they are now. A record's seal says nothing of the text inside."""
+    settings = read_settings(store)
+    arguments = settings[-1].arguments if settings else parse_strictly(RUN_FILE, record.job_arguments.encode())
     if not isinstance(arguments, dict):
         raise DocumentRefused(RUN_FILE, f"a {type(arguments).__name__} as arguments of the job", "an object")
     return arguments

@@ -15,7 +15,7 @@ from orchestrator.config import ConfigurationError
 from orchestrator.manifest import Manifest
 from orchestrator.text_tables import columns
 from workers.checkpoint_files import DenseFile, TableFiles
-from workers.job import DENSE_PARTS
+from workers.job import DENSE_PARTS, JobConfig
 from workers.table_start import TableStart
 
 DENSE = "@dense"
@@ -32,7 +32,7 @@ class WarmStartRefused(ConfigurationError):
         super().__init__(
             f"Found differences between the tables of commit {commit} and those of the job:\n"
             + "\n".join(f"  - {difference}" for difference in differences)
-            + "\nExpected the same tables, or a rule for each that is not: TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop."
+            + "\nExpected the same tables, or a rule for each that is not: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop."
         )
         self.differences = tuple(differences)
 
@@ -44,6 +44,7 @@ class RuleKind(Enum):
     REINIT = "reinit"  # begins with initial values, whatever the commit has
     DROP = "drop"  # the commit's table is left behind
     RENAME = "rename"  # loaded from a table of another name
+    GROW = "grow"  # the table has more rows now: those of the commit are loaded with their slots, the others begin with initial values
     ROWS = "rows"  # rows are loaded, from a table of the same or another name; slots begin with their initial values
 
 
@@ -93,6 +94,8 @@ class WarmStartPlan:
         for start in self.tables:
             cut = f"{start.source.num_buckets} -> {start.num_buckets}" if start.source else f"{start.num_buckets}"
             origin = start.source.name if start.source else "initial values"
+            if start.source and start.num_rows is not None and start.num_rows > start.source.num_rows:
+                origin += f" ({start.source.num_rows:,} rows, {start.num_rows - start.source.num_rows:,} new ones)"
             rows.append((start.table, origin if start.with_slots else f"{origin} (rows alone)", cut))
         rows += [("-", f"{name} (left behind)", "-") for name in self.left_behind]
         rows.append((DENSE, f"{len(self.dense)} arrays" if self.dense else "initial values", "-"))
@@ -101,7 +104,7 @@ class WarmStartPlan:
 
 def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
     """Rules for tables as people type them: `users=same`, `users=reinit`, `users=rows`, `users=rows=members`, `users=rename=members`,
-    `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
+    `users=grow`, `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
 
     Raises:
       ConfigurationError: another form, or two rules for one table.
@@ -118,8 +121,8 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
         }.get(kind, not separator)
         if not table or kind not in {known.value for known in RuleKind} or not is_whole:
             raise ConfigurationError(
-                f"Found rule '{text}'. Expected TABLE=same, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, TABLE=rename=OLD, OLD=drop or {DENSE}=... "
-                f"Write it in one of these forms."
+                f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, TABLE=rename=OLD, OLD=drop "
+                f"or {DENSE}=... Write it in one of these forms."
             )
         if table in rules:
             raise ConfigurationError(f"Found two rules for table '{table}'. Expected one. Leave one out.")
@@ -181,6 +184,7 @@ def plan_warm_start(
             TableStart(
                 table=spec.name,
                 num_buckets=spec.layout.num_buckets,
+                num_rows=spec.num_rows,
                 source=source,
                 with_slots=rule.kind is not RuleKind.ROWS,
             )
@@ -223,7 +227,14 @@ def _differences(
     found = {array.name: array.width for array in source.arrays}
     hint = f"({name}=reinit begins it anew)"
     differences = []
-    if source.num_rows != spec.num_rows:
+    if source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
+        differences.append(
+            f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow {hint}"
+        )
+    elif source.num_rows < spec.num_rows and rule.kind is not RuleKind.GROW:
+        grows = f"({name}=grow keeps the rows of the commit and adds new ones, {name}=reinit begins it anew)"
+        differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {grows}")
+    elif source.num_rows > spec.num_rows:
         differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {hint}")
     if source.dim != spec.dim:
         differences.append(f"table '{name}' has dimension {spec.dim}, in the commit {source.dim} {hint}")
@@ -250,6 +261,25 @@ def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources:
         if (needs and rule.source is None) or (not may_have and rule.source is not None):
             found.append(f"the rule for '{name}' is {rule.kind.value} with source {rule.source}")
     return found
+
+
+def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None:
+    """Refuses to grow a table whose rows are chosen by hash: with another size each value has another row, so the old rows would be others' now.
+
+    Raises:
+      ConfigurationError: naming the table and the column.
+    """
+    names = dict(zip(map(id, job.tables), job.table_names, strict=True))
+    columns_of = job.resolved_data.features
+    for feature, declared in job.features.items():
+        rule = rules.get(names[id(declared.table)])
+        column = columns_of[feature]
+        if rule is not None and rule.kind is RuleKind.GROW and getattr(column, "mode", "") == "hash":
+            name = names[id(declared.table)]
+            raise ConfigurationError(
+                f"Found {name}=grow for a table whose rows feature '{feature}' chooses by hash. Expected ids or a vocabulary: a hash is taken modulo "
+                f"the rows, so the old ones would belong to other values. Keep its size, or begin it anew ({name}=reinit)."
+            )
 
 
 def _slots(widths: Mapping[str, int]) -> str:

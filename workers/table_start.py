@@ -23,12 +23,14 @@ class TableStart:
     Attributes:
       source: the commit's table to load; None for initial values.
       with_slots: whether slots are loaded too; otherwise they begin with their initial values.
+      num_rows: of the table; may be more than the source has, and those then keep their initial values. None: as many.
     """
 
     table: str
     num_buckets: int
     source: TableFiles | None
     with_slots: bool = True
+    num_rows: int | None = None
 
 
 def begin_tables(
@@ -56,6 +58,7 @@ def begin_tables(
             store,
             start.source,
             num_buckets=start.num_buckets,
+            num_rows=start.num_rows,
             out=out,
             with_slots=start.with_slots,
             on_chunk=on_chunk,
@@ -67,6 +70,7 @@ def read_buckets(
     source: TableFiles,
     *,
     num_buckets: int,
+    num_rows: int | None = None,
     out: Mapping[int, Sequence[np.ndarray]],
     with_slots: bool = True,
     on_chunk: Callable[[], None] = lambda: None,
@@ -76,8 +80,9 @@ def read_buckets(
     Each file of the commit is read once, verified, and kept only while it is copied. Padding positions are not touched.
 
     Args:
-      source: of the commit; the same rows and, with slots, the same arrays as the table that is filled.
+      source: of the commit; with slots, the same arrays as the table that is filled.
       num_buckets: of the table that is filled; a power of two.
+      num_rows: of that table, at least as many as the source has, which stands for None. The others are not touched.
       out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without slots.
       on_chunk: called after each bucket of the commit.
 
@@ -86,7 +91,7 @@ def read_buckets(
       ValueError: an array of `out` has another shape.
     """
     arrays = source.arrays if with_slots else source.arrays[:1]
-    _check_out(source, [array.width for array in arrays], num_buckets, out)
+    _check_out(source, [array.width for array in arrays], num_buckets, num_rows or source.num_rows, out)
     wanted: dict[int, list[int]] = {}
     for bucket in sorted(out):
         for source_bucket in partners(Cut(num_buckets, bucket), source.num_buckets):
@@ -105,13 +110,13 @@ def read_buckets(
 
 
 def _check_out(
-    source: TableFiles, widths: Sequence[int], num_buckets: int, out: Mapping[int, Sequence[np.ndarray]]
+    source: TableFiles, widths: Sequence[int], num_buckets: int, num_rows: int, out: Mapping[int, Sequence[np.ndarray]]
 ) -> None:
     if num_buckets < 1 or num_buckets & (num_buckets - 1):
         raise ValueError(
             f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the new run's record."
         )
-    expected = [(-(-source.num_rows // num_buckets), width) for width in widths]
+    expected = [(-(-num_rows // num_buckets), width) for width in widths]
     for bucket, arrays in out.items():
         shapes = [array.shape for array in arrays]
         if not 0 <= bucket < num_buckets or shapes != expected:

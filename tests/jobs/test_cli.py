@@ -95,7 +95,7 @@ def test_the_overview_names_every_command_and_what_it_does() -> None:
 def test_flags_are_few() -> None:
     """One more flag is a decision, not an accident."""
     assert len(dataclasses.fields(Train)) <= 25
-    assert len(dataclasses.fields(Resume)) <= 19
+    assert len(dataclasses.fields(Resume)) <= 20
 
 
 def test_help_does_not_wait_for_jax_or_ray() -> None:
@@ -339,3 +339,35 @@ def test_training_goes_on_when_nobody_reads_its_lines(small_data: str, tmp_path:
     assert code == 0
     assert errors == "podembed: nobody reads the output any more; the run goes on without it\n"
     assert (tmp_path / "runs/x/commit/s000000006-g00000001.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("500", 500), ("1epoch", 40), ("2epochs", 80), ("0.5epoch", 20), ("1/8epoch", 5), ("0.25 epoch", 10), ("-3", -3)],
+)
+def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
+    from jobs.launch import parse_interval
+
+    assert parse_interval("--eval-every", text, 40) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "0.33epoch",
+            "which is 13.2 steps of an epoch of 40. Expected whole steps. Give it in steps, such as --eval-every 13",
+        ),
+        ("0epoch", "Expected more than none"),
+        ("epoch", "Expected steps such as 500, or epochs such as 1epoch"),
+        ("1e3epo", "Expected steps such as 500"),
+        ("2.5", "Expected steps such as 500"),
+        ("", "Expected steps such as 500"),
+        ("1/0epoch", "Expected steps such as 500"),
+    ],
+)
+def test_an_interval_that_is_neither_or_not_whole_is_refused(text: str, words: str) -> None:
+    from jobs.launch import parse_interval
+
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        parse_interval("--eval-every", text, 40)

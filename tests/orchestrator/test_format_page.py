@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint, history, history_record, lease, manifest, run_record
+from orchestrator import checkpoint, history, history_record, job_settings, lease, manifest, run_record
 from tests.orchestrator.checkpoint_samples import TABLES, take, values_of, write_next
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, random_table
 from workers import checkpoint_files
@@ -268,6 +268,8 @@ def listed_members(section: str) -> set[str]:
                 lease.Holder,
                 lease.BaseRecord,
                 lease.Heartbeat,
+                job_settings.SettingsRecord,
+                job_settings.SettingChange,
                 history.Window,
                 history_record.HistoryRecord,
                 history_record.RecordedEvaluation,

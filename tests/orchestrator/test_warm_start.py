@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ from orchestrator.warm_start import (
     parse_dense_rule,
     parse_rules,
     plan_warm_start,
+    refuse_hashed_growth,
 )
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, random_table, run_with
+from tests.small_job import small_job
+from workers.data_config import IdColumn
 from workers.storage import Store
 
 NUM_ROWS, DIM = 37, 3
@@ -193,3 +197,32 @@ class TestRules:
     def test_two_rules_for_a_table_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="two rules for table 'a'"):
             parse_rules(["a=same", "a=drop"])
+
+
+def test_a_table_may_grow_and_not_shrink(source: tuple[Store, Manifest]) -> None:
+    _, manifest = source
+    grown = spec_of("users", num_rows=NUM_ROWS + 5, num_buckets=8)
+    found = plan_warm_start(manifest, [grown, spec_of("items")], parse_rules(["users=grow"]))
+    assert [(start.num_rows, start.num_buckets) for start in found.tables] == [(NUM_ROWS + 5, 8), (NUM_ROWS, 2)]
+    assert "users (37 rows, 5 new ones)" in found.describe()
+    (told,) = refused(manifest, [grown, spec_of("items")])
+    assert "users=grow keeps the rows of the commit and adds new ones" in told
+    (told,) = refused(manifest, [spec_of("users", num_rows=NUM_ROWS - 1), spec_of("items")], "users=grow")
+    assert "fewer than the 37 in the commit: it cannot grow" in told
+    (told,) = refused(manifest, [spec_of("users", num_rows=50, dim=4), spec_of("items")], "users=grow")
+    assert "dimension 4" in told
+    (told,) = refused(manifest, [spec_of("users", num_rows=50, optimizer=Adam(0.1)), spec_of("items")], "users=grow")
+    assert "optimizer with slots" in told
+    with pytest.raises(ConfigurationError, match="Found rule 'users=grow=old'"):
+        parse_rules(["users=grow=old"])
+
+
+def test_a_table_whose_rows_are_chosen_by_hash_does_not_grow(small_data: str) -> None:
+    job = small_job(folder=small_data)
+    refuse_hashed_growth(job, parse_rules(["audit=grow"]))
+    hashed = replace(
+        job, data=replace(job.data, features={**job.data.features, "audit": IdColumn("sample_id", "hash")})
+    )
+    refuse_hashed_growth(hashed, parse_rules(["audit=reinit"]))
+    with pytest.raises(ConfigurationError, match="audit=grow for a table whose rows feature 'audit' chooses by hash"):
+        refuse_hashed_growth(hashed, parse_rules(["audit=grow"]))

@@ -93,6 +93,31 @@ def test_padding_is_that_of_a_new_table(source) -> None:
         assert (table.bucket(bucket)["rows"][filled:] == 0).all()
 
 
+@pytest.mark.parametrize(("num_buckets", "num_hosts"), [(1, 1), (1, 2), (2, 1), (4, 3), (64, 2)])
+def test_a_table_that_grows_keeps_its_rows_and_slots_and_gives_new_rows_their_first_values(
+    source, num_buckets: int, num_hosts: int
+) -> None:
+    store, manifest = source
+    committed = tables_of(store, manifest)
+    more = NUM_ROWS + 100
+    config = TableConfig(more, DIM, name="members", optimizer=Adagrad(0.5))
+    spec = TableSpec.of(config, seed=1, num_buckets=num_buckets)
+    start = TableStart(table="members", num_buckets=num_buckets, num_rows=more, source=manifest.tables[0])
+    for host in range(num_hosts):
+        table, fresh = (Table(spec, np.arange(host, num_buckets, num_hosts)) for _ in range(2))
+        fresh.initialize()
+        begin_tables(store, [table], [start], on_chunk=lambda: None)
+        for bucket in table.buckets:
+            filled = rows_in_bucket(num_rows=more, num_buckets=num_buckets, bucket=int(bucket))
+            rows = int(bucket) + num_buckets * np.arange(filled)
+            old = rows < NUM_ROWS
+            assert old.any() or num_buckets == 64
+            for name, values in table.bucket(int(bucket)).items():
+                np.testing.assert_array_equal(values[:filled][old], committed[f"users/{name}"][rows[old]])
+                np.testing.assert_array_equal(values[:filled][~old], fresh.bucket(int(bucket))[name][:filled][~old])
+                np.testing.assert_array_equal(values[filled:], fresh.bucket(int(bucket))[name][filled:])
+
+
 class Counting(Store):
     def __init__(self, url: str) -> None:
         super().__init__(url)
