@@ -249,8 +249,9 @@ def _check_settings(store: Store) -> list[Finding]:
     try:
         read_settings(store)
     except (NameNotFound, DocumentRefused) as error:
-        place = "changed arguments of the job. Delete the file, and the arguments before it count; set the others again with resume --set"
-        return [_of_run(_damage(getattr(error, "name", SETTINGS_FOLDER), error, "a record"), place)]
+        return [
+            _of_run(_damage(getattr(error, "name", SETTINGS_FOLDER), error, "a record"), "changed arguments of the job")
+        ]
     return []
 
 

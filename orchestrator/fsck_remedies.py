@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from orchestrator.deletions import FOLDER as DELETING
 from orchestrator.history_record import FOLDER as HISTORY
 from orchestrator.input_record import CHANGES_FOLDER, INPUT_FILE
+from orchestrator.job_settings import FOLDER as SETTINGS
 from orchestrator.policy_record import FOLDER as POLICIES
 from orchestrator.run_record import RUN_FILE
 
@@ -48,6 +49,8 @@ def remedy_of(
         return f"it is advice: {resume} keeps all commits, unless --keep, --keep-every and --keep-best say which"
     if kind == HISTORY:
         return "training needs none of it, people read it: delete the file, and the next commit writes another"
+    if kind == SETTINGS:
+        return f"delete the file: the arguments before it count then; {resume} --set changes them again"
     if kind == DELETING:
         return "it is advice: delete the file; `podembed prune` ends what it tells of"
     if kind == "lease" and file.endswith(".claim"):

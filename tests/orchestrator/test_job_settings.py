@@ -62,7 +62,7 @@ def test_a_change_is_recorded_shown_and_kept_and_equal_values_change_no_byte(sma
     with pytest.raises(DocumentRefused, match=r"settings/g00000002\.json"):
         go_on(path)
     (finding,) = check_run(str(path)).all_findings
-    assert "Delete the file" in finding.place
+    assert "delete the file" in finding.remedy
 
 
 def test_what_may_not_change_is_refused_before_anything_is_written(small_data: str, tmp_path: Path) -> None:
