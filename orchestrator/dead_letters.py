@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from orchestrator.errors import JobFailed
+from orchestrator.errors import DataFailed
 from workers.bad_rows import BadRow, too_many
+from workers.input import InputIndex
 from workers.storage import Store
 from workers.strict_json import DocumentRefused, parse_strictly
 
@@ -49,7 +50,7 @@ class DeadLetters:
         """Writes those that are new, and returns how many they are.
 
         Raises:
-          JobFailed: there are more than the job tolerates.
+          DataFailed: there are more than the job tolerates.
         """
         new = {row.place: row for row in rows if row.place not in self._places}
         if not new:
@@ -60,8 +61,17 @@ class DeadLetters:
         while not self._store.create_exclusive(f"{FOLDER}/g{generation:08d}-{number:05d}.jsonl", content):
             number += 1
         if len(self._places) > self._max_bad_rows:
-            raise JobFailed(f"{too_many(list(new.values()), self._max_bad_rows)} All are listed in {self.location}.")
+            raise DataFailed(f"{too_many(list(new.values()), self._max_bad_rows)} All are listed in {self.location}.")
         return len(new)
+
+    def require_good_rows(self, training: InputIndex) -> None:
+        """Raises `DataFailed` if all rows of the training data are malformed: the run would train nothing, and end well."""
+        paths = {file.path for file in training.files}
+        if sum(path in paths for path, _ in self._places) >= training.num_rows:
+            raise DataFailed(
+                f"Found all {training.num_rows:,} rows of the training data malformed, listed in {self.location}. Expected some to train on. Check "
+                "what the job declares of the columns, and that these are the files that you mean."
+            )
 
 
 def _place(name: str, line: bytes) -> tuple[str, int]:

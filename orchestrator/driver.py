@@ -394,6 +394,7 @@ class Driver:
         letters = self._dead_letters
         if letters.add(rows, generation=self._run.generation):
             self._reporter.notice(f"{letters.num_rows} malformed rows left out so far, listed in {letters.location}")
+        letters.require_good_rows(self._run.train_index)
 
     def _check_losses(self, first: int, losses: Sequence[float]) -> None:
         """A loss that is not finite has spoilt the parameters; nothing of them may be committed.

@@ -76,6 +76,12 @@ class JobFailed(RuntimeError):
     """The job itself, its data or its model raised; running it again would raise again."""
 
 
+class DataFailed(JobFailed):
+    """Too much of the job's data is malformed, as found out over all hosts; what one host finds out alone ends the run with the same code."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
 class CrashLoop(RuntimeError):
     """Host faults came one after another without a commit in between."""
 

@@ -12,6 +12,7 @@ from orchestrator.errors import (
     EXIT_STOPPED,
     EXIT_USER_ERROR,
     CrashLoop,
+    DataFailed,
     JobFailed,
     TooFewHosts,
     WorkerRefused,
@@ -59,7 +60,7 @@ def exit_code(command: Callable[[], int]) -> int:
         return error.exit_code
     except JobFailed as error:
         print(f"podembed: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return error.exit_code if isinstance(error, DataFailed) else EXIT_USER_ERROR
     except CrashLoop as error:
         print(f"podembed: {error}", file=sys.stderr)
         return EXIT_CRASH_LOOP

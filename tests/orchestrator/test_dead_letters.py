@@ -12,8 +12,9 @@ import pytest
 
 from orchestrator.config import CheckpointConfig, Result, RunConfig, ScalingConfig
 from orchestrator.dead_letters import FOLDER, DeadLetters
-from orchestrator.errors import JobFailed, WorkerRefused
+from orchestrator.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
 from orchestrator.fsck import check_run
+from orchestrator.outcomes import exit_code
 from orchestrator.progress import SilentReporter
 from orchestrator.trainer import Trainer
 from tests.small_job import small_job, write_small_data
@@ -87,6 +88,22 @@ def test_one_row_too_many_ends_the_run(job: JobConfig, tmp_path: Path) -> None:
         (JobFailed, WorkerRefused), match=r"more than 2 malformed rows: null in .*part-.*column 'label'"
     ):
         train(job, tmp_path / "some", max_bad_rows=2)
+
+
+def test_a_run_of_nothing_but_malformed_rows_ends_with_the_code_of_data(
+    job: JobConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "data").glob("*.parquet"):
+        spoil(path, tuple(range(pq.read_metadata(path).num_rows)))
+
+    def command() -> int:
+        train(job, tmp_path, max_bad_rows=10_000)
+        return 0
+
+    assert exit_code(command) == EXIT_CONFIGURATION
+    assert "all 600 rows of the training data malformed, listed in" in capsys.readouterr().err
+    assert len(listed(tmp_path)) == 600
+    assert not Store(str(tmp_path / "run")).children("commit")
 
 
 def bad_row(row: int) -> BadRow:
