@@ -76,6 +76,7 @@ def test_gradients_and_states_made_of_it_have_its_order_and_type():
     assert [float(one[0, 0]) for one in gradients.values()] == [1.0, 3.0, 5.0, 7.0]
     state = optax.sgd(0.1).init(values)
     updates, _ = optax.sgd(0.1).update(gradients, state, values)
+    assert isinstance(updates, Activations)
     assert list(updates) == NAMES
 
 
@@ -95,10 +96,10 @@ def test_a_step_by_step_model_may_read_in_order(container):
     """Activations of a plain configuration are wrapped; those of an ordered one come back ordered."""
     tables = {name: FeatureConfig(TableConfig(5, 2, name=name)) for name in NAMES}
     ids = {name: np.arange(3) for name in NAMES}
-    for config, wrap in ((tables, Activations), (container(tables), lambda values: values)):
+    for config, wrap_ids, wrap in ((tables, dict, Activations), (container(tables), container, lambda values: values)):
         with LocalStrategy().scope():
             embedding = TPUEmbedding(config, 3, SGD(0.1))
-        embedding.enqueue(type(config)(ids))
+        embedding.enqueue(wrap_ids(ids))
         values = wrap(embedding.dequeue())
         score = jax.value_and_grad(lambda v: side_by_side(v).sum())
         (plain, gradients), (jitted, _) = score(values), jax.jit(score)(values)

@@ -195,7 +195,9 @@ def _features() -> dict[str, FeatureConfig]:
 def test_an_embedding_is_neither_built_nor_changed_while_tracing(method, tmp_path):
     with LocalStrategy().scope():
         embedding = (
-            TPUEmbedding(_features(), 2, RowSGD(1.0)) if method != "build" else TPUEmbedding(_features(), RowSGD(1.0))
+            TPUEmbedding(_features(), 2, RowSGD(1.0))
+            if method != "build"
+            else TPUEmbedding(_features(), optimizer=RowSGD(1.0))
         )
     arguments = {"build": (None, 2), "save": (str(tmp_path / "s"),), "restore": (str(tmp_path / "s"),)}.get(method, ())
 
