@@ -163,9 +163,9 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
         (["train", *JOB, "--set", "folder=/x", "colour=1"], "unexpected keyword argument 'colour'"),
         (["train", "--job", "no.such.module:job"], "cannot be imported"),
         (["train", "--job", "synthetik"], "Expected package.module:function"),
-        (["train", "--data", "/no/such/*.gz"], "no file for --data /no/such/*.gz"),
+        (["train", "--data", "/no/such/*.gz"], "no file that matches /no/such/*.gz"),
         (["train", "--eval-data", "/no/such/*.gz"], "--eval-data without --data"),
-        (["train", "--data", "tests"], "a folder"),
+        (["train", "--data", "tests"], "the folder"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_made(
