@@ -115,6 +115,7 @@ class RayBackend:
       scaling: resources and threads of a host.
       notice: told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
+      lost: what of the cluster has ended, so that calls of Ray are of no use and may not come back; None while all is well.
 
     Attributes:
       avoided: nodes on which no host is placed.
@@ -122,10 +123,17 @@ class RayBackend:
       placed: by host, the node on which the newest launch put it.
     """
 
-    def __init__(self, scaling: ScalingConfig, notice: Any, actors: tuple[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        notice: Any,
+        actors: tuple[Any, Any] | None = None,
+        lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._scaling = scaling
         self._notice = notice
         self._actors = actors
+        self._lost = lost
         self.avoided: frozenset[str] = frozenset()
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
@@ -169,7 +177,9 @@ class RayBackend:
         return worker_environment(kind, resources=bundle, threads=threads, environ=os.environ)
 
     def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
-        reservation = self._reservations[id(handles)]
+        reservation = self._reservations.get(id(handles))
+        if reservation is None:
+            return frozenset()
         now = bundles_of(reservation.groups, answering_nodes() - self.avoided)
         return frozenset(rank for rank, place in enumerate(reservation.places) if now[key_of(place)].node == place.node)
 
@@ -406,6 +416,8 @@ class RayBackend:
     def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
         import ray
 
+        if self._lost() is not None:
+            return list(calls), []
         by_reference = {call.reference: call for call in calls}  # type: ignore[attr-defined]
         ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
         if not ended and timeout_s > 0:
@@ -416,6 +428,9 @@ class RayBackend:
         import ray
         import ray.exceptions
 
+        if (lost := self._lost()) is not None:
+            message = f"{lost} of Ray ended on this machine, and the cluster with it"
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=message)
         try:
             return ray.get(call.reference)  # type: ignore[attr-defined]
         except ray.exceptions.ActorDiedError as error:
@@ -449,16 +464,28 @@ class RayBackend:
         reservation = self._reservations.pop(id(handles), None)
         actors = [handle.actor for pair in handles for handle in (pair.host, pair.device)]  # type: ignore[attr-defined]
         self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
-        for group in reservation.groups if reservation else []:
+        for group in reservation.groups if reservation and self._lost() is None else []:
             ray.util.remove_placement_group(group)
+
+    def forget(self) -> None:
+        """The cluster is gone, and another one takes its place: what was reserved and started there is, too."""
+        self._reservations.clear()
+        self._daemons.clear()
+        self._processes.kill(self._marks.values())
+        self._marks.clear()
 
     def _end(self, actors: Sequence[Any]) -> None:
         """Kills actors and waits until those on this machine are gone: only then are their memory and their chips free."""
         import ray
 
-        marks = [self._marks.pop(actor._actor_id) for actor in actors if actor._actor_id in self._marks]
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
+        marked = {
+            actor._actor_id: self._marks.pop(actor._actor_id) for actor in actors if actor._actor_id in self._marks
+        }
+        marks = list(marked.values())
+        for actor in actors if self._lost() is None else []:
+            # One that has no mark was ended before, perhaps with its cluster.
+            if actor._actor_id in marked:
+                ray.kill(actor, no_restart=True)
         # A frozen process takes Ray seconds to kill, and the kernel none.
         processes = self._processes.kill(marks)
         deadline = time.monotonic() + EXIT_TIMEOUT_S

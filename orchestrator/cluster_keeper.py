@@ -1,12 +1,13 @@
-"""The keeper: the process that starts the Ray cluster of a program on this machine, watches it, and ends it when the program does.
+"""The keeper: the process that starts the Ray cluster of a program on this machine, and ends it when the program does.
 
 It is the leader of a session of its own, so that a signal to the program's process group, as from a terminal, `timeout` or a batch system, reaches
 none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked, so that one to the whole control group, as from systemd, does not end them
 either: only the program decides when its cluster goes. It says so by closing the pipe, which the kernel does for one that is killed. Should the
 keeper itself be killed, the kernel ends Ray's daemons with it.
 
-Threads: the main one starts Ray and looks after its daemons; another one waits for the end of the pipe and ends everything, in whatever the main
-one is stuck. Answers are lines of JSON on the standard output: `{"address": ...}` or `{"failed": ...}`, later `{"lost": ...}`.
+Threads: the main one starts Ray, whose daemons would end with that thread; another one waits for the end of the pipe and ends everything, in
+whatever the main one is stuck. The answer is a line of JSON on the standard output: `{"address": ..., "gcs_server": process id, "raylet": process
+id}`, or `{"failed": ...}`.
 
 Usage: python -P cluster_keeper.py SETTINGS, with the folder's lock as an open descriptor.
 """
@@ -20,7 +21,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 # Last: a program that is started in somebody's folder must not import what lies there.
@@ -47,8 +47,7 @@ def main() -> None:
     except BaseException as error:
         _say({"failed": f"{type(error).__name__}: {error}"[:4000]})
     else:
-        _say({"address": node.gcs_address})
-        _say({"lost": watch(node)})
+        _say({"address": node.gcs_address} | {name: node.all_processes[name][0].process.pid for name in DAEMONS})
     threading.Event().wait()
 
 
@@ -74,16 +73,6 @@ def start(settings: dict[str, Any]) -> Any:
     return Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
 
 
-def watch(node: Any) -> str:
-    """Returns the name of the daemon that ends first."""
-    processes = {name: node.all_processes[name][0].process for name in DAEMONS}
-    while True:
-        for name, process in processes.items():
-            if process.poll() is not None:
-                return name
-        time.sleep(LOOK_S)
-
-
 def _end_with(program: int, settings: dict[str, Any]) -> None:
     """Waits for the end of the program, ends the cluster and the keeper."""
     # The pipe also ends where a fork of the program that still has it open does, so its parent is looked at, too.
@@ -98,7 +87,7 @@ def _end_with(program: int, settings: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def _say(answer: dict[str, str]) -> None:
+def _say(answer: dict[str, Any]) -> None:
     # A program that is gone reads nothing.
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(answer).encode() + b"\n")

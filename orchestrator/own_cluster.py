@@ -16,10 +16,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from orchestrator.cluster_processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
 from orchestrator.errors import ClusterNotStarted
+from workers.process_signs import ProcessSigns, read_signs
 
+DAEMONS = ("gcs_server", "raylet")
 KEEPER = Path(__file__).with_name("cluster_keeper.py")
 OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
 # On a starved machine each of Ray's daemons takes its time; each has a deadline of its own, of which Ray says more.
@@ -46,7 +49,7 @@ class OwnCluster:
         session_name = f"session_{secrets.token_hex(4)}"
         base = socket_base(session_name, [tempfile.gettempdir(), *_SHORT_FOLDERS])
         self._folder, self._lock = claim_folder(base)
-        self._lost: str | None = None
+        self._daemons: dict[str, ProcessSigns | None] = {}
         self._unread = b""
         settings = {
             "folder": self._folder,
@@ -85,12 +88,13 @@ class OwnCluster:
             if answer is None:
                 continue
             if "address" in answer:
+                self._daemons = {name: read_signs(answer[name]) for name in DAEMONS}
                 return answer["address"]
             raise ClusterNotStarted(_not_started(answer.get("failed") or self._last_words()))
         raise ClusterNotStarted(_not_started(f"nothing for {START_TIMEOUT_S:.0f} s"))
 
-    def _heard(self, timeout_s: float) -> dict[str, str] | None:
-        """The next answer of the keeper, if there is one in time; an empty one if it is gone."""
+    def _heard(self, timeout_s: float) -> dict[str, Any] | None:
+        """The answer of the keeper, if there is one in time; an empty one if it is gone."""
         output = self._keeper.stdout
         if output is None:
             raise RuntimeError("The keeper has no standard output. Expected a pipe.")
@@ -112,12 +116,13 @@ class OwnCluster:
         return f"its keeper ended with {self._keeper.poll()}"
 
     def lost(self) -> str | None:
-        """What of the cluster has ended by itself, so that it is of no use any more; None while all is well. Costs microseconds."""
-        if self._lost is None:
-            answer = self._heard(0.0)
-            if answer is not None:
-                self._lost = answer.get("lost", "keeper")
-        return self._lost
+        """Which daemon of the cluster has ended, so that it is of no use any more; None while all is well. Costs some 50 microseconds."""
+        for name, first in self._daemons.items():
+            # Looked at here and not by the keeper: with the head gone, the next call of Ray would not come back.
+            now = None if first is None else read_signs(first.process)
+            if first is None or now is None or now.started != first.started:
+                return name
+        return None
 
     def close(self) -> None:
         """Ends all processes of the cluster and removes its folder. Safe to call twice."""

@@ -6,13 +6,14 @@ when `ray start --block` gets a SIGTERM; with the time by which it goes, if that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from orchestrator.cluster import RayBackend, RayHandle
 from orchestrator.config import ScalingConfig
 from orchestrator.membership import Node, Rules
 from orchestrator.places import daemon_of, taking_connections
+from orchestrator.ray_connection import Connection
 from orchestrator.worker_group import Handle, HostHandles
 
 ANSWER_S = 1.0
@@ -26,13 +27,18 @@ class RayNodes:
     Args:
       backend: which places the hosts.
       scaling: what the user asked for.
-      is_own: whether this program started the cluster: then it is one machine for ever, and hosts have to share it.
+      connection: one to a cluster of the program's own is renewed where that is lost.
+      notice: told about that.
     """
 
-    def __init__(self, backend: RayBackend, scaling: ScalingConfig, *, is_own: bool) -> None:
+    def __init__(
+        self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, notice: Callable[[str], None]
+    ) -> None:
         self._backend = backend
         self._scaling = scaling
-        self._is_own = is_own
+        self._connection = connection
+        self._notice = notice
+        self._is_own = connection.is_own
         self._demand: Any = None
         self._asked: tuple[int, frozenset[str]] | None = None
         self._handles: Sequence[HostHandles] = ()
@@ -52,6 +58,8 @@ class RayNodes:
         import ray.exceptions
         from ray._private.state import available_resources_per_node, state
 
+        if self._connection.lost() is not None:
+            return None
         try:
             # Ray has no public name for draining nodes; its own libraries (Train, Data) ask in this way.
             draining = state.get_draining_nodes()
@@ -87,6 +95,7 @@ class RayNodes:
 
     def rules(self) -> Rules:
         """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a fixed number may share."""
+        self._renew()
         scaling = self._scaling
         has_resources = scaling.resources_per_host is not None
         return Rules(
@@ -96,6 +105,15 @@ class RayNodes:
             is_one_a_machine=scaling.is_range and not has_resources,
             may_share=not has_resources and (self._is_own or not scaling.is_range),
         )
+
+    def _renew(self) -> None:
+        """Nobody else would start a cluster again that this program started."""
+        if (lost := self._connection.lost()) is None:
+            return
+        self._notice(f"{lost} of Ray ended on this machine: the program starts its cluster again")
+        self._backend.forget()
+        self._demand, self._asked, self._handles = None, None, ()
+        self._connection.renew()
 
     def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
         """How the next hosts are placed."""
@@ -114,7 +132,7 @@ class RayNodes:
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
-        return self._kills.grown(workers, self._handles)
+        return self._kills.grown(workers, self._handles) if self._connection.lost() is None else set()
 
     def placed(self) -> Mapping[int, str]:
         """By host, the machine on which it was put last."""
@@ -141,7 +159,7 @@ class RayNodes:
         """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the hosts."""
         import ray.util
 
-        if self._demand is not None:
+        if self._demand is not None and self._connection.lost() is None:
             ray.util.remove_placement_group(self._demand)
         self._demand = self._asked = None
 

@@ -115,8 +115,8 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
                 raise StoppedAtStart from left
             stop.claim()
-            backend = RayBackend(scaling, reporter.notice)
-            cluster = RayNodes(backend, scaling, is_own=connection.is_own)
+            backend = RayBackend(scaling, reporter.notice, lost=connection.lost)
+            cluster = RayNodes(backend, scaling, connection=connection, notice=reporter.notice)
         driver = Driver(
             run, scaling=scaling, config=config, backend=backend, cluster=cluster, reporter=reporter, stop=stop
         )

@@ -108,6 +108,23 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
     wait_for("end of what was compiled", lambda: list(running.temporary.iterdir()) == [], seconds=60)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
+    (process,) = (one for one in running.processes if psutil.Process(one).name() == daemon)
+    os.kill(process, signal.SIGKILL)
+    wait_for("generation", lambda: b"generation 2: 2 hosts" in running.output.read_bytes(), seconds=TIMEOUT_S)
+    assert f"{daemon} of Ray ended on this machine".encode() in running.output.read_bytes()
+    assert running.left() == [], "the other processes of the cluster that was lost are ended"
+    assert not os.path.exists(running.folder)
+    wait_for("recovery", lambda: b"recovered in" in running.output.read_bytes(), seconds=TIMEOUT_S)
+    running.program.send_signal(signal.SIGTERM)
+    assert running.program.wait(TIMEOUT_S) == EXIT_STOPPED, running.output.read_text()[-2000:]
+    (commit,) = read_commit_names(running.store)
+    assert commit.endswith("g00000002")
+
+
 def _assert_heard_on_this_machine_alone(processes: list[int]) -> None:
     """No port of any process, Ray's metrics included, is open to other machines."""
     heard = {
