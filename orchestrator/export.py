@@ -76,6 +76,7 @@ def export(
             "step": str(state.manifest.step),
         },
         batch_bytes=batch_bytes,
+        with_slots=with_slots,
     )
     with new_file(out, force=force) as file:
         _WRITERS[format](file, source)

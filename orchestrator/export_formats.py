@@ -50,6 +50,7 @@ class Source:
       arrays: of the table, rows first.
       information: texts that the formats that can keep next to the values.
       batch_bytes: memory for rows of all arrays together.
+      with_slots: slots were asked for, whether the table has any or not.
     """
 
     store: Store
@@ -57,6 +58,7 @@ class Source:
     arrays: tuple[ArrayFiles, ...]
     information: Mapping[str, str]
     batch_bytes: int
+    with_slots: bool = False
 
     def batches(self, array: ArrayFiles) -> Iterator[np.ndarray]:
         """All rows of one array, in batches as large as memory allows."""
@@ -81,13 +83,13 @@ class Source:
 
 
 def write_npy(file: BinaryIO, source: Source) -> None:
-    """`[num_rows, dim]` if there is only one array; with several, `[num_rows]` records with a field `[width]` for each.
+    """`[num_rows, dim]`; with slots, `[num_rows]` records with a field `[width]` for each array, also of a table whose optimizer has none.
 
     Raises:
       ConfigurationError: an element type that NumPy alone cannot read.
     """
     _refuse_bfloat16(source, "npy")
-    if len(source.arrays) == 1:
+    if not source.with_slots:
         array = source.arrays[0]
         _write_npy_header(file, DTYPES[array.dtype].newbyteorder("<"), (source.table.num_rows, array.width))
         for batch in source.batches(array):

@@ -17,11 +17,16 @@ from workers.storage_errors import StorageError
 
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_DEPTH = 16
+# Far above what the largest real document holds: a manifest has some ten lists and objects for each array of a table, and its numbers and texts
+# stand in long lists. A small value costs many times its text in memory, so a forged file of few bytes could otherwise cost gigabytes.
+MAX_CONTAINERS = 1 << 20
+MAX_VALUES = 1 << 23
 _MAX_INT = 2**63 - 1
 _MIN_INT = -(2**63)
 _TAIL_PREFIX = b',"sha256":"'
 _TAIL_LENGTH = len(_TAIL_PREFIX) + 64 + len(b'"}\n')
-_OUTSIDE_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+# Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed over once.
+_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}"]|\Z)', re.DOTALL)
 
 
 class DocumentRefused(StorageError):
@@ -60,13 +65,15 @@ def unseal(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> di
     Raises:
       DocumentRefused: any byte differs from what was sealed, or the content breaks a limit of `parse_strictly`.
     """
-    body, tail = data[:-_TAIL_LENGTH] + b"}", data[-_TAIL_LENGTH:]
-    expected_tail = _TAIL_PREFIX + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
-    if tail != expected_tail:
+    # Hashed where it lies: a copy of a large document would cost its size once more.
+    body = hashlib.sha256(memoryview(data)[:-_TAIL_LENGTH])
+    body.update(b"}")
+    if data[-_TAIL_LENGTH:] != _TAIL_PREFIX + body.hexdigest().encode() + b'"}\n':
         raise DocumentRefused(name, f"{len(data)} bytes whose checksum does not match them", "the bytes as written")
-    document = parse_strictly(name, body, max_bytes=max_bytes)
+    document = parse_strictly(name, data, max_bytes=max_bytes + _TAIL_LENGTH)
     if not isinstance(document, dict):
         raise DocumentRefused(name, type(document).__name__, "a JSON object")
+    del document["sha256"]
     return document
 
 
@@ -78,6 +85,7 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
     """
     if len(data) > max_bytes:
         raise DocumentRefused(name, f"{len(data)} bytes", f"at most {max_bytes}")
+    _check_counts(name, data)
     _check_depth(name, data, max_depth)
     try:
         return json.loads(
@@ -91,11 +99,22 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
         raise DocumentRefused(name, f"{type(error).__name__}: {error}"[:200], "JSON in UTF-8") from None
 
 
+def _check_counts(name: str, data: bytes) -> None:
+    """Counts what the parser would build an object for; characters inside strings count too, of which real documents have few."""
+    containers, values = data.count(b"[") + data.count(b"{"), data.count(b",") + 1
+    if containers > MAX_CONTAINERS or values > MAX_VALUES:
+        found = f"about {values:,} values in {containers:,} lists and objects"
+        raise DocumentRefused(name, found, f"at most {MAX_VALUES:,} in {MAX_CONTAINERS:,}")
+
+
 def _check_depth(name: str, data: bytes, max_depth: int) -> None:
     """Counts brackets outside strings: the parser itself would recurse before anybody could stop it."""
     depth = 0
-    for match in _OUTSIDE_STRINGS.finditer(data):
-        token = match.group()
+    for match in _TO_BRACKET.finditer(data):
+        token = match.group(1)
+        if token in (b'"', b""):
+            # The end, or a text without one, at which the parser stops as well; looking on would read the rest again for every quote.
+            break
         if token in b"[{":
             depth += 1
             if depth > max_depth:

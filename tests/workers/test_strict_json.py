@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -107,3 +109,17 @@ def test_numbers_that_json_cannot_hold_are_not_written() -> None:
 def test_documents_that_the_seal_would_garble_are_not_sealed(document) -> None:
     with pytest.raises(ValueError, match="sha256"):
         seal(document)
+
+
+@pytest.mark.parametrize(("unit", "number"), [("[],", 1 << 20), ('{"a":0},', 1 << 20), ("0,", 1 << 23)])
+def test_a_small_file_of_very_many_values_is_refused_before_they_are_built(unit: str, number: int) -> None:
+    """Sealed as its writer would: the seal keeps nobody from forging."""
+    body = b'{"tables":[' + unit.encode() * number + b"0]}"
+    data = body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+    tracemalloc.start()
+    try:
+        with pytest.raises(DocumentRefused, match="about .* values in .* lists and objects"):
+            unseal("forged", data, max_bytes=256 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
