@@ -11,8 +11,10 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from orchestrator.cluster_processes import FOLDER_PREFIX, claim_folder
 from orchestrator.errors import ClusterNotStarted
 from orchestrator.own_cluster import OwnCluster, sweep_left
 from orchestrator.places import taking_connections
+from orchestrator.signals import StoppedAtStart
 
 COMPILED_SUFFIX = "-compiled"
 LOOPBACK = "127.0.0.1"
@@ -74,8 +77,16 @@ class _OwnConnection(Connection):
         return self._cluster.lost()
 
     def renew(self) -> None:
-        self.close()
-        self._cluster = self._joined()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            self.close()
+            self._cluster = self._joined()
+        except SystemExit as left:
+            # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
+            raise StoppedAtStart from left
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
 
     def close(self) -> None:
         """Leaves the cluster and ends it."""
