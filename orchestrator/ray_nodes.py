@@ -46,6 +46,7 @@ class RayNodes:
         self._usable: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
         self._kills = KillCounters()
+        self._niceness: list[Any] | None = None
 
     def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
         """Live machines. A handful of calls to Ray's head, some milliseconds; None where it does not answer.
@@ -60,6 +61,7 @@ class RayNodes:
 
         if self._connection.lost() is not None:
             return None
+        self._tell_niceness()
         try:
             # Ray has no public name for draining nodes; its own libraries (Train, Data) ask in this way.
             draining = state.get_draining_nodes()
@@ -115,6 +117,25 @@ class RayNodes:
         self._demand, self._asked, self._handles = None, None, ()
         self._connection.renew()
 
+    def _tell_niceness(self) -> None:
+        """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely slow."""
+        import ray
+        import ray.exceptions
+
+        asked = self._niceness or []
+        if not asked or len(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) < len(asked):
+            return
+        self._niceness = []
+        try:
+            found = max(ray.get(asked))
+        except ray.exceptions.RayError:
+            return
+        if found > 0:
+            self._notice(
+                f"Ray runs the hosts with a niceness of {found}: beside other busy programs they starve. For the usual priority put "
+                f"RAY_worker_niceness=0 into the environment of `ray start` on every machine"
+            )
+
     def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
         """How the next hosts are placed."""
         # Ray goes on to place on machines that it has not missed yet.
@@ -129,6 +150,8 @@ class RayNodes:
         """A generation runs with these hosts."""
         self._handles = handles
         self._kills.begin(handles)
+        if not self._is_own and self._niceness is None:
+            self._niceness = [pair.host.actor.niceness.remote() for pair in handles if isinstance(pair.host, RayHandle)]
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         """Those of these dead processes that the kernel may have killed for want of memory."""

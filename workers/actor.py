@@ -103,6 +103,11 @@ class _Actor:
         return oom_kills()
 
     @ray.method(concurrency_group="control")
+    def niceness(self) -> int:
+        """Of this process: 0 is usual, and with 19 everybody else goes first."""
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    @ray.method(concurrency_group="control")
     def status(self) -> Progress:
         self._driver.heard()
         return self._worker.status()

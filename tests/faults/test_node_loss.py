@@ -21,6 +21,7 @@ def test_a_lost_machine_costs_steps_and_nothing_else(ray_cluster: None, small_da
     assert lost["step"] == 50
     assert len(lost["recoveries"]) >= 1
     assert not any("share" in notice for notice in lost["notices"]), "the two hosts should be on two nodes"
+    assert any("niceness of 15" in notice and "RAY_worker_niceness=0" in notice for notice in lost["notices"])
     undisturbed = train_small(small_data, tmp_path, "undisturbed", num_hosts=2)
     assert lost["losses"] == [undisturbed.losses[step] for step in sorted(undisturbed.losses)]
     assert_same_bytes(committed_state(lost["path"]), committed_state(undisturbed.path))
