@@ -52,7 +52,7 @@ class Activations(Mapping[str, Any]):
         return f"Activations({self._values!r})"
 
 
-def _flatten_with_keys(activations: Activations) -> tuple[list[tuple[DictKey, Any]], tuple[str, ...]]:
+def _flatten_with_keys(activations: Activations) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
     return [(DictKey(name), value) for name, value in activations._values.items()], tuple(activations._values)
 
 
