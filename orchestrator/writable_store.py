@@ -10,7 +10,7 @@ import warnings
 
 from orchestrator.config import ConfigurationError
 from workers.storage import Store
-from workers.storage_errors import SingleWriterStore, StoreCannotCreateExclusively
+from workers.storage_errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively
 
 
 def open_for_writing(url: str, *, single_writer: bool) -> Store:
@@ -30,7 +30,7 @@ def open_for_writing(url: str, *, single_writer: bool) -> Store:
         if not single_writer:
             raise
         warnings.warn(SingleWriterStore(error.location, error.found), stacklevel=2)
-    except OSError as error:
+    except (OSError, NotAFolder) as error:
         raise ConfigurationError(
             f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write to. "
             f"Choose another one: --storage, RunConfig(storage_path=...)."
