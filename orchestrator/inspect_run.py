@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from orchestrator.checkpoint import CommitInfo, list_commits
@@ -17,6 +18,7 @@ from orchestrator.run_record import RunRecord, find_run
 from orchestrator.text_tables import columns, plural, printable
 from workers.storage import Store
 from workers.storage_errors import StorageError
+from workers.whole_files import safe_segment
 
 SHOWN_EVALUATIONS = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -94,7 +96,7 @@ def render(description: RunDescription) -> str:
 
 
 def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
-    """Three lines of Python that read one array of a table with zarr.
+    """Three lines of Python that read one array of a table with zarr, and the way without it: zarr is not installed with this program.
 
     Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's padding is cut off.
     """
@@ -105,12 +107,15 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
             f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr alone, make it one: "
             f"podembed compact {location}. To get rows out: podembed export, podembed extract."
         )
+    words = ["podembed", "export", location, "--table", table.name, "--out", f"{safe_segment(table.name)}.npy"]
+    words += ["--slots"] if array else []
     return (
-        f"Read table '{table.name}' in Python:\n"
+        f"Read table '{table.name}' in Python with zarr (install it first: pip install 'zarr>=3'):\n"
         f"  import zarr\n"
         f'  array = zarr.open({path!r}, mode="r")  # [bucket, position, column]\n'
         f"  {files.name if files.name.isidentifier() else 'values'} = "
-        f"array[:].transpose(1, 0, 2).reshape(-1, {files.width})[:{table.num_rows}]"
+        f"array[:].transpose(1, 0, 2).reshape(-1, {files.width})[:{table.num_rows}]\n"
+        f"Without zarr, as a file for numpy.load: {shlex.join(words)}"
     )
 
 

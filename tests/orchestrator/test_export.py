@@ -155,6 +155,29 @@ def test_other_element_types(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["run", "t.safetensors"]
 
 
+def test_slots_of_a_table_without_any_have_the_form_of_those_with_some(tmp_path: Path) -> None:
+    """SGD keeps none. A program that reads records by the name of a field reads these, too."""
+    rows = random_table(3, num_rows=21, num_buckets=4, widths={"rows": 2})
+    store, _ = run_with(tmp_path / "run", {"t": rows}, 10)
+    state, values = open_commit(store.location), rows.arrays["rows"]
+    out: dict[Format, Path] = {f: tmp_path / f"t.{f}" for f in ("npy", "parquet", "safetensors")}
+    for format, path in out.items():
+        written = export(state, "t", format=format, out=str(path), with_slots=True)
+        assert written.widths == {"rows": 2}
+    records = np.load(out["npy"], allow_pickle=False)
+    assert (records.dtype.names, records.shape) == (("rows",), (21,))
+    assert_bytes(np.ascontiguousarray(records["rows"]), values)
+    read = pq.read_table(out["parquet"])
+    assert read.column_names == ["id", "rows"]
+    assert_bytes(np.array(read["rows"].to_pylist(), np.float32), values)
+    tensors, _ = read_safetensors(out["safetensors"])
+    assert [*tensors] == ["rows"]
+    assert_bytes(tensors["rows"], values)
+    plain = tmp_path / "plain.npy"
+    export(state, "t", format="npy", out=str(plain))
+    assert_bytes(np.load(plain), values)
+
+
 def test_a_slot_with_the_name_of_the_id_column_is_refused_for_parquet(tmp_path: Path) -> None:
     values = np.zeros((4, 2), np.float32)
     store, _ = run_with(tmp_path / "run", {"t": SampleTable(num_buckets=1, arrays={"rows": values, "id": values})}, 10)

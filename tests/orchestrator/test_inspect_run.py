@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jobs.cli import main
 from orchestrator import checkpoint
 from orchestrator.inspect_run import describe, format_age, format_bytes, reading_example, render
 from orchestrator.manifest import Manifest, commit_file
@@ -80,7 +83,7 @@ def test_the_text_shows_commits_tables_and_the_driver(run) -> None:
 def test_the_python_that_is_shown_reads_the_table(run, table: str, array: int) -> None:
     store, manifests = run
     (files,) = [entry for entry in manifests[-1].tables if entry.name == table]
-    code = [line.strip() for line in reading_example(store.location, files, array).splitlines()[1:]]
+    code = [line.strip() for line in reading_example(store.location, files, array).splitlines()[1:-1]]
     assert len(code) == 3
     names: dict[str, np.ndarray] = {}
     exec("\n".join(code), names)
@@ -89,6 +92,35 @@ def test_the_python_that_is_shown_reads_the_table(run, table: str, array: int) -
     num_rows, num_buckets, _ = TABLES[table]
     expected = np.stack([buckets[row % num_buckets, row // num_buckets] for row in range(num_rows)])
     np.testing.assert_array_equal(names[name], expected)
+
+
+def test_what_is_shown_says_what_to_install_and_how_to_do_without(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """zarr is only there for those who develop this program, so the other way is tried as it is printed."""
+    store, manifests = run
+    monkeypatch.chdir(tmp_path)
+    (files,) = [entry for entry in manifests[-1].tables if entry.name == "users"]
+    for array in (0, 1):
+        first, *_, last = reading_example(store.location, files, array).splitlines()
+        assert "pip install 'zarr>=3'" in first
+        command, *words = shlex.split(last.split(": ", 1)[1])
+        assert command == "podembed"
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        read = np.load(tmp_path / "users.npy")
+        buckets = values_of(30, "users", files.arrays[array].name)
+        expected = np.stack([buckets[row % 4, row // 4] for row in range(37)])
+        np.testing.assert_array_equal(read[files.arrays[array].name] if array else read, expected)
+        (tmp_path / "users.npy").unlink()
+    capsys.readouterr()
+
+
+def test_zarr_is_not_installed_with_the_program() -> None:
+    """Otherwise the advice to install it first would be wrong."""
+    needed = requires("podembed") or []
+    assert [line for line in needed if line.startswith("zarr") and "extra" not in line] == []
 
 
 def test_a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
