@@ -6,8 +6,9 @@ under a map kills the process without a word, and a store cannot be mapped.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,15 @@ import pyarrow as pa
 from workers.bad_rows import Origin
 from workers.columns import Decoder, RawRows, check_schema
 from workers.data_config import NpyData
-from workers.files import file_version, open_ranges
+from workers.files import file_version, one_line, open_ranges
 from workers.input_errors import InputError
 from workers.input_files import FileLayout, InputFile, RowGroup
 
 _ENDING = "labels.npy"
+# What comes before the text of a header, and the longest text that numpy reads from a file that nobody vouches for.
+_MAX_HEADER_BYTES = 12 + 10_000
+# Every column gets a name. An array without rows may claim any number of them in a few bytes.
+_MAX_COLUMNS = 1 << 16
 # Kind of array to the column names of its last axis and the kinds of dtype that it may have.
 _KINDS = {"labels": ("label", "biuf"), "dense": ("int_{}", "biuf"), "sparse": ("cat_{}", "iu")}
 
@@ -139,17 +144,18 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     Raises:
       InputError: it is no array of that kind, or not as long as it says.
     """
-    # A buffered reader answers in full whatever size is asked for, also with less memory than a hostile header names.
     size_bytes = file.seek(0, 2)
     file.seek(0)
     try:
-        version = np.lib.format.read_magic(cast(Any, file))
+        # numpy reads as many bytes as a header claims to have before it looks at the number, so it gets those of the longest that it takes.
+        head = io.BytesIO(file.read(_MAX_HEADER_BYTES))
+        version = np.lib.format.read_magic(head)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, is_fortran, dtype = readers[version](cast(Any, file))
+        shape, is_fortran, dtype = readers[version](head)
     except Exception as error:  # numpy parses the header as Python text and lets many kinds of errors through
         raise InputError(
-            f"Found {path}, which does not open as .npy ({type(error).__name__}: {error}). Expected an array as numpy.save writes it. Write "
-            "it again."
+            f"Found {path}, which does not open as .npy ({type(error).__name__}: {one_line(error)[:200]}). "
+            "Expected an array as numpy.save writes it. Write it again."
         ) from error
     expected = f"floats or integers of shape {'[n] or [n, 1]' if kind == 'labels' else '[n, columns]'} in C order"
     if kind == "sparse":
@@ -162,7 +168,11 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
             f"Found {path} of dtype {dtype} and shape {list(shape)}{' in Fortran order' if is_fortran else ''}. Expected {expected}. "
             "Save it again in that form."
         )
-    header = _Header(path=path, dtype=dtype, num_rows=shape[0], num_columns=num_columns, start=file.tell())
+    if num_columns > _MAX_COLUMNS:
+        raise InputError(
+            f"Found {path} with {num_columns:,} columns. Expected at most {_MAX_COLUMNS:,}. Save it again as rows of columns."
+        )
+    header = _Header(path=path, dtype=dtype, num_rows=shape[0], num_columns=num_columns, start=head.tell())
     if size_bytes != header.start + header.num_rows * header.row_bytes:
         raise InputError(
             f"Found {path} with {size_bytes:,} bytes. Expected {header.start + header.num_rows * header.row_bytes:,} for its shape "

@@ -16,8 +16,12 @@ from workers.input_errors import InputError
 from workers.input_files import FileLayout, InputFile, RowGroup
 
 _MAGIC = b"PAR1"
+# The length of the footer in four bytes, and the four of `_MAGIC`.
+_TAIL_BYTES = 8
 # About what the second cache of a processor core holds; from a store, everything is asked for at once instead.
 _HOT_BYTES = 1 << 20
+# Arrow reads a footer whole and builds many times its size from it. That of a file with a million column chunks has about 100 MB.
+_MAX_FOOTER_BYTES = 128 << 20
 
 
 def parquet_layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
@@ -132,6 +136,7 @@ def _parts(metadata: pq.FileMetaData, names: Sequence[str]) -> list[list[str]]:
 def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
     location = local_path(path, storage_options=storage_options)
     try:
+        _check_footer(path, storage_options)
         # Local files go to Arrow by name: no Python call a read. Remote ones are read ahead by column chunk.
         source = location if location is not None else open_ranges(path, storage_options=storage_options)
         return pq.ParquetFile(cast(Any, source), pre_buffer=location is None)
@@ -145,6 +150,22 @@ def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
         raise InputError(
             f"Found {path}, which does not open as Parquet ({one_line(error)}). Expected a complete Parquet file. Write it again, or leave it out."
         ) from error
+
+
+def _check_footer(path: str, storage_options: dict[str, Any] | None) -> None:
+    with open_ranges(path, storage_options=storage_options) as file:
+        size_bytes = file.seek(0, 2)
+        # Of a smaller file nothing is read, which would be one more request to a store.
+        if size_bytes <= _MAX_FOOTER_BYTES:
+            return
+        file.seek(size_bytes - _TAIL_BYTES)
+        tail = file.read(_TAIL_BYTES)
+    footer_bytes = int.from_bytes(tail[:4], "little")
+    if tail[4:] == _MAGIC and footer_bytes > _MAX_FOOTER_BYTES:
+        raise InputError(
+            f"Found {path} with a footer of {footer_bytes:,} bytes. Expected at most {_MAX_FOOTER_BYTES:,}. Write it again as several files, "
+            "or with fewer and larger row groups."
+        )
 
 
 def _is_of_the_system(error: BaseException) -> bool:

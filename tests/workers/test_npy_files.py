@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import fsspec
@@ -115,6 +116,42 @@ def test_files_that_are_no_arrays_are_named(folder: Path, content: bytes) -> Non
     (folder / "day_1_dense.npy").write_bytes(content)
     with pytest.raises(InputError, match=r"day_1_dense.npy, which does not open as .npy"):
         build_index(declared(folder))
+
+
+def header(text: str, *, claimed: int | None = None) -> bytes:
+    """The beginning of an array of version 2.0, which has four bytes for the length of its header."""
+    length = len(text) if claimed is None else claimed
+    return b"\x93NUMPY\x02\x00" + length.to_bytes(4, "little") + text.encode()
+
+
+FORGED = [
+    (header("{", claimed=1 << 30), "does not open as .npy"),
+    (header("{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846976, 3), }"), "Expected 13,835,058,0"),
+    (header("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 1000000000), }"), "1,000,000,000 columns"),
+    (header("{'descr': '|O', 'fortran_order': False, 'shape': (1152921504606846976, 3), }"), "dtype object"),
+    (header("(" * 9_000), "does not open as .npy"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), FORGED)
+def test_headers_that_claim_very_much_are_refused_before_it_is_allocated(
+    folder: Path, content: bytes, message: str
+) -> None:
+    path = folder / "day_1_dense.npy"
+    with path.open("wb") as file:
+        file.write(content)
+        # A hole, so that there is as much as the longest header claims.
+        file.truncate((1 << 30) + 12 if content[-1:] == b"{" else len(content))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=message) as caught:
+            build_index(declared(folder))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "day_1_dense.npy" in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+    assert peak < 4 << 20
 
 
 def test_files_that_break_off_or_change_are_named(folder: Path) -> None:

@@ -143,3 +143,27 @@ def test_parquet_that_is_damaged_is_told_from_text(folder: Path, damage: str) ->
     assert parquet_names(str(path)) == ["label"]
     path.write_text("label\n1\n")
     assert parquet_names(str(path)) is None
+
+
+@pytest.mark.parametrize("claimed", [1 << 30, (1 << 32) - 1])
+def test_a_footer_that_claims_more_than_there_is_costs_nothing(folder: Path, claimed: int) -> None:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"label": [0, 1]}), path)
+    path.write_bytes(path.read_bytes()[:-8] + claimed.to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(InputError, match=r"a\.parquet, which does not open as Parquet.*smaller than the size reported"):
+        parquet_names(str(path))
+
+
+def test_a_footer_of_very_many_bytes_is_refused_before_it_is_read(folder: Path) -> None:
+    """A hole of a gigabyte as its footer: Arrow would read it all."""
+    path = folder / "part-000.parquet"
+    with path.open("wb") as file:
+        file.write(b"PAR1")
+        file.seek(1 << 30, os.SEEK_CUR)
+        file.write((1 << 30).to_bytes(4, "little") + b"PAR1")
+    before = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    with pytest.raises(
+        InputError, match=r"part-000\.parquet with a footer of 1,073,741,824 bytes\. Expected at most 134,"
+    ):
+        build_index(ParquetData(str(path), label="label"))
+    assert (pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()) == before
