@@ -30,8 +30,19 @@ def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
     The name has the process id, for people and for programs of before the lock.
     """
     folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=suffix, dir=base)
-    lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        # Locked before it has its name: another program that sweeps just now would take a lock that nobody holds for one that was left.
+        unnamed = os.path.join(folder, f"{LOCK_NAME}.new")
+        lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(unnamed, os.path.join(folder, LOCK_NAME))
+        except BaseException:
+            os.close(lock)
+            raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder, lock
 
 

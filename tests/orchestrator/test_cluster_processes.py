@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -80,6 +82,33 @@ def test_a_folder_is_the_users_alone_and_is_left_when_its_lock_is_gone(tmp_path:
     let_go(lock, session=17)
     assert is_left(Path(folder))
     assert session_of(folder) == 17
+
+
+def test_a_folder_is_not_swept_while_it_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_file, num_sweeps = fcntl.flock, 0
+
+    def swept_first(descriptor: int, operation: int) -> None:
+        nonlocal num_sweeps
+        num_sweeps += 1
+        if num_sweeps == 1:
+            # Another program looks in the moment before the lock is held.
+            sweep([str(tmp_path)])
+        lock_file(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    folder, lock = claim_folder(str(tmp_path))
+    assert os.listdir(folder) == [LOCK_NAME]
+    os.close(lock)
+
+
+def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(OSError, match="locks"):
+        claim_folder(str(tmp_path))
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1" * 30])
