@@ -37,11 +37,10 @@ def main() -> None:
     """Keeps a cluster until standard input ends. Does not return."""
     # Ray blocks SIGINT itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
-    program = os.getppid()
     settings = json.loads(sys.argv[1])
     os.ftruncate(settings["lock"], 0)
     os.pwrite(settings["lock"], str(os.getsid(0)).encode(), 0)
-    threading.Thread(target=_end_with, args=(program, settings), name="end", daemon=True).start()
+    threading.Thread(target=_end_with, args=(settings,), name="end", daemon=True).start()
     try:
         node = start(settings)
     except BaseException as error:
@@ -73,8 +72,10 @@ def start(settings: dict[str, Any]) -> Any:
     return Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True)
 
 
-def _end_with(program: int, settings: dict[str, Any]) -> None:
+def _end_with(settings: dict[str, Any]) -> None:
     """Waits for the end of the program, ends the cluster and the keeper."""
+    # Told and not asked for: a program that is killed at once has no child any more when the keeper could ask.
+    program = settings["program"]
     # The pipe also ends where a fork of the program that still has it open does, so its parent is looked at, too.
     while os.getppid() == program:
         if select.select([0], [], [], LOOK_S)[0] and not os.read(0, 1):

@@ -54,6 +54,7 @@ class OwnCluster:
         settings = {
             "folder": self._folder,
             "lock": self._lock,
+            "program": os.getpid(),
             "left": list(left),
             # Ray opens its own folder to everybody; nobody gets through the one above.
             "temp_dir": f"{self._folder}/r",
@@ -61,8 +62,17 @@ class OwnCluster:
             "num_cpus": num_cpus,
             "object_store_bytes": OBJECT_STORE_BYTES,
         }
+        try:
+            self._keeper = self._keeper_with(settings, environment)
+        except BaseException:
+            # Without room for one more process or file.
+            end_cluster(self._folder)
+            os.close(self._lock)
+            raise
+
+    def _keeper_with(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with open(f"{self._folder}/keeper.log", "wb") as log:
-            self._keeper = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-P", str(KEEPER), json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -57,6 +59,30 @@ def test_a_cluster_that_does_not_start_says_why_and_leaves_nothing(
             cluster.close()
         assert words in str(caught.value)
         wait_for("end of the folder", lambda: left_in(Path(base)) == [], seconds=60)
+
+
+def test_a_keeper_that_cannot_begin_leaves_no_folder_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        num_open = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(FileNotFoundError):
+            OwnCluster(1, environment=os.environ)
+        assert left_in(Path(base)) == []
+        assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_program_that_is_killed_before_its_keeper_runs_leaves_nothing() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        compiled = Path(base, "compiled")
+        compiled.mkdir()
+        # It ends before a keeper can have imported anything.
+        program = (
+            "import os, sys; from orchestrator.own_cluster import OwnCluster; "
+            "OwnCluster(1, environment=os.environ, left=[sys.argv[1]]); os.kill(os.getpid(), 9)"
+        )
+        subprocess.run([sys.executable, "-c", program, str(compiled)], env=dict(os.environ) | {"TMPDIR": base})
+        wait_for("end of both folders", lambda: os.listdir(base) == [], seconds=60)
 
 
 def test_what_is_raised_while_it_starts_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
