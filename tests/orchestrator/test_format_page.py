@@ -9,16 +9,28 @@ import dataclasses
 import json
 import re
 import struct
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import google_crc32c
+import jax
+import ml_dtypes
 import numpy as np
+import optax
 import pytest
 
+from embedding.keras_optimizers import Adam
 from orchestrator import checkpoint, history, history_record, job_settings, lease, manifest, run_record
+from orchestrator.config import CheckpointConfig
+from orchestrator.export import export
+from orchestrator.run_reference import open_commit
 from tests.orchestrator.checkpoint_samples import TABLES, take, values_of, write_next
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, random_table
+from tests.orchestrator.test_in_process import train
+from tests.small_job import small_job
 from workers import checkpoint_files
+from workers.device import DeviceWorker
 from workers.storage import Store
 from workers.strict_json import seal
 
@@ -118,9 +130,29 @@ def read_leaf(run: Path, commit: str, key: str) -> np.ndarray:
 
 
 def read_whole(run: Path, file: dict) -> np.ndarray:
+    is_bfloat16 = file["dtype"] == "bfloat16"
+    dtype = np.dtype("uint16" if is_bfloat16 else file["dtype"]).newbyteorder("<")
+    if file["size_bytes"] == 0:
+        return np.empty(file["shape"], dtype)
     chunk = "/".join([file["path"], "c", *["0"] * len(file["shape"])])
-    data = read_chunk(run, chunk, file["size_bytes"], file["crc32c"])
-    return np.frombuffer(data, file["dtype"]).reshape(file["shape"])
+    values = np.frombuffer(read_chunk(run, chunk, file["size_bytes"], file["crc32c"]), dtype).reshape(file["shape"])
+    # The upper half of a float32.
+    return (values.astype("<u4") << 16).view("<f4") if is_bfloat16 else values
+
+
+def read_dense_model(run: Path, commit: str) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], int]:
+    """Parameters by name, Adam's `mu` and `nu` of each by the same name, and its count."""
+    leaves = {leaf["key"]: leaf for leaf in read_sealed(run / "commit" / f"{commit}.json")["dense"]}
+    names = [key.removeprefix("params/") for key in leaves if key.startswith("params/")]
+    parameters = {name: read_whole(run, leaves.pop(f"params/{name}")) for name in names}
+    moments = {
+        field: {name: read_whole(run, leaves.pop(f"optimizer/0/{field}/{name}")) for name in names}
+        for field in ("mu", "nu")
+    }
+    count = read_whole(run, leaves.pop("optimizer/0/count"))
+    if leaves or (count.dtype, count.shape) != (np.int32, ()):
+        raise ValueError(f"leaves {list(leaves)} that Adam does not have, or a count of another form")
+    return parameters, moments, int(count)
 
 
 # ---------------------------------------------------------------- end of the independent reader
@@ -204,6 +236,128 @@ def test_zarr_opens_the_changed_rows(incremental: tuple[Path, dict[str, np.ndarr
     for part in read_sealed(run / "commit" / "s000000030-g00000001.json")["tables"][0]["deltas"][1]["parts"]:
         ids, rows, _ = (zarr.open(str(run / file["path"]), mode="r")[:] for file in part["files"])
         np.testing.assert_array_equal(rows, expected["rows"][ids])
+
+
+@pytest.fixture(scope="module")
+def trained(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps whose first commit is full and whose others are incremental."""
+    chain = CheckpointConfig(every_steps=1, num_to_keep=None, full_every=3)
+    path = tmp_path_factory.mktemp("page") / "run"
+    return Path(train(small_data, path, max_steps=3, checkpoint_config=chain).path)
+
+
+@pytest.mark.parametrize(("step", "num_deltas"), [(1, 0), (2, 1), (3, 2)])
+def test_a_stranger_reads_what_a_run_has_trained(trained: Path, tmp_path: Path, step: int, num_deltas: int) -> None:
+    commit = f"s{step:09d}-g00000001"
+    document = read_sealed(trained / "commit" / f"{commit}.json")
+    state = open_commit(f"{trained}@{commit}")
+    for table in document["tables"]:
+        assert len(table["deltas"]) == num_deltas
+        out = tmp_path / "table.npy"
+        export(state, table["name"], format="npy", out=str(out), with_slots=True, force=True)
+        records = np.load(out)
+        read = read_table(trained, commit, table["name"])
+        assert tuple(read) == records.dtype.names
+        for array, values in read.items():
+            np.testing.assert_array_equal(values, records[array])
+    parameters, moments, count = read_dense_model(trained, commit)
+    assert (document["step"], count) == (step, step)
+    ours = {leaf.key: checkpoint_files.read_dense(state.store, leaf) for leaf in state.manifest.dense}
+    for name, values in parameters.items():
+        np.testing.assert_array_equal(values, ours[f"params/{name}"])
+        assert {(m[name].dtype, m[name].shape) for m in moments.values()} == {(values.dtype, values.shape)}
+
+
+def test_a_stranger_repeats_adams_first_step_with_what_it_read(trained: Path, small_data: str) -> None:
+    """The moments after one step tell its gradient, and with that where the parameters came from: the first values of the job."""
+    job = small_job(folder=small_data, audit=False)
+    first = job.model.init(jax.random.key(job.seed), len(job.data.dense), job.widths)
+    parameters, moments, _ = read_dense_model(trained, "s000000001-g00000001")
+    assert parameters.keys() == first.keys()
+    for name, values in parameters.items():
+        gradient = moments["mu"][name] / 0.1
+        assert np.abs(gradient).max() > 0
+        np.testing.assert_allclose(moments["nu"][name], 0.001 * gradient**2, rtol=1e-4, atol=1e-12)
+        moved = np.asarray(first[name]) - 1e-2 * gradient / (np.abs(gradient) + 1e-8)
+        np.testing.assert_allclose(values, moved, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stranger_reads_leaves_of_every_form(tmp_path: Path) -> None:
+    leaves = {
+        "params/scale": np.array(2.5, np.float64),
+        "params/nothing": np.empty((3, 0), np.float32),
+        "params/half": np.array([[1.5, -2.0, 0.0]], ml_dtypes.bfloat16),
+        "params/user tower/0/w": np.arange(24, dtype=np.int8).reshape(2, 3, 4),
+        "params/mask": np.array([True, False]),
+    }
+    tables = {"users": random_table(1, num_rows=5, num_buckets=2, widths={"rows": 3})}
+    store, lease_of_run = create_run(tmp_path / "run", tables)
+    commit_tables(store, lease_of_run, 1, tables, dense=leaves)
+    for key, values in leaves.items():
+        read = read_leaf(tmp_path / "run", "s000000001-g00000001", key)
+        assert read.shape == values.shape
+        np.testing.assert_array_equal(read, values.astype(read.dtype))
+
+
+class Gate(NamedTuple):
+    w: jax.Array
+    b: jax.Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["w", "more"], meta_fields=[])
+@dataclasses.dataclass
+class Tower:
+    w: jax.Array
+    more: dict
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    def __init__(self, *children: jax.Array) -> None:
+        self.children = children
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array, ...], None]:
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[jax.Array, ...]) -> Pair:
+        return cls(*children)
+
+
+X: Any = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("params", "names"),
+    [
+        ({"top": [{"w": X, "b": X}, {"w": X}]}, ["/top/0/b", "/top/0/w", "/top/1/w"]),
+        ({"both": (X, X), "none": None, "empty": {}}, ["/both/0", "/both/1"]),
+        ({"gate": Gate(X, X), "tower": Tower(X, {"k": X})}, ["/gate/w", "/gate/b", "/tower/w", "/tower/more/k"]),
+        ({"pair": Pair(X, X)}, ["/pair/0", "/pair/1"]),
+        ({"user tower": X, "a/b": X, "Z": X}, ["/user tower", "/a/b", "/Z"]),
+        ({7: X, 10: X}, ["/7", "/10"]),
+        (X, [""]),
+    ],
+)
+def test_leaves_have_the_keys_that_the_page_says(small_data: str, params: Any, names: list[str]) -> None:
+    worker = DeviceWorker(job=small_job(folder=small_data, audit=False), num_samples=8)
+    adam = [*(f"optimizer/0/{field}{name}" for field in ("mu", "nu") for name in names), "optimizer/0/count"]
+    for optimizer, state in [
+        (optax.adam(1e-2), adam),
+        (optax.sgd(1e-2), []),
+        (optax.adam(optax.constant_schedule(1e-2)), [*adam, "optimizer/1/count"]),
+        (
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+            [key.replace("optimizer/", "optimizer/1/") for key in adam],
+        ),
+        (Adam(1e-2).as_optax(), ["optimizer/iterations", "optimizer/learning_rate", *slots(2 * len(names))]),
+    ]:
+        worker.params, worker.optimizer_state = params, optimizer.init(params)
+        assert sorted(worker.dense_arrays()) == sorted([*(f"params{name}" for name in names), *state])
+
+
+def slots(count: int) -> list[str]:
+    return [f"optimizer/slots/{position}" for position in range(count)]
 
 
 def test_a_strangers_head_is_ours(tmp_path: Path) -> None:
