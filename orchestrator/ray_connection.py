@@ -19,14 +19,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orchestrator.cluster_processes import FOLDER_PREFIX, claim_folder
+from orchestrator.config import ConfigurationError
 from orchestrator.errors import ClusterNotStarted
 from orchestrator.own_cluster import OwnCluster, sweep_left
 from orchestrator.places import taking_connections
 from orchestrator.signals import StoppedAtStart
+from workers.descriptors import DescriptorsExhausted, require_descriptors
 
 COMPILED_SUFFIX = "-compiled"
 LOOPBACK = "127.0.0.1"
 NICENESS = "RAY_worker_niceness"
+# Of the daemon with 2 hosts, 70 were seen; it aborts with a limit of 64.
+DAEMON_DESCRIPTORS = 64
+HOST_DESCRIPTORS = 16
+FIRST_WITH_TOKENS = (2, 52)
+_has_chosen = threading.Event()  # whether this process imported Ray with the settings of here
 
 
 class Connection:
@@ -113,6 +120,7 @@ def connected(
 
     Raises:
       ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
+      ConfigurationError: the processes of this machine may not open as much as Ray needs.
     """
     _settle()
     address = os.environ.get("RAY_ADDRESS")
@@ -121,6 +129,7 @@ def connected(
         if os.environ["RAY_AUTH_MODE"] == "token":
             # Set, so that Ray does not write a token of its own into the home folder.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _has_chosen.set()
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         yield Connection()
     elif address is not None:
@@ -134,6 +143,7 @@ def connected(
         finally:
             ray.shutdown()
     else:
+        _require_descriptors(num_hosts)
         with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
             yield connection
 
@@ -147,14 +157,46 @@ def _settle() -> None:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 
+def _require_descriptors(num_hosts: int) -> None:
+    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again and again."""
+    try:
+        require_descriptors(
+            DAEMON_DESCRIPTORS + HOST_DESCRIPTORS * num_hosts,
+            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} {'host' if num_hosts == 1 else 'hosts'}",
+        )
+    except DescriptorsExhausted as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _switch_tokens_on() -> None:
+    """As `ray.init` does for a cluster that it starts, where the program imported Ray before it came here.
+
+    Raises:
+      ConfigurationError: this version of Ray does it in another way.
+    """
+    import ray
+
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+
+        enable, ensure = setup.enable_token_auth_by_default, setup.ensure_token_if_auth_enabled
+    except (ImportError, AttributeError) as error:
+        if "RAY_AUTH_MODE" in os.environ or tuple(map(int, ray.__version__.split(".")[:2])) < FIRST_WITH_TOKENS:
+            # The program chose itself, or a version without tokens.
+            return
+        raise ConfigurationError(
+            f"Found Ray {ray.__version__}, imported by the program, in which token authentication is not switched on as it is known here "
+            f"({error}). Expected Ray to be imported by podembed first, or a choice. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_MODE=disabled, before the program imports Ray."
+        ) from error
+    enable()
+    ensure({}, create_token_if_missing=True)
+
+
 @contextlib.contextmanager
 def _own(num_cpus: int, on_wait: Callable[[], None]) -> Iterator[Connection]:
-    if "ray" in sys.modules:
-        # As `ray.init` does for a cluster that it starts, where the program imported Ray before it came here.
-        from ray._private.authentication import authentication_token_setup
-
-        authentication_token_setup.enable_token_auth_by_default()
-        authentication_token_setup.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    if not _has_chosen.is_set():
+        _switch_tokens_on()
     with contextlib.ExitStack() as stack:
         with _needing_files():
             sweep_left()

@@ -1,0 +1,71 @@
+"""What the connection to Ray refuses before anything of Ray is started. What it starts is seen in `tests/faults/test_own_cluster.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Connects with the limits (soft, hard) of its first two arguments, after the statement of the third one.
+PROGRAM = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+exec(sys.argv[3])
+from orchestrator import ray_connection
+from orchestrator.config import ConfigurationError
+from orchestrator.own_cluster import OwnCluster
+
+def started(self, *arguments, **settings):
+    print("begins with", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    sys.exit()
+
+OwnCluster.__init__ = started
+try:
+    with ray_connection.connected(2):
+        pass
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def said(*, limits: tuple[int, int], statement: str, temporary: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", PROGRAM, *(str(limit) for limit in limits), statement]
+    done = subprocess.run(
+        command, env=environment | {"TMPDIR": str(temporary)}, capture_output=True, text=True, check=False
+    )
+    assert list(temporary.iterdir()) == []
+    return done.stdout + done.stderr
+
+
+def test_too_low_a_limit_of_open_files_is_refused_before_ray_is_started(tmp_path: Path) -> None:
+    words = said(limits=(64, 64), statement="", temporary=tmp_path)
+    assert "limit 64" in words
+    assert "Ray's daemon on this machine and the processes of 2 hosts" in words
+    assert "ulimit -n" in words
+
+
+def test_a_soft_limit_is_raised_before_ray_is_started_and_inherits_it(tmp_path: Path) -> None:
+    assert said(limits=(64, 1024), statement="", temporary=tmp_path) == "begins with 1024\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "words"),
+    [
+        ("2.99.0", "", "Found Ray 2.99.0.*token authentication.*Set RAY_AUTH_MODE=token"),
+        ("2.99.0", "disabled", "begins with"),
+        ("2.50.0", "", "begins with"),
+    ],
+)
+def test_a_later_ray_whose_tokens_are_unknown_is_refused_in_words(
+    version: str, mode: str, words: str, tmp_path: Path
+) -> None:
+    """Nothing is started without a token, but where somebody chose so, or a version that has none."""
+    setup = "ray._private.authentication.authentication_token_setup"
+    statement = f"import os, ray, {setup}; ray.__version__ = '{version}'; del {setup}.enable_token_auth_by_default"
+    statement += f"; mode = '{mode}'; mode and os.environ.update(RAY_AUTH_MODE=mode)"
+    assert re.search(words, said(limits=(1024, 1024), statement=statement, temporary=tmp_path))
