@@ -295,6 +295,10 @@ def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter
     )
     started = time.monotonic()
     result = finished(run, config)
+    if result is not None and run.settings_before is not None:
+        reporter.notice(
+            "settings not changed: no step is left to train with them. Give --set epochs=N, or a larger --max-steps"
+        )
     if result is None:
         _introduce(run, scaling.least_hosts, reporter)
         result = fit(run, scaling=scaling, config=config, reporter=reporter)

@@ -19,12 +19,16 @@ from orchestrator.config import ConfigurationError
 from orchestrator.records import decode, encode, read_document
 from workers.job import JobConfig
 from workers.storage import Store
-from workers.strict_json import parse_strictly
+from workers.strict_json import DocumentRefused, parse_strictly
 from workers.tables import choose_buckets, table_specs
 
 FOLDER = "settings"
 _FILE = re.compile(r"g(\d{8,12})\.json")
 _MAX_BYTES = 4 << 20
+_REMEDY = (
+    "The file is damaged: restore it from a copy, or delete it. The arguments before it count then, "
+    "and podembed resume --set changes them again."
+)
 # Fields of a job that steps already done depend on, and why.
 _FIXED = {
     "batch_size": "a step is that many samples",
@@ -71,23 +75,46 @@ class SettingsRecord:
     @property
     def arguments(self) -> dict[str, Any]:
         """Raises:
-        DocumentRefused: the text inside is no JSON; the record's seal says nothing of it.
+        DocumentRefused: the text inside is no JSON object; the record's seal says nothing of it.
         """
-        return parse_strictly(f"{FOLDER}/g{self.generation:08d}.json", self.job_arguments.encode())
+        name = f"{FOLDER}/g{self.generation:08d}.json"
+        arguments = parse_strictly(name, self.job_arguments.encode())
+        if not isinstance(arguments, dict):
+            raise DocumentRefused(name, f"a {type(arguments).__name__} as arguments of the job", "an object")
+        return arguments
 
 
 def read_settings(store: Store) -> tuple[SettingsRecord, ...]:
     """All changes of a run, oldest first.
 
     Raises:
-      DocumentRefused: a record is damaged.
+      DocumentRefused: a record is damaged, or its arguments are.
     """
+    return tuple(_read(store, file) for file in _files(store))
+
+
+def newest_settings(store: Store) -> SettingsRecord | None:
+    """The record that counts; None where nothing was changed. Older ones are not read, so their damage stops nobody.
+
+    Raises:
+      DocumentRefused: it is damaged, or its arguments are.
+    """
+    files = _files(store)
+    try:
+        return _read(store, files[-1]) if files else None
+    except DocumentRefused as error:
+        raise DocumentRefused(error.name, error.found, error.expected, _REMEDY) from error
+
+
+def _files(store: Store) -> list[str]:
     names = sorted((name for name in store.children(FOLDER) if _FILE.fullmatch(name)), key=lambda name: int(name[1:-5]))
-    files = [f"{FOLDER}/{name}" for name in names]
-    return tuple(
-        decode(SettingsRecord, file, read_document(store, file, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
-        for file in files
-    )
+    return [f"{FOLDER}/{name}" for name in names]
+
+
+def _read(store: Store, file: str) -> SettingsRecord:
+    record = decode(SettingsRecord, file, read_document(store, file, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
+    _ = record.arguments  # What the seal does not cover is looked at as well.
+    return record
 
 
 def record_settings(

@@ -34,7 +34,7 @@ from orchestrator.input_record import (
     write_input,
     write_input_again,
 )
-from orchestrator.job_settings import changes, check_change, read_settings, record_settings
+from orchestrator.job_settings import changes, check_change, newest_settings, record_settings
 from orchestrator.keep import read_committed
 from orchestrator.keep_policies import Committed
 from orchestrator.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
@@ -411,12 +411,12 @@ def _with_changed_settings(
     """
     store = Store(url)
     record = find_run(store) if reference is not None else None
-    settings = read_settings(store) if record is not None else ()
-    if record is None or reference is None or not settings:
+    settings = newest_settings(store) if record is not None else None
+    if record is None or reference is None or settings is None:
         return job, reference, None
-    if json.dumps(dict(reference.arguments), sort_keys=True) not in (record.job_arguments, settings[-1].job_arguments):
+    if json.dumps(dict(reference.arguments), sort_keys=True) not in (record.job_arguments, settings.job_arguments):
         return job, reference, None
-    reference = replace(reference, arguments=settings[-1].arguments)
+    reference = replace(reference, arguments=settings.arguments)
     return reference.resolve(), reference, record.job_arguments
 
 
@@ -515,8 +515,10 @@ def _compare_input(run: OpenRun, now: RunRecord, *, accept: bool) -> None:
 
 def _arguments(record: RunRecord, store: Store) -> dict[str, Any]:
     """The job's arguments as they are now. A record's seal says nothing of the text inside."""
-    settings = read_settings(store)
-    arguments = settings[-1].arguments if settings else parse_strictly(RUN_FILE, record.job_arguments.encode())
+    settings = newest_settings(store)
+    if settings is not None:
+        return settings.arguments
+    arguments = parse_strictly(RUN_FILE, record.job_arguments.encode())
     if not isinstance(arguments, dict):
         raise DocumentRefused(RUN_FILE, f"a {type(arguments).__name__} as arguments of the job", "an object")
     return arguments

@@ -22,6 +22,7 @@ from workers.declared_types import check_plain_fields
 from workers.job_folder import search_last
 from workers.job_types import type_problem
 from workers.ranking import Baseline, Metric
+from workers.strict_json import DocumentRefused, parse_strictly
 
 if TYPE_CHECKING:
     import jax
@@ -259,6 +260,7 @@ class JobReference:
             ) from error
         _check_function(self.function, function)
         _check_arguments(self.function, function, self.arguments)
+        _check_plain(self.function, self.arguments)
         try:
             job = function(**self.arguments)
         except (ValueError, TypeError) as error:
@@ -319,6 +321,19 @@ def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> 
                 f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set {argument}=VALUE, or in "
                 f"JobReference(arguments=...)."
             )
+
+
+def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses what a run's record could not give back: it is written with them, and a run whose record nobody can read is stuck."""
+    for argument, value in arguments.items():
+        try:
+            parse_strictly(argument, json.dumps(value).encode())
+        except (TypeError, ValueError, DocumentRefused) as error:
+            found = error.found if isinstance(error, DocumentRefused) else str(error)
+            raise JobError(
+                f"Found {argument}={value!r} for job '{name}' ({found}). Expected plain JSON values: text, finite numbers, True, False, None, and "
+                f"lists and dictionaries of them, since the run's record keeps them. Give another value."
+            ) from error
 
 
 # Declarations that are simple enough to be checked before the function runs; a whole number will do for a float.

@@ -28,15 +28,14 @@ _TAIL_LENGTH = len(_TAIL_PREFIX) + 64 + len(b'"}\n')
 # Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed over once.
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}"]|\Z)', re.DOTALL)
 
+_REMEDY = "The file is damaged or not ours: restore it from a copy, or load an older commit."
+
 
 class DocumentRefused(StorageError):
     """A JSON document is damaged, hostile, or not of the expected form."""
 
-    def __init__(self, name: str, found: str, expected: str):
-        super().__init__(
-            f"'{name}': found {found}; expected {expected}. The file is damaged or not ours: restore it from a copy, or load an older "
-            "commit."
-        )
+    def __init__(self, name: str, found: str, expected: str, remedy: str = _REMEDY):
+        super().__init__(f"'{name}': found {found}; expected {expected}. {remedy}")
         self.name = name
         self.found = found
         self.expected = expected

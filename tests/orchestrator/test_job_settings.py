@@ -15,7 +15,7 @@ from jobs.chaos_job import TinyModel
 from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig
 from orchestrator.fsck import check_run
 from orchestrator.inspect_run import describe, render
-from orchestrator.job_settings import changes, check_change, read_settings
+from orchestrator.job_settings import changes, check_change, read_settings, record_settings
 from orchestrator.progress import SilentReporter
 from orchestrator.run_folder import create_run, open_run
 from orchestrator.run_record import RunMismatch
@@ -23,7 +23,7 @@ from orchestrator.trainer import fit
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import DIM, SmallModel, small_job
-from workers.job import JobConfig, JobReference
+from workers.job import JobConfig, JobError, JobReference
 from workers.storage import Store
 from workers.strict_json import DocumentRefused
 
@@ -59,9 +59,35 @@ def test_a_change_is_recorded_shown_and_kept_and_equal_values_change_no_byte(sma
     with pytest.raises(RunMismatch):
         begin(small_data, path, epochs=3)
     flip_byte(path / "settings/g00000002.json", at=20)
-    with pytest.raises(DocumentRefused, match=r"settings/g00000002\.json"):
+    with pytest.raises(DocumentRefused, match=r"settings/g00000002\.json.*or delete it"):
         go_on(path)
     (finding,) = check_run(str(path)).all_findings
+    assert "delete the file" in finding.remedy
+
+
+def test_only_the_newest_record_can_stop_a_run(small_data: str, tmp_path: Path) -> None:
+    begin(small_data, tmp_path)
+    for generation, epochs in ((2, 2), (3, 3)):
+        before, after = ({"folder": small_data, "epochs": count, "audit": False} for count in (epochs - 1, epochs))
+        record_settings(Store(tmp_path), before, after, generation=generation, step=20)
+    flip_byte(tmp_path / "settings/g00000002.json", at=20)
+    assert open_run(str(tmp_path)).job.num_epochs == 3
+    (finding,) = check_run(str(tmp_path)).all_findings
+    assert finding.file == "settings/g00000002.json"
+
+
+def test_arguments_that_a_record_could_not_give_back_are_refused_before_it_is_written(
+    small_data: str, tmp_path: Path
+) -> None:
+    begin(small_data, tmp_path)
+    for value in (1 << 70,):
+        with pytest.raises(JobError, match=r"Found epochs=.* for job .*Expected plain JSON values"):
+            open_run(str(tmp_path), settings={"epochs": value})
+    # A record that an earlier version wrote with such a number is found by a check, with the way out.
+    record_settings(Store(tmp_path), {}, {"epochs": float("nan")}, generation=2, step=20)
+    with pytest.raises(DocumentRefused, match="or delete it"):
+        open_run(str(tmp_path))
+    (finding,) = check_run(str(tmp_path)).all_findings
     assert "delete the file" in finding.remedy
 
 

@@ -192,3 +192,9 @@ def test_a_declaration_that_cannot_be_is_told_with_its_line_and_an_error_of_the_
     with pytest.raises(ValueError, match="nothing that would help") as raised:
         JobReference(function=f"{name}:raises_by_itself").resolve()
     assert not isinstance(raised.value, JobError)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_arguments_that_the_record_of_a_run_cannot_give_back_are_refused(value: float) -> None:
+    with pytest.raises(JobError, match=r"Found learning_rate=.*the number .*Expected plain JSON values"):
+        JobReference(function="jobs.criteo:synthetic", arguments={"learning_rate": value}).resolve()
