@@ -26,7 +26,7 @@ from orchestrator.run_record import find_run
 from orchestrator.verification import Verification, content_damages, size_damages, verify
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
-from workers.strict_json import DocumentRefused
+from workers.strict_json import DocumentRefused, beyond_limits
 
 __all__ = [
     "CommitInfo",
@@ -105,7 +105,8 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
       The commit's name.
 
     Raises:
-      CommitRefused: a bucket is missing or double, or the manifest does not follow the lease's head. Nothing was published.
+      CommitRefused: a bucket is missing or double, the manifest is larger than readers take, or it does not follow the lease's head.
+        Nothing was published.
       FilesLost: a file is missing or has another size, or, with `read_back`, other bytes. Nothing was published.
       PublicationUnsettled: see `Lease.publish`.
       Fenced: a newer driver has taken over; the commit must not be acknowledged.
@@ -125,8 +126,14 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
         is_of_earlier = not all(damage.name.startswith(f"data/{name}/") for damage in damages)
         raise FilesLost(name, f"{first.found} in {first.name}{more}", first.expected, is_of_earlier=is_of_earlier)
+    document = to_json(manifest)
+    # What no reader takes must not become a commit.
+    beyond = beyond_limits(document, max_bytes=MAX_MANIFEST_BYTES)
+    if beyond is not None:
+        found, expected = beyond
+        raise CommitRefused(name, f"a manifest of {found}", f"{expected}; declare fewer tables or slots")
     lease.check()
-    lease.publish(name, to_json(manifest))
+    lease.publish(name, document)
     return name
 
 

@@ -13,25 +13,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from workers.storage import Store
-from workers.storage_errors import NotAPlainFile, WrongSize
+from workers.documents import read_document as read_document
 from workers.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, seal, unseal
 
 Record = TypeVar("Record")
-
-
-def read_document(store: Store, name: str, *, max_bytes: int) -> bytes:
-    """The content of a document. One that is too large, or no file at all, is as damaged as one with other bytes.
-
-    Raises:
-      DocumentRefused: nothing was read; NameNotFound: it does not exist.
-    """
-    try:
-        return store.read(name, max_bytes=max_bytes)
-    except WrongSize as error:
-        raise DocumentRefused(name, f"{error.found_bytes} bytes", f"at most {max_bytes}") from error
-    except NotAPlainFile as error:
-        raise DocumentRefused(name, error.found, "a plain file") from error
 
 
 def encode(record: Any) -> bytes:

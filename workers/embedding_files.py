@@ -32,10 +32,11 @@ from workers.checkpoint_files import (
     write_table_metadata,
 )
 from workers.chunks import chunk_name
+from workers.documents import read_document as read_bytes
 from workers.shards import CheckpointMismatch
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
-from workers.strict_json import DocumentRefused, seal, unseal
+from workers.strict_json import DocumentRefused, beyond_limits, seal, unseal
 from workers.zarr_metadata import ArrayMetadata
 
 INDEX_FILE = "embedding.json"
@@ -59,6 +60,10 @@ class NothingSaved(StorageError):
 
 class AlreadySaved(StorageError):
     """A folder holds a saved embedding, which is never replaced."""
+
+
+class IndexTooLarge(StorageError):
+    """An index has more entries than readers take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +135,27 @@ def publish(path: str, written: WrittenTables) -> None:
       StorageError: the storage failed, or the folder holds an embedding already.
     """
     require_free(path)
-    if not Store(path).create_exclusive(INDEX_FILE, seal({"format_version": FORMAT_VERSION, **written})):
+    if not Store(path).create_exclusive(
+        INDEX_FILE, sealed_index(INDEX_FILE, {"format_version": FORMAT_VERSION, **written})
+    ):
         raise taken(path)
+
+
+def sealed_index(name: str, document: dict[str, Any]) -> bytes:
+    """The bytes of an index.
+
+    Raises:
+      IndexTooLarge: `read_document` would not take them.
+    """
+    data = seal(document)
+    beyond = beyond_limits(data, max_bytes=MAX_INDEX_BYTES)
+    if beyond is not None:
+        found, expected = beyond
+        raise IndexTooLarge(
+            f"The index {name} would have {found}. Expected {expected}, since a restore reads no more. Save fewer tables or arrays in one "
+            "place."
+        )
+    return data
 
 
 def require_free(path: str) -> None:
@@ -155,7 +179,7 @@ def read_document(store: Store, name: str) -> dict[str, Any]:
       NameNotFound: there is none.
       DocumentRefused: it is damaged or not ours.
     """
-    document = unseal(name, store.read(name, max_bytes=MAX_INDEX_BYTES), max_bytes=MAX_INDEX_BYTES)
+    document = unseal(name, read_bytes(store, name, max_bytes=MAX_INDEX_BYTES), max_bytes=MAX_INDEX_BYTES)
     if document.get("format_version") != FORMAT_VERSION:
         raise DocumentRefused(name, f"format version {str(document.get('format_version'))[:40]}", str(FORMAT_VERSION))
     return document

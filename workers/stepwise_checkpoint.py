@@ -26,13 +26,14 @@ from workers.embedding_files import (
     new_attempt,
     read_document,
     require_free,
+    sealed_index,
     taken,
     text,
     whole,
 )
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
-from workers.strict_json import DocumentRefused, seal
+from workers.strict_json import DocumentRefused
 from workers.whole_files import DenseFile, read_dense, safe_segment, write_array
 from workers.zarr_metadata import DTYPES
 
@@ -71,7 +72,7 @@ class _CheckpointFiles:
             "embedding": None if tables is None else dict(tables),
         }
         require_free(path)
-        if not store.create_exclusive(CHECKPOINT_FILE, seal(document)):
+        if not store.create_exclusive(CHECKPOINT_FILE, sealed_index(CHECKPOINT_FILE, document)):
             raise taken(path)
 
     def describe(self, path: str) -> SavedCheckpoint:

@@ -82,9 +82,9 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
     Raises:
       DocumentRefused: too large, too deep, not UTF-8, not JSON, a member twice, an integer outside 64 bits, NaN or infinity.
     """
-    if len(data) > max_bytes:
-        raise DocumentRefused(name, f"{len(data)} bytes", f"at most {max_bytes}")
-    _check_counts(name, data)
+    beyond = beyond_limits(data, max_bytes=max_bytes)
+    if beyond is not None:
+        raise DocumentRefused(name, *beyond)
     _check_depth(name, data, max_depth)
     try:
         return json.loads(
@@ -98,12 +98,20 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
         raise DocumentRefused(name, f"{type(error).__name__}: {error}"[:200], "JSON in UTF-8") from None
 
 
-def _check_counts(name: str, data: bytes) -> None:
-    """Counts what the parser would build an object for; characters inside strings count too, of which real documents have few."""
+def beyond_limits(data: bytes, *, max_bytes: int) -> tuple[str, str] | None:
+    """What is too much of a document for `parse_strictly`, found and expected; None if it may be read, so that a writer can ask, too.
+
+    Counts what the parser would build an object for; characters inside strings count as well, of which real documents have few.
+    """
+    if len(data) > max_bytes:
+        return f"{len(data)} bytes", f"at most {max_bytes}"
     containers, values = data.count(b"[") + data.count(b"{"), data.count(b",") + 1
     if containers > MAX_CONTAINERS or values > MAX_VALUES:
-        found = f"about {values:,} values in {containers:,} lists and objects"
-        raise DocumentRefused(name, found, f"at most {MAX_VALUES:,} in {MAX_CONTAINERS:,}")
+        return (
+            f"about {values:,} values in {containers:,} lists and objects",
+            f"at most {MAX_VALUES:,} in {MAX_CONTAINERS:,}",
+        )
+    return None
 
 
 def _check_depth(name: str, data: bytes, max_depth: int) -> None:

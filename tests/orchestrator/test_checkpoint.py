@@ -23,6 +23,7 @@ from tests.orchestrator.checkpoint_samples import (
     write_attempt,
     write_next,
 )
+from workers import strict_json
 from workers.checkpoint_files import read_bucket, read_dense
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
@@ -102,6 +103,18 @@ class TestCommit:
         cut = dataclasses.replace(users, chunks=users.chunks[:-1])
         with pytest.raises(CommitRefused, match="7 chunks"):
             checkpoint.commit(store, dataclasses.replace(manifest, tables=(cut, items)), lease)
+
+    def test_a_manifest_that_no_reader_takes_is_no_commit(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        lease = take(store)
+        (first,) = commit_steps(store, lease, 10)
+        manifest = write_next(store, lease, 20)
+        with monkeypatch.context() as patched:
+            patched.setattr(strict_json, "MAX_VALUES", 50)
+            with pytest.raises(CommitRefused, match=r"found a manifest of about \d+ values .* expected at most 50"):
+                checkpoint.commit(store, manifest, lease)
+        assert checkpoint.load_head(store) == first
+        checkpoint.commit(store, manifest, lease)
+        assert checkpoint.load_head(store) == manifest
 
     def test_the_run_goes_on_after_a_refused_commit(self, store: Store) -> None:
         lease = take(store)

@@ -234,7 +234,8 @@ def test_zarr_opens_the_changed_rows(incremental: tuple[Path, dict[str, np.ndarr
 
     run, expected = incremental
     for part in read_sealed(run / "commit" / "s000000030-g00000001.json")["tables"][0]["deltas"][1]["parts"]:
-        ids, rows, _ = (zarr.open(str(run / file["path"]), mode="r")[:] for file in part["files"])
+        arrays: Any = [zarr.open(str(run / file["path"]), mode="r") for file in part["files"]]
+        ids, rows, _ = (array[:] for array in arrays)
         np.testing.assert_array_equal(rows, expected["rows"][ids])
 
 

@@ -1,6 +1,7 @@
 """Saved embeddings: any number of hosts writes and reads them, keys are TensorFlow's, and damage is found."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from embedding.config import TableConfig
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
 from embedding.table import Table
 from embedding.table_spec import TableSpec
+from workers import strict_json
 from workers.chunks import ChunkDamaged
 from workers.embedding_files import (
     TABLE_STORAGE,
     AlreadySaved,
+    IndexTooLarge,
     NothingSaved,
     assemble,
     checkpoint_key,
@@ -26,7 +29,9 @@ from workers.embedding_files import (
     write_host,
 )
 from workers.shards import CheckpointMismatch
+from workers.stepwise_checkpoint import CHECKPOINT_STORAGE
 from workers.storage_errors import StorageError
+from workers.strict_json import DocumentRefused, seal
 
 
 def spec_of(optimizer=None, *, name="users", num_rows=37, dim=3, num_buckets=8):
@@ -198,8 +203,6 @@ def test_damage_is_found(tmp_path):
     ],
 )
 def test_an_index_that_says_something_else_is_refused(tmp_path, change):
-    from workers.strict_json import seal
-
     path = tmp_path / "saved"
     save(str(path), spec_of(), num_hosts=1)
     document = json.loads((path / "embedding.json").read_text())
@@ -208,3 +211,36 @@ def test_an_index_that_says_something_else_is_refused(tmp_path, change):
     (path / "embedding.json").write_bytes(seal(document))
     with pytest.raises(StorageError):
         restore_tables(str(path), [Table(spec_of(), np.arange(8))])
+
+
+@pytest.mark.parametrize("index", ["embedding.json", "checkpoint.json"])
+@pytest.mark.parametrize("kind", ["hole", "values", "folder"])
+def test_an_index_of_very_many_bytes_or_values_is_refused_before_it_is_built(tmp_path, index, kind):
+    path = tmp_path / "saved" / index
+    path.parent.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "values":
+        path.write_bytes(seal({"tables": [0] * (strict_json.MAX_VALUES + 1)}))
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DocumentRefused, match=index):
+            read_index(str(tmp_path / "saved"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Several copies of the bytes, and none of the values, whose list alone would have 64 MiB.
+    assert peak < 60 << 20
+
+
+def test_an_index_that_no_restore_would_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(strict_json, "MAX_VALUES", 20)
+    path = tmp_path / "saved"
+    with pytest.raises(IndexTooLarge, match=r"about \d+ values .* Expected at most 20"):
+        save(str(path), spec_of(), num_hosts=1)
+    with pytest.raises(IndexTooLarge, match=r"checkpoint\.json would have about"):
+        CHECKPOINT_STORAGE.publish(str(path), parts=[str(n) for n in range(30)], arrays={}, tables=None)
+    assert not list(path.glob("*.json"))
