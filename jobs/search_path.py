@@ -17,9 +17,19 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def without_folder(path: list[str], folder: str, *, is_needed: bool) -> list[str]:
-    """A search path without a folder, or with it as the last one if it is needed."""
+    """A search path without a folder; with it, if it is needed, as the last one or before another copy of the program.
+
+    A Ray job brings the program in its working folder to machines that may have one installed. Modules of both must not run as one program.
+    """
     kept = [entry for entry in path if os.path.realpath(entry or ".") != os.path.realpath(folder)]
-    return [*kept, folder] if is_needed else kept
+    if not is_needed:
+        return kept
+    place = next((index for index, entry in enumerate(kept) if _holds_program(entry)), len(kept))
+    return [*kept[:place], folder, *kept[place:]]
+
+
+def _holds_program(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, *COMMAND.split(".")) + ".py")
 
 
 def current_folder() -> str:

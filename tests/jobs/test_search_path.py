@@ -121,7 +121,7 @@ def test_processes_of_a_preparation_run_nothing_of_the_current_folder(planted: P
 def test_workers_find_the_job_there_and_run_nothing_else(
     planted: Planted, small_data: str, ray_cluster: None, tmp_path: Path
 ) -> None:
-    from orchestrator.cluster import cluster_address
+    from orchestrator.ray_connection import cluster_address
 
     arguments = ["train", "--job", "my_job:job", "--set", f"folder={small_data}", "--max-steps", "4"]
     arguments += ["--storage", str(tmp_path), "--name", "run", "--hosts", "2", "--threads-per-host", "1"]
@@ -137,6 +137,16 @@ def test_a_folder_is_taken_off_the_path_in_each_of_its_spellings(
     here = str(tmp_path)
     assert without_folder(["", here, f"{here}/", ".", "/lib"], here, is_needed=False) == ["/lib"]
     assert without_folder([here, "/lib"], here, is_needed=True) == ["/lib", here]
+
+
+def test_a_program_in_the_current_folder_comes_before_one_that_is_installed(tmp_path: Path) -> None:
+    here, installed = tmp_path / "working_dir", tmp_path / "site-packages"
+    for folder in (here, installed):
+        (folder / "jobs").mkdir(parents=True)
+        (folder / "jobs" / "cli.py").touch()
+    path = [str(here), "/lib", str(installed), "/more"]
+    assert without_folder(path, str(here), is_needed=True) == ["/lib", str(here), str(installed), "/more"]
+    assert without_folder(path, str(here), is_needed=False) == ["/lib", str(installed), "/more"]
 
 
 def test_a_process_of_its_own_looks_in_the_current_folder_only_where_the_program_lies(
