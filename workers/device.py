@@ -336,9 +336,13 @@ class DeviceWorker:
         parts = [jax.device_put(values, device) for device in self._devices]
         return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
 
+    def _replaced(self, values: np.ndarray, leaf: Any) -> jax.Array:
+        array = self._everywhere(values)
+        return jax.random.wrap_key_data(array, impl=_kind_of_key(leaf)) if _is_random_key(leaf) else array
+
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
-        return {key: np.asarray(leaf) for key, leaf in self._keyed_leaves().items()}
+        return {key: np.asarray(_numbers(leaf)) for key, leaf in self._keyed_leaves().items()}
 
     def _keyed_leaves(self) -> dict[str, Any]:
         state = {"params": self.params, "optimizer": self.optimizer_state}
@@ -370,13 +374,13 @@ class DeviceWorker:
                 f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense optimizer of the run."
             )
         for key, leaf in known.items():
-            found = arrays[key]
-            if found.shape != leaf.shape or found.dtype != leaf.dtype:
+            found, expected = arrays[key], jax.eval_shape(_numbers, leaf)
+            if found.shape != expected.shape or found.dtype != expected.dtype:
                 raise DenseStateError(
-                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {leaf.dtype}{list(leaf.shape)}. "
+                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {expected.dtype}{list(expected.shape)}. "
                     f"Resume with the model and the dense optimizer of the run."
                 )
-        values = [self._everywhere(arrays[key]) if (key := _key(path)) in known else leaf for path, leaf in leaves]
+        values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
         restored = jax.tree_util.tree_unflatten(structure, values)
         self.params, self.optimizer_state = restored["params"], restored["optimizer"]
 
@@ -388,6 +392,20 @@ def _check_column(what: str, found: Any, num_samples: int) -> None:
             f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for {num_samples} samples. "
             f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
         )
+
+
+def _is_random_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _kind_of_key(leaf: Any) -> Any:
+    # Also of a leaf that has no value yet.
+    return jax.random.key_impl(jnp.empty((), leaf.dtype))
+
+
+def _numbers(leaf: Any) -> Any:
+    """A leaf as checkpoints have it: a random key, such as that of `optax.add_noise`, as its numbers."""
+    return jax.random.key_data(leaf) if _is_random_key(leaf) else leaf
 
 
 def _key(path: tuple[Any, ...]) -> str:

@@ -276,7 +276,7 @@ class DeviceProcess:
 
 def _not_finite(arrays: dict[str, np.ndarray]) -> list[str]:
     """Keys of parameters with a value that is infinite or no number. An optimizer's state may hold such on purpose."""
-    params = {key: values for key, values in arrays.items() if key.startswith("params/")}
+    params = {key: values for key, values in arrays.items() if key.split("/", 1)[0] == "params"}
     # Types that numpy does not know by itself, such as bfloat16, have the kind V.
     wide = {key: values.astype(np.float32) if values.dtype.kind == "V" else values for key, values in params.items()}
     return [key for key, values in wide.items() if values.dtype.kind in "fc" and not np.isfinite(values).all()]

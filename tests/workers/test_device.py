@@ -17,7 +17,7 @@ from embedding.activations import Activations
 from tests.small_job import small_job
 from tests.workers.handover_process import PATIENCE_S, handover_layout
 from workers.device import DenseStateError, DeviceWindow, DeviceWorker, sigmoid_binary_cross_entropy
-from workers.device_process import DeviceProcess
+from workers.device_process import DeviceProcess, _not_finite
 from workers.handover import HandoverEnd, HandoverServer, HandoverTimeout, Record, RecordKind
 from workers.job import JobConfig
 
@@ -245,6 +245,34 @@ def test_a_restored_worker_goes_on_with_the_same_bytes(job: JobConfig, paired: C
     assert {k: v.tobytes() for k, v in second.worker.dense_arrays().items()} == {
         k: v.tobytes() for k, v in expected.items()
     }
+
+
+def test_a_random_key_of_the_optimizer_is_stored_as_its_numbers(job: JobConfig, paired: Callable[..., Pair]) -> None:
+    """The noise after a restore is the noise that would have come."""
+    noisy = replace(job, dense_optimizer=optax.chain(optax.add_noise(0.1, 0.5, 3), optax.adam(1e-2)))
+    batches = [random_batch(job, seed) for seed in range(4)]
+    whole, first, second = paired(noisy), paired(noisy), paired(noisy, is_filled_later=True)
+    whole.window(batches, RecordKind.TRAIN)
+    begun = first.worker.dense_arrays()["optimizer/0/rng_key"].copy()
+    first.window(batches[:2], RecordKind.TRAIN)
+    arrays = {key: values.copy() for key, values in first.worker.dense_arrays().items()}
+    stored = arrays["optimizer/0/rng_key"]
+    assert (stored.dtype, stored.shape) == (np.uint32, (2,))
+    assert stored.tolist() != begun.tolist()
+    second.worker.load_dense_arrays(arrays)
+    second.window(batches[2:], RecordKind.TRAIN)
+    expected = whole.worker.dense_arrays()
+    assert {k: v.tobytes() for k, v in second.worker.dense_arrays().items()} == {
+        k: v.tobytes() for k, v in expected.items()
+    }
+    with pytest.raises(DenseStateError, match=r"'optimizer/0/rng_key' as int64\[\]. Expected uint32\[2\]"):
+        second.worker.load_dense_arrays(arrays | {"optimizer/0/rng_key": np.int64(3)})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("key", ["params", "params/w"])
+def test_a_parameter_that_is_not_finite_is_found_also_when_it_is_the_only_one(key: str) -> None:
+    spoilt = np.array([1.0, np.nan], np.float32)
+    assert _not_finite({key: spoilt, "optimizer/0/mu": spoilt}) == [key]
 
 
 def test_dense_arrays_are_named_by_their_place(shared: Pair) -> None:
