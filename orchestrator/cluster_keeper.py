@@ -7,7 +7,7 @@ keeper itself be killed, the kernel ends Ray's daemons with it.
 
 Threads: the main one starts Ray, whose daemons would end with that thread; another one waits for the end of the pipe and ends everything, in
 whatever the main one is stuck. The answer is a line of JSON on the standard output: `{"address": ..., "gcs_server": process id, "raylet": process
-id}`, or `{"failed": ...}`.
+id}`, or `{"failed": ..., "is_unknown": ...}`.
 
 Usage: python -P cluster_keeper.py SETTINGS, with the folder's lock as an open descriptor.
 """
@@ -43,11 +43,18 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(settings,), name="end", daemon=True).start()
     try:
         node = start(settings)
+        answer = {"address": node.gcs_address} | {name: node.all_processes[name][0].process.pid for name in DAEMONS}
     except BaseException as error:
-        _say({"failed": f"{type(error).__name__}: {error}"[:4000]})
-    else:
-        _say({"address": node.gcs_address} | {name: node.all_processes[name][0].process.pid for name in DAEMONS})
+        answer = {"failed": f"{type(error).__name__}: {error}"[:4000], "is_unknown": _is_unknown(error)}
+    _say(answer)
     threading.Event().wait()
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether this Ray has not what is called here, which are private names. Another try would end alike."""
+    # The same type stands for a library that could not be loaded, as where memory is short.
+    is_missing_name = isinstance(error, ImportError) and "cannot import name" in str(error)
+    return is_missing_name or isinstance(error, ModuleNotFoundError | AttributeError | TypeError | KeyError)
 
 
 def start(settings: dict[str, Any]) -> Any:

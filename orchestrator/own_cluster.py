@@ -6,6 +6,7 @@ All is done by the keeper (`orchestrator.cluster_keeper`), a child process that 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster_processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
+from orchestrator.config import ConfigurationError
 from orchestrator.errors import ClusterNotStarted
 from workers.process_signs import ProcessSigns, read_signs
 
@@ -28,6 +30,7 @@ OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes t
 # On a starved machine each of Ray's daemons takes its time; each has a deadline of its own, of which Ray says more.
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 15.0
+KNOWN_RAY = "2.50 or 2.60"  # with which it was tried
 LONGEST_SOCKET_BYTES = 107  # of a Unix socket's path
 _LOOK_S = 0.1
 _SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
@@ -90,6 +93,7 @@ class OwnCluster:
 
         Raises:
           ClusterNotStarted: Ray did not start.
+          ConfigurationError: a version of Ray that is started in another way.
         """
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline_s:
@@ -100,6 +104,8 @@ class OwnCluster:
             if "address" in answer:
                 self._daemons = {name: read_signs(answer[name]) for name in DAEMONS}
                 return answer["address"]
+            if answer.get("is_unknown"):
+                raise ConfigurationError(_other_ray(answer["failed"]))
             raise ClusterNotStarted(_not_started(answer.get("failed") or self._last_words()))
         raise ClusterNotStarted(_not_started(f"nothing for {START_TIMEOUT_S:.0f} s"))
 
@@ -181,3 +187,17 @@ def _not_started(why: str) -> str:
         f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands: see to what is named, such as "
         "a machine without memory or room for files, then try again; `podembed supervise` does by itself. Or set RAY_ADDRESS to a cluster that is up."
     )
+
+
+def _other_ray(why: str) -> str:
+    return (
+        f"Found Ray {_version_of_ray()}, which is not started as it is known here: {why}. Expected a version such as {KNOWN_RAY}. Install that one, "
+        "or set RAY_ADDRESS to a cluster that is up."
+    )
+
+
+def _version_of_ray() -> str:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "of no known version"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster_processes import FOLDER_PREFIX
+from orchestrator.config import ConfigurationError
 from orchestrator.errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
 from orchestrator.outcomes import exit_code
 from orchestrator.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
@@ -83,6 +84,37 @@ def test_a_program_that_is_killed_before_its_keeper_runs_leaves_nothing() -> Non
         )
         subprocess.run([sys.executable, "-c", program, str(compiled)], env=dict(os.environ) | {"TMPDIR": base})
         wait_for("end of both folders", lambda: os.listdir(base) == [], seconds=60)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        None,
+        "",
+        "class Node:\n    def __init__(self): pass",
+        "class Node:\n    gcs_address, all_processes = '127.0.0.1:1', {}\n    def __init__(self, *a, **b): pass",
+    ],
+    ids=["module", "name", "argument", "daemon"],
+)
+def test_a_ray_that_is_started_in_another_way_is_refused_in_words(node: str | None, tmp_path: Path) -> None:
+    """Another try, as of a supervisor, would end alike."""
+    package = tmp_path / "ray" / "_private"
+    package.mkdir(parents=True)
+    for module, text in {
+        "parameter": "class RayParams:\n    def __init__(self, **settings): pass",
+        "resource_isolation_config": "class ResourceIsolationConfig: pass",
+        "node": node,
+    }.items():
+        if text is not None:
+            (package / f"{module}.py").write_text(text)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    cluster = OwnCluster(1, environment=dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
+    try:
+        with pytest.raises(ConfigurationError, match=r"Found Ray .*Expected a version such as .*RAY_ADDRESS"):
+            cluster.started()
+    finally:
+        cluster.close()
 
 
 def test_what_is_raised_while_it_starts_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
