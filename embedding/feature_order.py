@@ -7,7 +7,7 @@ This module does not load JAX, since hosts read jobs, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,19 +29,18 @@ class FeatureOrder:
     def read(self, activations: Mapping[str, Any]) -> list[Any]:
         """The activations of all features, in the order in which the model was trained.
 
+        That is the one that it was told for these features, however they lie in `activations`. Told none or several, it follows `Activations`.
+
         Raises:
           ValueError: a plain mapping of several features, for which the model was told no order or more than one.
         """
         from embedding.activations import Activations
 
-        if isinstance(activations, Activations) or len(activations) < 2:
-            return list(activations.values())
-        return [activations[feature] for feature in self._order_of(activations)]
-
-    def _order_of(self, activations: Mapping[str, Any]) -> Sequence[str]:
         orders = [order for order in self._told if set(order) == set(activations)]
         if len(orders) == 1:
-            return orders[0]
+            return [activations[feature] for feature in orders[0]]
+        if isinstance(activations, Activations) or len(activations) < 2:
+            return list(activations.values())
         known = " and ".join(str(list(order)) for order in sorted(orders or self._told)) or "no order"
         raise ValueError(
             f"Found activations of {sorted(activations)} in a {type(activations).__name__}, and a model that was told {known}. Expected one order "

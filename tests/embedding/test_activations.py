@@ -115,9 +115,10 @@ class TestFeatureOrder:
             order.tell(one)
         return order
 
-    def test_activations_are_read_in_their_own_order(self):
+    def test_activations_are_read_in_the_order_that_was_told_and_otherwise_in_their_own(self):
         assert self.order().read(Activations(b=1, a=2)) == [1, 2]
-        assert self.order(["a", "b"]).read(Activations(b=1, a=2)) == [1, 2]
+        assert self.order(["a", "b"]).read(Activations(b=1, a=2)) == [2, 1]
+        assert self.order(["a", "b"], ["b", "a"]).read(Activations(b=1, a=2)) == [1, 2]
 
     def test_a_plain_dict_is_read_in_the_order_that_was_told(self):
         order = self.order(["b", "a"], ["b", "a"], ["a", "b", "c"])

@@ -52,7 +52,7 @@ def test_scores_do_not_depend_on_how_a_model_is_called(make: Callable[[], Any]) 
     params = model.init(jax.random.key(0), 3, dict.fromkeys(NAMES, WIDTH))
     expected = make().apply(params, dense, Activations(plain))  # as in a run
     by_name = {name: plain[name] for name in sorted(plain)}
-    for values in (plain, by_name, Activations(plain)):
+    for values in (plain, by_name, Activations(plain), Activations(by_name)):
         found = {
             "as it is": model.apply(params, dense, values),
             "jit": jax.jit(model.apply)(params, dense, values),
