@@ -120,6 +120,8 @@ class TableConfig:
             )
         self.initializer = TruncatedNormal(stddev=1 / math.sqrt(dim)) if initializer is None else initializer
         self.optimizer = optimizer
+        # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared it.
+        self.has_default_optimizer = False
         self.combiner: str = _one_of("combiner", combiner, COMBINERS)
         self.name = _optional_name(name)
         if quantization_config is not None and not isinstance(quantization_config, QuantizationConfig):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embedding.config import FeatureConfig, TableConfig
@@ -63,6 +64,16 @@ class DeclaredTables:
             table_numbers=tuple(number[id(feature.table)] for feature in features),
         )
 
+    def with_default_optimizer(self, optimizer: Optimizer | None) -> DeclaredTables:
+        """The same with this optimizer for the tables that declare none, also where another embedding has written its own into them."""
+        if optimizer is None:
+            return self
+        tables = [copy.copy(table) for table in self.tables]
+        for table in tables:
+            if table.has_default_optimizer:
+                table.optimizer = optimizer
+        return replace(self, tables=tuple(tables))
+
     def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
         """The tables as engines hold them."""
         return tuple(TableSpec.of(table, seed=seed) for table in self.tables)
@@ -71,6 +82,7 @@ class DeclaredTables:
 def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:
     if table.optimizer is None:
         table.optimizer = optimizer
+        table.has_default_optimizer = True
     if (table.optimizer is not None or needs_optimizer) and not isinstance(table.optimizer, Optimizer):
         raise ValueError(
             f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of embedding.optimizers for table "

@@ -104,6 +104,7 @@ class TPUEmbedding(ModuleMembers):
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=self._strategy is not None)
         self._learning_rates = learning_rate_tags(self._declared.tables)
         self._batch_size = batch_size
+        self._default_optimizer = optimizer
         self._restore_from: str | None = None
         self._engine: Engine | None = None
         # The engine of another object, once it was found to be what this one declares.
@@ -181,8 +182,10 @@ class TPUEmbedding(ModuleMembers):
         self._is_built = True
 
     def _spec(self, strategy: Strategy, output_shapes: Sequence[Shape]) -> EngineSpec:
+        # An object that starts its engine takes the optimizers that its tables hold by now, as TensorFlow does.
+        own = self._declared if self._starts_engine else self._declared.with_default_optimizer(self._default_optimizer)
         return engine_spec(
-            self._declared,
+            own,
             strategy,
             output_shapes=output_shapes,
             batch_size=self._batch_size,

@@ -146,6 +146,23 @@ def test_all_differences_are_named(strategy):
         attached(features(vocabulary_size=3, dim=2), 4, optimizer=Adam(0.5))
 
 
+def test_an_optimizer_that_the_first_has_written_into_a_shared_table_is_not_the_declared_one(strategy):
+    config = features()
+    TPUEmbedding(config, 2, Adagrad(0.5))
+    with pytest.raises(ValueError, match=r"learning_rate of table 't' is 0.25 here and 0.5 in the engine"):
+        attached(config, optimizer=Adagrad(0.25))
+    with pytest.raises(ValueError, match="optimizer of table 't' is Adam here and Adagrad"):
+        attached(config, optimizer=Adam(0.5))
+    attached(config, optimizer=Adagrad(0.5)).enqueue(IDS, training=False)
+    TPUEmbedding(config, initialize_tpu_embedding=False)  # declares none
+
+
+def test_an_optimizer_of_the_table_itself_goes_before_the_one_of_the_object(strategy):
+    config = features(optimizer=Adagrad(0.5))
+    TPUEmbedding(config, 2, Adam(0.1))
+    attached(config, optimizer=Adam(0.3)).enqueue(IDS)
+
+
 def test_the_batch_is_compared_when_it_is_known(strategy):
     TPUEmbedding(features(), 2, Adagrad(0.5))
     second = attached(features(), None)
