@@ -65,9 +65,12 @@ def test_a_program_that_ignores_closed_terminals_goes_on_ignoring_them() -> None
 
 def test_what_is_said_after_the_terminal_is_gone_is_no_error() -> None:
     text = (
-        "import os, signal, sys; from orchestrator.signals import StopSignals\n"
+        "import os, sys, time; from orchestrator.signals import StopSignals\n"
         "with StopSignals() as stop:\n"
-        "    print('ready', flush=True); signal.pause()\n"
+        "    print('ready', flush=True)\n"
+        # `signal.pause` would wait for ever where the signal came before it.
+        "    deadline_s = time.monotonic() + 60\n"
+        "    while stop.reason is None and time.monotonic() < deadline_s: time.sleep(0.01)\n"
         "    print('still here', flush=True); print('and here', file=sys.stderr, flush=True)\n"
         "    sys.exit(85 if stop.reason == 'SIGHUP' else 1)"
     )
