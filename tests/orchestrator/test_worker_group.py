@@ -227,7 +227,7 @@ def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> Non
     hosts = [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("host")]
     assert hosts == [("begin_save", ("s2-g1", True))] * 2 + [("write_save", ("s2-g1", True))] * 2
     backend.asked.clear()
-    group.restore(SimpleNamespace(tables="tables", dense="dense"))  # type: ignore[arg-type]
+    group.restore(SimpleNamespace(name="s1-g1", tables="tables", dense="dense"))  # type: ignore[arg-type]
     assert {(worker.split()[0], arguments) for worker, _, arguments in backend.asked} == {
         ("host", ("tables",)),
         ("device", ("dense",)),

@@ -75,7 +75,7 @@ def test_csv_trains_from_the_command_line(tmp_path: Path) -> None:
         *("--in-process", "--max-steps", "3", "--storage", str(tmp_path), "--name", "run"),
     )
     assert code == 0, err
-    assert "200 training samples, 50 for evaluation; 2 tables, 11 rows" in out
+    assert "200 training samples, 50 for evaluation\n2 tables, 11 rows" in out
     assert re.search(r"evaluation   AUC [01]\.\d{4}", out)
 
 
