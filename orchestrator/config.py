@@ -311,6 +311,12 @@ class RunConfig:
                 raise ConfigurationError(
                     f"Found {name}={shown(value)} in RunConfig. Expected a {kind.__name__}. Write {name}={kind.__name__}(...)."
                 )
+        parts = (self.name or "").split("/")
+        if self.name is not None and (not self.name or any(part in ("", ".", "..") for part in parts)):
+            raise ConfigurationError(
+                f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as 'clicks' or 'team/clicks'. "
+                f"Put what lies above it into storage_path."
+            )
         for name in ("eval_every_steps", "max_steps"):
             steps = getattr(self, name)
             if steps is not None and steps < 1:

@@ -119,6 +119,15 @@ class JobConfig:
             raise JobError(
                 "Found no name in JobConfig. Expected one, since the run's folder is named after it. Write name='clicks'."
             )
+        if "/" in self.name or "\n" in self.name or self.name in (".", ".."):
+            raise JobError(
+                f"Found the name {self.name!r} in JobConfig. Expected one without slashes and line breaks, since the run's folder is named after "
+                f"it. Put the folder above into storage_path."
+            )
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise JobError(
+                f"Found seed={self.seed}. Expected a whole number of 64 bits, which is what JAX takes. Use a smaller one."
+            )
         if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
             raise JobError(
                 f"Found batch_size={self.batch_size}, num_epochs={self.num_epochs}, num_lanes={self.num_lanes}. "

@@ -63,9 +63,13 @@ def test_two_tables_of_one_name_are_refused(names: tuple[str, str | None]) -> No
         ({"num_epochs": 0}, "num_epochs=0"),
         ({"num_lanes": 0}, "num_lanes=0"),
         ({"batch_size": 40}, "multiple of 16"),
+        ({"seed": 1 << 63}, "64 bits"),
+        ({"seed": -(1 << 63) - 1}, "64 bits"),
+        ({"name": "../clicks"}, "without slashes"),
+        ({"name": ".."}, "without slashes"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
+def test_sizes_and_names_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         job_of(**changes)
 
