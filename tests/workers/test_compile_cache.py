@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from workers.compile_cache import every_member_writes, use_compile_cache
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def no_cache() -> Iterator[None]:
+    """None is set at first, also where tests of this process share one."""
+    before = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.fixture
@@ -67,12 +77,9 @@ def test_any_other_folder_is_left_unused(kind: str, tmp_path: Path, settings: di
 
 def test_a_cache_of_the_user_stays(tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", "/somewhere")
-    try:
-        assert use_compile_cache(str(tmp_path / "compiled"))
-        assert jax.config.jax_compilation_cache_dir == "/somewhere"  # type: ignore[attr-defined]
-        assert not (tmp_path / "compiled").exists()
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+    assert use_compile_cache(str(tmp_path / "compiled"))
+    assert jax.config.jax_compilation_cache_dir == "/somewhere"  # type: ignore[attr-defined]
+    assert not (tmp_path / "compiled").exists()
 
 
 def test_members_of_the_next_gang_find_what_those_of_the_last_one_compiled(tmp_path: Path, small_data: str) -> None:
