@@ -117,18 +117,20 @@ class RayNodes:
         self._demand, self._asked, self._handles = None, None, ()
         self._connection.renew()
 
-    def _tell_niceness(self) -> None:
+    def _tell_niceness(self, *, timeout_s: float = 0.0) -> None:
         """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely slow."""
         import ray
         import ray.exceptions
 
         asked = self._niceness or []
-        if not asked or len(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) < len(asked):
+        if not asked or len(ray.wait(asked, num_returns=len(asked), timeout=timeout_s)[0]) < len(asked):
             return
         self._niceness = []
         try:
             found = max(ray.get(asked))
         except ray.exceptions.RayError:
+            # One of them is lost; those of the next generation are asked.
+            self._niceness = None
             return
         if found > 0:
             self._notice(
@@ -152,6 +154,8 @@ class RayNodes:
         self._kills.begin(handles)
         if not self._is_own and self._niceness is None:
             self._niceness = [pair.host.actor.niceness.remote() for pair in handles if isinstance(pair.host, RayHandle)]
+            # They answer at once, as a rule, and a short run has no later look at its machines.
+            self._tell_niceness(timeout_s=ANSWER_S)
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
