@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.built_in import BUILT_IN_JOBS, parse_settings
 from jobs.search_path import current_folder, new_process
 
 if TYPE_CHECKING:
@@ -78,8 +79,12 @@ class Chaos:
     """File in which to keep what was seen of each schedule, in place of what it said of it before; docs/faults.json is the project's own."""
 
 
-def run(command: Chaos) -> int:
-    """Runs the rounds that are asked for. Returns the exit code.
+def run(command: Chaos, *, command_line: Callable[[Sequence[str]], None]) -> int:
+    """Runs the rounds that are requested. Returns the exit code.
+
+    Args:
+      command: what to run.
+      command_line: `podembed` as a function of its arguments, for rounds in forks of this process.
 
     Raises:
       ConfigurationError: flags that select nothing, or a job that cannot be used.
@@ -110,7 +115,7 @@ def run(command: Chaos) -> int:
             if not command.in_process:
                 stack.enter_context(connected(max(num_hosts, *(schedule.hosts_after or 0 for schedule in schedules))))
                 environment = dict(os.environ) | {"RAY_ADDRESS": cluster_address()}
-            campaign = _campaign(command, shape, environment=environment)
+            campaign = _campaign(command, shape, environment=environment, command_line=command_line)
             judgements = _rounds(command, campaign, schedules, folder, mark)
     finally:
         for name in _inherited(mark, folder):
@@ -147,9 +152,10 @@ def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
     return chosen + [drawn(command.seed + at, shape) for at in range(command.rounds)]
 
 
-def _campaign(command: Chaos, shape: RunShape, *, environment: Mapping[str, str]) -> Campaign:
+def _campaign(
+    command: Chaos, shape: RunShape, *, environment: Mapping[str, str], command_line: Callable[[Sequence[str]], None]
+) -> Campaign:
     from jobs.chaos_job import DEFAULT_FOLDER
-    from jobs.cli import BUILT_IN_JOBS, parse_settings
     from jobs.synthetic import DEFAULT_FOLDER as SYNTHETIC_FOLDER
     from orchestrator.chaos_round import Campaign
     from workers.job import JobReference
@@ -167,15 +173,14 @@ def _campaign(command: Chaos, shape: RunShape, *, environment: Mapping[str, str]
         shape=shape,
         program=tuple(new_process()),
         environment=environment,
-        run_forked=_run_forked(job) if command.in_process else None,
+        run_forked=_run_forked(job, command_line) if command.in_process else None,
         timeout_s=command.timeout_s,
     )
 
 
-def _run_forked(job: Any) -> Callable[[Sequence[str]], int]:
+def _run_forked(job: Any, command_line: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], int]:
     """The command line as a function for forks; all that it imports and compiles for the job is loaded here, once."""
     from embedding.kernels import compile_kernels
-    from jobs import cli
     from workers.tables import choose_buckets, table_specs
 
     # The command line imports late, so that its help is quick.
@@ -184,7 +189,7 @@ def _run_forked(job: Any) -> Callable[[Sequence[str]], int]:
 
     def run(arguments: Sequence[str]) -> int:
         try:
-            cli.main(list(arguments))
+            command_line(list(arguments))
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 1
         return 0

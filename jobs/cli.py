@@ -11,11 +11,9 @@ import jobs.search_path  # noqa: F401
 
 # isort: split
 
-import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -24,11 +22,6 @@ import tyro
 from jobs import chaos, supervise, tools
 from jobs.prepare import command as prepare_command
 
-BUILT_IN_JOBS = {
-    "synthetic": "jobs.criteo:synthetic",
-    "criteo": "jobs.criteo:criteo",
-    "movielens": "jobs.movielens:movielens",
-}
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
 
@@ -216,7 +209,7 @@ def _dispatch(
     command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | chaos.Chaos | tools.Tool,
 ) -> int:
     if isinstance(command, chaos.Chaos):
-        return chaos.run(command)
+        return chaos.run(command, command_line=main)
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):
@@ -241,26 +234,6 @@ def _dispatch(
 def default_storage() -> str:
     """`.runs` here; in a Ray job, whose working folder is a copy that Ray deletes, a folder in the home."""
     return os.path.expanduser("~/.podembed/runs") if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ".runs"
-
-
-def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
-    """`name=value` pairs with JSON values; what is no JSON is a string.
-
-    Raises:
-      ConfigurationError: a pair without `=`.
-    """
-    from orchestrator.config import ConfigurationError
-
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, separator, text = pair.partition("=")
-        if not separator or not name.isidentifier():
-            raise ConfigurationError(f"Found --set {pair}. Expected name=value, such as epochs=2.")
-        try:
-            settings[name] = json.loads(text)
-        except json.JSONDecodeError:
-            settings[name] = text
-    return settings
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.cli import BUILT_IN_JOBS, default_storage, parse_settings
+from jobs.built_in import BUILT_IN_JOBS, parse_settings
+from jobs.cli import default_storage
 from jobs.data_arguments import data_arguments, plan_arguments
 from jobs.search_path import current_folder
 from jobs.summary import command_name, show_summary

@@ -17,7 +17,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
-from jobs.cli import Command, Resume, Train, default_storage, main, parse_settings
+from jobs.built_in import parse_settings
+from jobs.cli import Command, Resume, Train, default_storage, main
 from orchestrator.config import ConfigurationError
 from tests.run_state import committed_state
 

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from embedding.optimizers import RowWiseAdagrad
-from jobs.cli import BUILT_IN_JOBS
+from jobs.built_in import BUILT_IN_JOBS
 from jobs.criteo import COLUMN_NAMES, criteo, synthetic
 from jobs.models.dlrm import DLRM
 from workers.data_config import DenseColumn

@@ -1,0 +1,33 @@
+"""The jobs that come with the program, by the name that `--job` takes, and how `--set` writes their arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+BUILT_IN_JOBS = {
+    "synthetic": "jobs.criteo:synthetic",
+    "criteo": "jobs.criteo:criteo",
+    "movielens": "jobs.movielens:movielens",
+}
+
+
+def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
+    """`name=value` pairs with JSON values; what is no JSON is a string.
+
+    Raises:
+      ConfigurationError: a pair without `=`.
+    """
+    from orchestrator.config import ConfigurationError
+
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator or not name.isidentifier():
+            raise ConfigurationError(f"Found --set {pair}. Expected name=value, such as epochs=2.")
+        try:
+            settings[name] = json.loads(text)
+        except json.JSONDecodeError:
+            settings[name] = text
+    return settings
