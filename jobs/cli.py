@@ -66,8 +66,8 @@ class Train:
     """Seconds between commits, instead of steps or besides them."""
     keep: int | None = None
     """Newest commits kept. Default: as the run has kept them so far, at first 3."""
-    keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
+    keep_every: str | None = None
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
     keep_best: int | None = None
     """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
     metric: str | None = None
@@ -76,8 +76,8 @@ class Train:
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: str | None = None
     """Steps between evaluations, or epochs such as 1epoch, where there is evaluation data; by default about four per run."""
-    max_steps: int | None = None
-    """Stop after this many steps."""
+    max_steps: str | None = None
+    """Stop after this many steps, or epochs such as 1epoch."""
     resume: bool = False
     """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
     fault_plan: str | None = None
@@ -108,8 +108,8 @@ class Resume:
     """Seconds between commits, instead of steps or besides them."""
     keep: int | None = None
     """Newest commits kept. Default: as the run has kept them so far, at first 3."""
-    keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps. Default: as so far, at first none."""
+    keep_every: str | None = None
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
     keep_best: int | None = None
     """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
     metric: str | None = None
@@ -118,8 +118,8 @@ class Resume:
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: str | None = None
     """Steps between evaluations, or epochs such as 1epoch; by default about four per run."""
-    max_steps: int | None = None
-    """Stop after this many steps of the whole run."""
+    max_steps: str | None = None
+    """Stop after this many steps of the whole run, or epochs such as 2epochs."""
     take_over: bool = False
     """Fence another driver that still holds the run."""
     allow_ancestor: bool = False

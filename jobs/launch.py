@@ -9,7 +9,6 @@ import math
 import shlex
 import time
 from collections.abc import Iterator
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from orchestrator.config import (
 from orchestrator.errors import EXIT_STOPPED
 from orchestrator.finished import finished
 from orchestrator.inspect_run import format_bytes
+from orchestrator.intervals import epochs_of, whole_steps
 from orchestrator.plan import plan as plan_tables
 from orchestrator.plan import render as render_plan
 from orchestrator.plan import summary
@@ -182,30 +182,22 @@ def parse_interval(flag: str, text: str, steps_per_epoch: int | None) -> int:
     """Steps of an interval: `500`, or epochs such as `1epoch`, `0.5epoch` and `2epochs`, which must be whole steps.
 
     Args:
-      steps_per_epoch: None where it is not known yet; epochs then count as one step.
+      steps_per_epoch: None where it is not known yet; any number of epochs is whole then.
 
     Raises:
       ConfigurationError: it is neither, or no whole number of steps.
     """
-    number = text.removesuffix("s").removesuffix("epoch").strip()
-    is_epochs = number != text.strip()
-    try:
-        found = Fraction(number) if is_epochs else Fraction(int(number))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ConfigurationError(
-            f"Found {flag} {text}. Expected steps such as 500, or epochs such as 1epoch or 0.5epoch."
-        ) from error
-    if not is_epochs:
-        return int(found)
-    if found <= 0:
+    epochs = epochs_of(text)
+    if epochs is None:
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"Found {flag} {text}. Expected steps such as 500, or epochs such as 1epoch or 0.5epoch."
+            ) from error
+    if epochs <= 0:
         raise ConfigurationError(f"Found {flag} {text}. Expected more than none, such as 1epoch.")
-    steps = found * (steps_per_epoch or found.denominator)
-    if steps.denominator != 1:
-        raise ConfigurationError(
-            f"Found {flag} {text}, which is {float(steps):g} steps of an epoch of {steps_per_epoch}. Expected whole steps. "
-            f"Give it in steps, such as {flag} {max(1, round(steps))}."
-        )
-    return int(steps)
+    return whole_steps(flag, epochs, steps_per_epoch or epochs.denominator, ConfigurationError)
 
 
 def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
@@ -253,7 +245,11 @@ def _config(
     def spread(flag: str, asked: str | None, parts: int) -> int:
         return max(FEWEST_STEPS, -(-steps // parts)) if asked is None else parse_interval(flag, asked, steps_per_epoch)
 
-    keep, keep_every, keep_best = command.keep, command.keep_every, command.keep_best
+    def given(flag: str, asked: str | None) -> int | None:
+        return None if asked is None else parse_interval(flag, asked, steps_per_epoch)
+
+    keep, keep_best = command.keep, command.keep_best
+    keep_every: int | str | None = given("--keep-every", command.keep_every)
     on_best = bool(keep_best)
     if recorded is not None:
         # None in the record keeps all commits.
@@ -282,7 +278,7 @@ def _config(
             full_every=command.full_every,
         ),
         eval_every_steps=spread("--eval-every", command.eval_every, EVALUATIONS_A_RUN),
-        max_steps=command.max_steps,
+        max_steps=given("--max-steps", command.max_steps),
         fault_plan=None if command.fault_plan is None else read_plan(command.fault_plan),
     )
 

@@ -9,8 +9,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import TypeVar, get_args
 
+from orchestrator.intervals import check_steps, in_steps, known_steps
 from orchestrator.keep_policies import KeepBest, KeepEvery, KeepPolicy
 from orchestrator.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
 from workers.declared_types import check_plain_fields, shown
@@ -93,14 +94,14 @@ class CheckpointConfig:
 
     Attributes:
       every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given. With neither of them
-        nor `on_best`, commit after evaluations.
+        nor `on_best`, commit after evaluations. Steps may be epochs as text, such as `"1epoch"` or `"0.5epoch"`.
       on_best: commit after an evaluation that is better than that of every commit so far.
       metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of `JobConfig.metrics`.
         None stands for `auc`, and for `loss` where the job declares a loss.
       metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric (`lower_is_better`), or
         else its name: a name that ends with `loss` means the lowest.
       num_to_keep: newest commits kept, at least 2; None keeps all.
-      keep_every_steps: also keep the first commit at or after each multiple of so many steps.
+      keep_every_steps: also keep the first commit at or after each multiple of so many steps, or epochs as text.
       keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
       read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to keep what it
         accepted. Otherwise the sizes of all files are compared.
@@ -108,23 +109,21 @@ class CheckpointConfig:
         files of the commits back to the last full one, which are then kept as long as they are. 1 makes all commits full.
     """
 
-    every_steps: int | None = None
+    every_steps: int | str | None = None
     every_seconds: float | None = None
     on_best: bool = False
     metric: str | None = None
     metric_order: Order | None = None
     num_to_keep: int | None = 3
-    keep_every_steps: int | None = None
+    keep_every_steps: int | str | None = None
     keep_best: int = 0
     read_back: bool = False
     full_every: int = 1
 
     def __post_init__(self) -> None:
         check_plain_fields(self, ConfigurationError)
-        for name in ("every_steps", "keep_every_steps"):
-            steps = getattr(self, name)
-            if steps is not None and steps < 1:
-                raise ConfigurationError(f"Found {name}={steps}. Expected at least 1, or None.")
+        check_steps(self, "every_steps", ConfigurationError)
+        check_steps(self, "keep_every_steps", ConfigurationError)
         if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
             raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
         if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
@@ -146,10 +145,10 @@ class CheckpointConfig:
 
     @property
     def save_policies(self) -> tuple[SavePolicy, ...]:
-        """When to commit on the way."""
+        """When to commit on the way. Steps must be known, see `in_steps`."""
         policies: list[SavePolicy] = []
-        if self.every_steps is not None:
-            policies.append(EverySteps(self.every_steps))
+        if (every_steps := known_steps("every_steps", self.every_steps)) is not None:
+            policies.append(EverySteps(every_steps))
         if self.every_seconds is not None:
             policies.append(EverySeconds(self.every_seconds))
         if self.on_best:
@@ -158,10 +157,10 @@ class CheckpointConfig:
 
     @property
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
-        """What to keep besides the newest; of no effect where all are kept."""
+        """What to keep besides the newest; of no effect where all are kept. Steps must be known, see `in_steps`."""
         policies: list[KeepPolicy] = []
-        if self.keep_every_steps is not None:
-            policies.append(KeepEvery(self.keep_every_steps))
+        if (keep_every := known_steps("keep_every_steps", self.keep_every_steps)) is not None:
+            policies.append(KeepEvery(keep_every))
         if self.keep_best:
             policies.append(KeepBest(self.keep_best, self.metric or DEFAULT_METRIC, self.metric_order))
         return tuple(policies)
@@ -170,6 +169,14 @@ class CheckpointConfig:
     def uses_metric(self) -> bool:
         """Whether anything hangs on which commit is the best."""
         return self.on_best or self.keep_best > 0
+
+    def in_steps(self, steps_per_epoch: int) -> CheckpointConfig:
+        """The same with steps in place of epochs.
+
+        Raises:
+          ConfigurationError: epochs that are no whole number of steps.
+        """
+        return _in_steps(self, ("every_steps", "keep_every_steps"), steps_per_epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,9 +279,9 @@ class RunConfig:
     Attributes:
       name: folder of the run below `storage_path`; None makes one from the job's name and the time.
       storage_path: local folder or fsspec URL that every host reaches.
-      eval_every_steps: steps between evaluations; None evaluates at the end only.
+      eval_every_steps: steps between evaluations, or epochs as text, such as `"1epoch"`; None evaluates at the end only.
       evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
-      max_steps: stop after this many steps of the whole run; None trains all epochs.
+      max_steps: stop after this many steps of the whole run, or epochs as text; None trains all epochs.
       take_over: fence another driver that still holds this run.
       warm_start: another run's commit that a new run begins from; None begins with initial values.
       single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
@@ -286,9 +293,9 @@ class RunConfig:
     storage_path: str = ".runs"
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     failure_config: FailureConfig = field(default_factory=FailureConfig)
-    eval_every_steps: int | None = None
+    eval_every_steps: int | str | None = None
     evaluate_at_end: bool = True
-    max_steps: int | None = None
+    max_steps: int | str | None = None
     take_over: bool = False
     warm_start: WarmStart | None = None
     single_writer: bool = False
@@ -317,10 +324,30 @@ class RunConfig:
                 f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as 'clicks' or 'team/clicks'. "
                 f"Put what lies above it into storage_path."
             )
-        for name in ("eval_every_steps", "max_steps"):
-            steps = getattr(self, name)
-            if steps is not None and steps < 1:
-                raise ConfigurationError(f"Found {name}={steps}. Expected at least 1, or None.")
+        check_steps(self, "eval_every_steps", ConfigurationError)
+        check_steps(self, "max_steps", ConfigurationError)
+
+    def in_steps(self, steps_per_epoch: int) -> RunConfig:
+        """The same with steps in place of epochs, also in `checkpoint_config`.
+
+        Raises:
+          ConfigurationError: epochs that are no whole number of steps.
+        """
+        known = _in_steps(self, ("eval_every_steps", "max_steps"), steps_per_epoch)
+        return replace(known, checkpoint_config=self.checkpoint_config.in_steps(steps_per_epoch))
+
+    def last_step(self, total_steps: int) -> int:
+        """The step after which a run of so many steps stops. Steps must be known, see `in_steps`."""
+        max_steps = known_steps("max_steps", self.max_steps)
+        return total_steps if max_steps is None else min(total_steps, max_steps)
+
+
+Declared = TypeVar("Declared", CheckpointConfig, RunConfig)
+
+
+def _in_steps(declared: Declared, names: tuple[str, ...], steps_per_epoch: int) -> Declared:
+    found = {name: in_steps(name, getattr(declared, name), steps_per_epoch, ConfigurationError) for name in names}
+    return replace(declared, **found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

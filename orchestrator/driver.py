@@ -24,6 +24,7 @@ from orchestrator.groups import Groups
 from orchestrator.history import History
 from orchestrator.history_record import HistoryKeeper
 from orchestrator.host_watch import Cluster, HostsLeave, HostWatch
+from orchestrator.intervals import known_steps
 from orchestrator.lease import Lease
 from orchestrator.manifest import Manifest
 from orchestrator.plan import plan, summary
@@ -102,11 +103,11 @@ class Driver:
         self._publisher = publisher
         self._history = History()
         self._keeper = HistoryKeeper(run.store, notice=reporter.notice)
-        total = run.total_steps
+        eval_every = known_steps("eval_every_steps", config.eval_every_steps)
         self._schedule = Schedule(
-            total_steps=total if config.max_steps is None else min(total, config.max_steps),
+            total_steps=config.last_step(run.total_steps),
             save_policies=config.checkpoint_config.save_policies,
-            eval_every=config.eval_every_steps if run.eval_index is not None else None,
+            eval_every=eval_every if run.eval_index is not None else None,
         )
         self._saves = Saves(self._schedule, monotonic=clock.monotonic_s)
         check_policies(run.job, config)

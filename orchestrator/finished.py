@@ -17,7 +17,7 @@ def finished(run: OpenRun, config: RunConfig) -> Result | None:
       NameNotFound, DocumentRefused: as `newest_commit`.
     """
     head = newest_commit(run)
-    total_steps = run.total_steps if config.max_steps is None else min(run.total_steps, config.max_steps)
+    total_steps = config.last_step(run.total_steps)
     if head is None or head.step < total_steps:
         return None
     owes_evaluation = config.evaluate_at_end and run.eval_index is not None and head.step == total_steps

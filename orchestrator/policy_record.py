@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from orchestrator.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
+from orchestrator.intervals import known_steps
 from orchestrator.records import encode, from_document, read_document
 from workers.storage import Store
 from workers.strict_json import DocumentRefused, unseal
@@ -36,7 +37,7 @@ class PolicyRecord:
         return PolicyRecord(
             generation=generation,
             num_to_keep=config.num_to_keep,
-            keep_every_steps=config.keep_every_steps,
+            keep_every_steps=known_steps("keep_every_steps", config.keep_every_steps),
             keep_best=config.keep_best,
             metric=config.metric or DEFAULT_METRIC,
             on_best=config.on_best,

@@ -86,6 +86,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     """
     check_hosts(run.job, scaling)
     check_policies(run.job, config)
+    config = config.in_steps(run.input_plan.steps_per_epoch)
     config = replace(config, checkpoint_config=with_metric(run.job, config.checkpoint_config))
     _check_storage(run.url, scaling)
     run.policies = config.checkpoint_config

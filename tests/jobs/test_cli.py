@@ -154,6 +154,8 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
         (["train", *JOB, "--checkpoint-every", "0"], "every_steps=0"),
         (["train", *JOB, "--eval-every", "0"], "eval_every_steps=0"),
         (["train", *JOB, "--max-steps", "-1"], "max_steps=-1"),
+        (["train", *JOB, "--max-steps", "epoch"], "Found --max-steps epoch. Expected steps such as 500, or epochs"),
+        (["train", *JOB, "--keep-every", "0epoch"], "Found --keep-every 0epoch. Expected more than none"),
         (["train", *JOB, "--checkpoint-seconds", "0"], "every_seconds=0"),
         (["train", *JOB, "--keep", "1"], "num_to_keep=1"),
         (["train", *JOB, "--keep-every", "0"], "keep_every_steps=0"),
@@ -357,7 +359,7 @@ def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
     [
         (
             "0.33epoch",
-            "which is 13.2 steps of an epoch of 40. Expected whole steps. Give it in steps, such as --eval-every 13",
+            "--eval-every of 0.33 epochs, which is 13.2 steps of an epoch of 40. Expected whole steps. Give it in steps, such as --eval-every 13",
         ),
         ("0epoch", "Expected more than none"),
         ("epoch", "Expected steps such as 500, or epochs such as 1epoch"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config import ConfigurationError, RunConfig
+from orchestrator.config import CheckpointConfig, ConfigurationError, RunConfig
 
 
 @pytest.mark.parametrize("name", ["", ".", "../clicks", "team/../../clicks", "/clicks", "team//clicks", "clicks/"])
@@ -16,3 +16,35 @@ def test_a_run_lies_below_its_storage_path(name: str) -> None:
 @pytest.mark.parametrize("name", ["clicks", "team/clicks", ".hidden", "a..b", None])
 def test_names_of_folders_are_taken(name: str | None) -> None:
     assert RunConfig(name=name).name == name
+
+
+def test_steps_may_be_epochs() -> None:
+    config = RunConfig(
+        checkpoint_config=CheckpointConfig(every_steps="0.25epoch", keep_every_steps="2epochs"),
+        eval_every_steps="1epoch",
+        max_steps="1.5 epoch",
+    ).in_steps(40)
+    checkpoints = config.checkpoint_config
+    assert (checkpoints.every_steps, checkpoints.keep_every_steps) == (10, 80)
+    assert (config.eval_every_steps, config.max_steps) == (40, 60)
+    assert (config.last_step(100), config.last_step(50)) == (60, 50)
+    assert RunConfig(eval_every_steps=7).in_steps(40) == RunConfig(eval_every_steps=7)
+
+
+@pytest.mark.parametrize(
+    "value", ["0epoch", "-1epoch", "epoch", "1/0epoch", "500", "", "one epoch", "infepoch", True, 0]
+)
+@pytest.mark.parametrize("name", ["every_steps", "keep_every_steps", "eval_every_steps", "max_steps"])
+def test_what_is_neither_steps_nor_epochs_is_refused_when_it_is_declared(name: str, value: object) -> None:
+    kind = CheckpointConfig if name in ("every_steps", "keep_every_steps") else RunConfig
+    with pytest.raises(ConfigurationError, match=f"Found {name}={value!r}.*Expected"):
+        kind(**{name: value})  # type: ignore[arg-type]
+
+
+def test_epochs_that_are_no_whole_steps_are_refused_by_their_field() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"max_steps of 0\.33 epochs, which is 13\.2 steps of an epoch of 40.*max_steps 13"
+    ):
+        RunConfig(max_steps="0.33epoch").in_steps(40)
+    with pytest.raises(ConfigurationError, match="keep_every_steps of 0.5 epochs"):
+        RunConfig(checkpoint_config=CheckpointConfig(keep_every_steps="0.5epoch")).in_steps(41)

@@ -469,6 +469,26 @@ def test_a_finished_run_starts_nothing(small_data: str, tmp_path: Path, monkeypa
         fit(run, scaling=scaling, config=RunConfig(max_steps=STEPS + 1), reporter=SilentReporter())
 
 
+def test_a_program_gives_steps_in_epochs(small_data: str, tmp_path: Path) -> None:
+    """An epoch has 20 steps."""
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "evaluate": True})
+    result = Trainer(
+        reference,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(tmp_path),
+            eval_every_steps="0.5epoch",
+            max_steps="1.5epoch",
+            checkpoint_config=CheckpointConfig(every_steps="0.25epoch", num_to_keep=2, keep_every_steps="1epoch"),
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+    assert (result.step, result.total_steps) == (30, 30)
+    assert [made.step for made in result.evaluations] == [10, 20, 30]
+    assert [commit.step for commit in checkpoint.list_commits(Store(result.path))] == [30, 25, 20, 5]
+
+
 def test_an_evaluation_that_a_lost_driver_owed_is_made(small_data: str, tmp_path: Path) -> None:
     train(small_data, tmp_path / "run", evaluate=True, evaluate_at_end=False)
     run = open_run(str(tmp_path / "run"))

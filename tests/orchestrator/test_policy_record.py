@@ -80,7 +80,7 @@ def test_a_resumed_run_keeps_as_before_unless_it_is_told_otherwise() -> None:
     assert kept(Resume(run="x")) == (7, 100, 2, "log_loss", True)
     assert kept(Train(resume=True)) == (7, 100, 2, "log_loss", True)
     assert kept(Resume(run="x", keep=4)) == (4, 100, 2, "log_loss", True)
-    assert kept(Resume(run="x", keep_every=5, keep_best=0)) == (7, 5, 0, "log_loss", False)
+    assert kept(Resume(run="x", keep_every="5", keep_best=0)) == (7, 5, 0, "log_loss", False)
     assert kept(Train(), None) == (3, None, 0, None, False)
     assert kept(Train(keep=5, keep_best=1), None) == (5, None, 1, None, True)
     assert kept(Train(keep_best=1, metric="loss"), None)[3] == "loss"
