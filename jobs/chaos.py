@@ -79,7 +79,7 @@ class Chaos:
     """File in which to keep what was seen of each schedule, in place of what it said of it before; docs/faults.json is the project's own."""
 
 
-def run(command: Chaos, *, command_line: Callable[[Sequence[str]], None]) -> int:
+def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
     """Runs the rounds that are requested. Returns the exit code.
 
     Args:
@@ -153,7 +153,7 @@ def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
 
 
 def _campaign(
-    command: Chaos, shape: RunShape, *, environment: Mapping[str, str], command_line: Callable[[Sequence[str]], None]
+    command: Chaos, shape: RunShape, *, environment: Mapping[str, str], command_line: Callable[[list[str]], None]
 ) -> Campaign:
     from jobs.chaos_job import DEFAULT_FOLDER
     from jobs.synthetic import DEFAULT_FOLDER as SYNTHETIC_FOLDER
@@ -178,7 +178,7 @@ def _campaign(
     )
 
 
-def _run_forked(job: Any, command_line: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], int]:
+def _run_forked(job: Any, command_line: Callable[[list[str]], None]) -> Callable[[Sequence[str]], int]:
     """The command line as a function for forks; all that it imports and compiles for the job is loaded here, once."""
     from embedding.kernels import compile_kernels
     from workers.tables import choose_buckets, table_specs
