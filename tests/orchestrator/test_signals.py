@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ from orchestrator.signals import StoppedAtStart, StopSignals
 from tests.processes import wait_for
 from tests.small_job import small_job
 from workers.process_signs import read_signs
+
+
+@pytest.fixture(autouse=True)
+def hangup_is_not_ignored() -> Iterator[None]:
+    """As in a terminal, also where the tests themselves were started with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
