@@ -200,9 +200,15 @@ def _main(arguments: list[str] | None) -> None:
 
 def _run(command: Any) -> int:
     # Imported late: `--help` should not wait for JAX.
-    from orchestrator import outcomes
+    from orchestrator import outcomes, ray_connection
 
-    return outcomes.exit_code(lambda: _dispatch(command))
+    code = outcomes.exit_code(lambda: _dispatch(command))
+    if ray_connection.is_left_behind():
+        # All that is the program's is closed; the interpreter's end would wait for Ray's threads, and they for a head that is gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _dispatch(

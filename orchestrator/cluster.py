@@ -115,7 +115,8 @@ class RayBackend:
       scaling: resources and threads of a host.
       notice: told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
-      lost: what of the cluster has ended, so that calls of Ray are of no use and may not come back; None while all is well.
+      lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
+      answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default, while it is not lost.
 
     Attributes:
       avoided: nodes on which no host is placed.
@@ -129,11 +130,13 @@ class RayBackend:
         notice: Any,
         actors: tuple[Any, Any] | None = None,
         lost: Callable[[], str | None] = lambda: None,
+        answers: Callable[[], bool] | None = None,
     ) -> None:
         self._scaling = scaling
         self._notice = notice
         self._actors = actors
         self._lost = lost
+        self._answers = answers or (lambda: lost() is None)
         self.avoided: frozenset[str] = frozenset()
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
@@ -209,15 +212,13 @@ class RayBackend:
 
     def _let_go(self, reservation: _Reservation) -> None:
         """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the room of others."""
-        import ray.util
-
         used = {id(place.group) for place in reservation.places}
         gone = [standby for standby in reservation.standbys if id(standby.place.group) not in used]
         self._end([standby.actor for standby in gone])
         reservation.standbys = [standby for standby in reservation.standbys if standby not in gone]
         for group in reservation.groups:
             if id(group) not in used:
-                ray.util.remove_placement_group(group)
+                self.give_back(group)
         reservation.groups = [group for group in reservation.groups if id(group) in used]
 
     def _handles(self, reservation: _Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
@@ -324,13 +325,11 @@ class RayBackend:
 
     def _granted(self, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]) -> Any:
         """A placement group for so many hosts, with its room."""
-        import ray.util
-
         group = self.reserve(num_hosts, strategy=self._strategy(num_hosts), bundle=bundle)
         try:
             self._await_placement(group, num_hosts, bundle, on_wait)
         except BaseException:
-            ray.util.remove_placement_group(group)
+            self.give_back(group)
             raise
         return group
 
@@ -352,6 +351,13 @@ class RayBackend:
             strategy=strategy,
             bundle_label_selector=[selector] * num_hosts if selector else None,  # type: ignore[arg-type]
         )
+
+    def give_back(self, group: Any) -> None:
+        """Removes a placement group of `reserve`. Without a head nobody could; Ray removes those of a driver that is gone by itself."""
+        import ray.util
+
+        if self._answers():
+            ray.util.remove_placement_group(group)
 
     def held_places(self, others: Sequence[Any] = ()) -> dict[str, int]:
         """By node, how many hosts this backend has room reserved for.
@@ -428,9 +434,8 @@ class RayBackend:
         import ray
         import ray.exceptions
 
-        if (lost := self._lost()) is not None:
-            message = f"{lost} of Ray ended on this machine, and the cluster with it"
-            return Failure(worker=call.worker, kind=FailureKind.DIED, message=message)
+        if (failure := self.lost_call(call)) is not None:
+            return failure
         try:
             return ray.get(call.reference)  # type: ignore[attr-defined]
         except ray.exceptions.ActorDiedError as error:
@@ -444,6 +449,12 @@ class RayBackend:
             return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
         except ray.exceptions.RayError as error:
             return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
+
+    def lost_call(self, call: Call) -> Failure | None:
+        """What became of a call if the cluster is lost: its value must not be asked for then."""
+        if (lost := self._lost()) is None:
+            return None
+        return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
 
     def signs(self, handle: Handle) -> ProcessSigns | None:
         mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
@@ -459,13 +470,11 @@ class RayBackend:
         self._end([worker.actor for worker in workers])  # type: ignore[attr-defined]
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
-        import ray
-
         reservation = self._reservations.pop(id(handles), None)
         actors = [handle.actor for pair in handles for handle in (pair.host, pair.device)]  # type: ignore[attr-defined]
         self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
-        for group in reservation.groups if reservation and self._lost() is None else []:
-            ray.util.remove_placement_group(group)
+        for group in reservation.groups if reservation else []:
+            self.give_back(group)
 
     def forget(self) -> None:
         """The cluster is gone, and another one takes its place: what was reserved and started there is, too."""
@@ -482,7 +491,7 @@ class RayBackend:
             actor._actor_id: self._marks.pop(actor._actor_id) for actor in actors if actor._actor_id in self._marks
         }
         marks = list(marked.values())
-        for actor in actors if self._lost() is None else []:
+        for actor in actors if self._answers() else []:
             # One that has no mark was ended before, perhaps with its cluster.
             if actor._actor_id in marked:
                 ray.kill(actor, no_restart=True)

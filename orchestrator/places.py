@@ -51,6 +51,10 @@ class Reserves(Protocol):
         """A placement group for so many hosts, off the avoided nodes and these; its room may come later."""
         ...
 
+    def give_back(self, group: Any) -> None:
+        """Removes a placement group of `reserve`, if the cluster can."""
+        ...
+
 
 def bundles_of(groups: Sequence[Any], usable: set[str]) -> dict[tuple[int, int], Place]:
     """All bundles of placement groups by `key_of`, without a node where that is not usable."""
@@ -101,7 +105,6 @@ class Search:
           ConfigurationError, WorkerFailure: as `placement_check`.
         """
         import ray
-        import ray.util
 
         found: list[Place] = []
         asked, ready = None, None
@@ -130,14 +133,12 @@ class Search:
                 check()
         finally:
             if asked is not None:
-                ray.util.remove_placement_group(asked)
+                self._backend.give_back(asked)
 
     def give_back(self) -> None:
         """Gives back what was added."""
-        import ray.util
-
         for group in self.groups[self._num_before :]:
-            ray.util.remove_placement_group(group)
+            self._backend.give_back(group)
 
     def _occupied(self) -> set[str]:
         """Nodes on which no other host is put."""

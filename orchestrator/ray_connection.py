@@ -6,6 +6,7 @@ authentication, on the loopback interface, and with a folder that goes when the 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from orchestrator.cluster_processes import FOLDER_PREFIX, claim_folder
 from orchestrator.config import ConfigurationError
 from orchestrator.errors import ClusterNotStarted
+from orchestrator.head_watch import HeadWatch
 from orchestrator.own_cluster import OwnCluster, sweep_left
 from orchestrator.places import taking_connections
 from orchestrator.signals import StoppedAtStart
@@ -33,7 +35,9 @@ NICENESS = "RAY_worker_niceness"
 DAEMON_DESCRIPTORS = 64
 HOST_DESCRIPTORS = 16
 FIRST_WITH_TOKENS = (2, 52)
+LEAVE_S = 3.0  # for which a cluster without its head is left
 _has_chosen = threading.Event()  # whether this process imported Ray with the settings of here
+_is_left_behind = threading.Event()  # whether a thread of this process still waits for a head that is gone
 
 
 class Connection:
@@ -46,12 +50,59 @@ class Connection:
     is_own = False
 
     def lost(self) -> str | None:
-        """What of the program's own cluster has ended by itself, so that it is of no use any more. Costs microseconds."""
-        return None
+        """Why the cluster is of no use any more, as the first half of a sentence; None while it is. Costs microseconds, but for a connection
+        once a second."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether a call of Ray that asks the cluster's head would come back. To be asked right before."""
+        return self.lost() is None
+
+    def require(self) -> None:
+        """Returns when the cluster can be used.
+
+        Raises:
+          TooFewHosts: it is lost, and others have to mend it.
+        """
 
     def renew(self) -> None:
         """Starts the program's own cluster again. All its processes, and all that Ray knew, are gone then."""
         raise RuntimeError("Found a cluster that others started. Expected one of the program's own.")
+
+
+class _ForeignConnection(Connection):
+    """To a cluster that others started, which they have to mend."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._head = HeadWatch(cluster_address(), notice=notice)
+
+    def lost(self) -> str | None:
+        return self._head.lost()
+
+    def answers(self) -> bool:
+        return self._head.answers()
+
+    def require(self) -> None:
+        self._head.require()
+
+    def close(self) -> None:
+        """Leaves the cluster. Without its head that takes Ray a quarter of a minute, or four of them: then it is left behind."""
+        import ray
+
+        if self.answers():
+            ray.shutdown()
+            return
+        self._notice(
+            f"leaving Ray without its head: for {LEAVE_S:.0f} s, then the rest is left to Ray's other processes"
+        )
+        leaving = threading.Thread(target=ray.shutdown, name="leaving Ray", daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_S)
+        if leaving.is_alive():
+            # At the interpreter's end Ray would begin it once more.
+            atexit.unregister(ray.shutdown)
+            _is_left_behind.set()
 
 
 class _OwnConnection(Connection):
@@ -81,7 +132,8 @@ class _OwnConnection(Connection):
         return cluster
 
     def lost(self) -> str | None:
-        return self._cluster.lost()
+        daemon = self._cluster.lost()
+        return None if daemon is None else f"{daemon} of Ray ended on this machine, and the cluster with it"
 
     def renew(self) -> None:
         handler = signal.getsignal(signal.SIGTERM)
@@ -111,12 +163,14 @@ def connected(
     before_joining: Callable[[str], None] = lambda address: None,
     *,
     on_wait: Callable[[], None] = lambda: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Connection]:
     """Joins or starts a cluster for the length of the block, unless the process is connected already.
 
     Args:
       before_joining: called with the address of a cluster that is about to be joined.
       on_wait: called often while a cluster of the program's own starts; what it raises ends the start.
+      notice: told when the head of a cluster of others falls silent.
 
     Raises:
       ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
@@ -131,17 +185,16 @@ def connected(
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _has_chosen.set()
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        yield Connection()
+        yield _ForeignConnection(notice)
     elif address is not None:
         before_joining(address)
-        import ray
-
         with _loopback() if _is_on_loopback_alone(address) else contextlib.nullcontext():
             _join(address)
+        connection = _ForeignConnection(notice)
         try:
-            yield Connection()
+            yield connection
         finally:
-            ray.shutdown()
+            connection.close()
     else:
         _require_descriptors(num_hosts)
         with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
@@ -257,6 +310,11 @@ def _is_on_loopback_alone(address: str) -> bool:
 
     asked = {"loopback": (LOOPBACK, int(port)), "machine": (ray.util.get_node_ip_address(), int(port))}
     return taking_connections(asked) == {"loopback"}
+
+
+def is_left_behind() -> bool:
+    """Whether this process left a cluster without its head, and a thread still waits for that. The interpreter's end would wait, too."""
+    return _is_left_behind.is_set()
 
 
 def cluster_address() -> str:

@@ -27,7 +27,7 @@ class RayNodes:
     Args:
       backend: which places the hosts.
       scaling: what the user asked for.
-      connection: one to a cluster of the program's own is renewed where that is lost.
+      connection: one to a cluster of the program's own is renewed where that is lost; others have to mend theirs.
       notice: told about that.
     """
 
@@ -59,7 +59,7 @@ class RayNodes:
         import ray.exceptions
         from ray._private.state import available_resources_per_node, state
 
-        if self._connection.lost() is not None:
+        if not self._connection.answers():
             return None
         self._tell_niceness()
         try:
@@ -96,7 +96,11 @@ class RayNodes:
         return self._announced
 
     def rules(self) -> Rules:
-        """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a fixed number may share."""
+        """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a fixed number may share.
+
+        Raises:
+          TooFewHosts: it is one of others, and its head is gone.
+        """
         self._renew()
         scaling = self._scaling
         has_resources = scaling.resources_per_host is not None
@@ -109,10 +113,12 @@ class RayNodes:
         )
 
     def _renew(self) -> None:
-        """Nobody else would start a cluster again that this program started."""
-        if (lost := self._connection.lost()) is None:
+        """Brings the cluster back where the program started it; nobody else would start a cluster again that this program started."""
+        lost = self._connection.lost() if self._is_own else None
+        if lost is None:
+            self._connection.require()
             return
-        self._notice(f"{lost} of Ray ended on this machine: the program starts its cluster again")
+        self._notice(f"{lost}: the program starts its cluster again")
         self._backend.forget()
         self._demand, self._asked, self._handles = None, None, ()
         self._connection.renew()
@@ -159,7 +165,7 @@ class RayNodes:
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
-        return self._kills.grown(workers, self._handles) if self._connection.lost() is None else set()
+        return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
 
     def placed(self) -> Mapping[int, str]:
         """By host, the machine on which it was put last."""
@@ -184,10 +190,8 @@ class RayNodes:
 
     def unask(self) -> None:
         """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the hosts."""
-        import ray.util
-
-        if self._demand is not None and self._connection.lost() is None:
-            ray.util.remove_placement_group(self._demand)
+        if self._demand is not None:
+            self._backend.give_back(self._demand)
         self._demand = self._asked = None
 
 

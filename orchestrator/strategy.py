@@ -142,10 +142,16 @@ class PodStrategy(CrossReplica):
     def _start(self) -> Pod:
         cluster = ExitStack()
         try:
-            cluster.enter_context(connected(self.num_hosts))
+            connection = cluster.enter_context(connected(self.num_hosts, notice=self._notice))
             from workers.stepwise_actor import StepwiseDeviceActor, StepwiseHostActor
 
-            backend = RayBackend(self._scaling, self._notice, (StepwiseHostActor, StepwiseDeviceActor))
+            backend = RayBackend(
+                self._scaling,
+                self._notice,
+                (StepwiseHostActor, StepwiseDeviceActor),
+                lost=connection.lost,
+                answers=connection.answers,
+            )
             outcome = _Outcomes(backend)
             return Pod(backend, outcome, cluster, num_hosts=self.num_hosts, **self._timeouts)
         except BaseException:
@@ -181,6 +187,8 @@ class _Outcomes:
         from workers.mesh_errors import MeshError
         from workers.stepwise_actor import Refused
 
+        if (lost := self._backend.lost_call(call)) is not None:
+            return WorkerFailure([lost])
         try:
             answer = ray.get(call.reference)
         except ray.exceptions.RayTaskError as error:

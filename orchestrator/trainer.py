@@ -111,12 +111,13 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             wait = partial(await_cluster, timeout_s=patience_s, stop=stop, notice=reporter.notice)
             reporter.activity("starting Ray, or joining its cluster")
             try:
-                connection = stack.enter_context(connected(scaling.least_hosts, wait, on_wait=partial(_go_on, stop)))
+                joined = connected(scaling.least_hosts, wait, on_wait=partial(_go_on, stop), notice=reporter.notice)
+                connection = stack.enter_context(joined)
             except SystemExit as left:
                 # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
                 raise StoppedAtStart from left
             stop.claim()
-            backend = RayBackend(scaling, reporter.notice, lost=connection.lost)
+            backend = RayBackend(scaling, reporter.notice, lost=connection.lost, answers=connection.answers)
             cluster = RayNodes(backend, scaling, connection=connection, notice=reporter.notice)
         driver = Driver(
             run, scaling=scaling, config=config, backend=backend, cluster=cluster, reporter=reporter, stop=stop

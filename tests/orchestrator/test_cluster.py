@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from orchestrator.cluster import RayBackend, RayCall, RayHandle
+from orchestrator.cluster import RayBackend, RayCall, RayHandle, _Reservation
 from orchestrator.config import ConfigurationError, ScalingConfig
-from orchestrator.errors import Failure, FailureKind, WorkerFailure, is_host_fault
+from orchestrator.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
+from orchestrator.ray_connection import Connection
+from orchestrator.ray_nodes import RayNodes
+from orchestrator.worker_group import HostHandles
 
 
 def test_room_that_was_taken_in_the_middle_of_a_run_is_waited_for_and_a_first_start_is_refused(
@@ -32,7 +36,9 @@ def test_room_that_was_taken_in_the_middle_of_a_run_is_waited_for_and_a_first_st
 
 def test_calls_to_a_cluster_that_ended_fail_at_once_and_ray_is_not_asked() -> None:
     """With its head gone a call of Ray does not come back for a minute, and then the driver is ended from within."""
-    backend = RayBackend(ScalingConfig(num_hosts=1), lambda text: None, lost=lambda: "gcs_server")
+    backend = RayBackend(
+        ScalingConfig(num_hosts=1), lambda text: None, lost=lambda: "gcs_server of Ray ended on this machine"
+    )
     # Neither reference nor actor is one of Ray's: to give them to it would be an error.
     call = RayCall("host 0", object(), RayHandle("host 0", object()))
     assert backend.settled([call], timeout_s=60.0) == ([call], [])
@@ -43,3 +49,43 @@ def test_calls_to_a_cluster_that_ended_fail_at_once_and_ray_is_not_asked() -> No
     assert is_host_fault([failure])
     assert backend.fit([]) == frozenset()
     backend.forget()
+
+
+def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it() -> None:
+    """Ray would wait for a minute with each placement group, and end the driver before it is through."""
+    backend = RayBackend(ScalingConfig(num_hosts=1), lambda text: None, answers=lambda: False)
+    host, device = _Actor(1), _Actor(2)
+    pairs = [HostHandles(RayHandle("host 0", host), RayHandle("device 0", device))]
+    # Neither groups nor actors are those of Ray: to give them to it would be an error.
+    backend._reservations[id(pairs)] = _Reservation([object()], [], {}, [])
+    backend._marks.update({host._actor_id: "mark of nobody", device._actor_id: "mark of nobody else"})
+    backend.stop(pairs)
+    assert backend._reservations == backend._marks == {}
+
+
+@dataclass(frozen=True)
+class _Actor:
+    _actor_id: int
+
+
+class _Headless(Connection):
+    """To a cluster of others without its head."""
+
+    def lost(self) -> str | None:
+        return None
+
+    def answers(self) -> bool:
+        return False
+
+    def require(self) -> None:
+        raise TooFewHosts("Ray's head has taken no connection for 10 s.")
+
+
+def test_a_cluster_without_its_head_is_not_looked_at_and_no_generation_begins_there() -> None:
+    scaling = ScalingConfig(num_hosts=1)
+    nodes = RayNodes(RayBackend(scaling, print), scaling, connection=_Headless(), notice=print)
+    assert nodes.look() is None
+    assert nodes.killed_for_memory({"host 0"}) == set()
+    nodes.unask()
+    with pytest.raises(TooFewHosts):
+        nodes.rules()

@@ -69,3 +69,33 @@ def test_a_later_ray_whose_tokens_are_unknown_is_refused_in_words(
     statement = f"import os, ray, {setup}; ray.__version__ = '{version}'; del {setup}.enable_token_auth_by_default"
     statement += f"; mode = '{mode}'; mode and os.environ.update(RAY_AUTH_MODE=mode)"
     assert re.search(words, said(limits=(1024, 1024), statement=statement, temporary=tmp_path))
+
+
+LEAVING = """
+import socket, sys, threading
+import ray
+from orchestrator import ray_connection
+
+has_begun = threading.Event()
+def shutdown(**settings):
+    has_begun.set()
+    threading.Event().wait()
+ray.shutdown = shutdown
+ray_connection.LEAVE_S = 0.1
+with socket.create_server(("127.0.0.1", 0)) as head:
+    ray_connection.cluster_address = lambda: f"127.0.0.1:{head.getsockname()[1]}"
+    connection = ray_connection._ForeignConnection(print)
+    print(connection.answers(), connection.lost())
+connection.close()
+print(has_begun.is_set(), ray_connection.is_left_behind())
+"""
+
+
+def test_a_cluster_that_lost_its_head_is_left_behind_after_a_moment(tmp_path: Path) -> None:
+    """Ray's own way out would never return here."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True None"
+    assert "takes no connection" in lines[1]
+    assert lines[2].startswith("leaving Ray without its head")
+    assert lines[3] == "True True"
