@@ -13,7 +13,7 @@ from typing import Any
 
 from embedding.batch_shares import rows_of, split_over
 from embedding.per_replica import PerReplica, local_value
-from embedding.structures import flatten_with_paths, pack_like
+from embedding.structures import flatten_with_paths, leaves_of_replicas, pack_like
 
 _END = object()
 
@@ -128,8 +128,13 @@ def datasets_from_function(dataset_fn: Callable[[InputContext], Any], *, num_rep
     """Calls the function once for each replica.
 
     Raises:
-      TypeError: it returns something that is no iterable.
+      TypeError: it is no function, or returns something that is no iterable.
     """
+    if not callable(dataset_fn):
+        raise TypeError(
+            f"Found {type(dataset_fn)} as dataset_fn. Expected a function that takes an InputContext and returns an "
+            "iterable of batches. Pass a dataset itself to experimental_distribute_dataset."
+        )
     contexts = [
         InputContext(num_input_pipelines=num_replicas, input_pipeline_id=at, num_replicas_in_sync=num_replicas)
         for at in range(num_replicas)
@@ -166,16 +171,7 @@ def _without_samples(batch: Any, replica: int) -> Any:
 
 
 def _per_replica(batches: Sequence[Any]) -> Any:
-    leaves = [flatten_with_paths(batch) for batch in batches]
-    paths = [path for path, _ in leaves[0]]
-    for replica, others in enumerate(leaves):
-        if [path for path, _ in others] != paths:
-            raise ValueError(
-                f"The dataset of replica {replica} gave a batch with leaves {[path for path, _ in others]}. Expected "
-                f"{paths}, as of replica 0. "
-                "Let all datasets give batches of one structure."
-            )
-    columns = [tuple(others[at][1] for others in leaves) for at in range(len(paths))]
+    columns = [column for _, column in leaves_of_replicas(batches, what="batches of the datasets")]
     return pack_like(
         batches[0], [None if all(one is None for one in column) else PerReplica(column) for column in columns]
     )

@@ -84,7 +84,7 @@ def shapes_of_build(feature_config: Any, features: Sequence[FeatureConfig], give
       given: the batch size as an int, or input shapes in the structure of `feature_config`, or a flat list of them.
 
     Raises:
-      ValueError: another number of shapes, other keys, or a shape of unknown or zero rank.
+      ValueError: another number of shapes, other keys, a shape of unknown or zero rank, or a negative size.
     """
     if isinstance(given, int | np.integer):
         return shapes_of_batch(features, int(given))
@@ -95,7 +95,13 @@ def shapes_of_build(feature_config: Any, features: Sequence[FeatureConfig], give
 
 
 def shapes_of_batch(features: Sequence[FeatureConfig], batch_size: int) -> list[Shape]:
-    """The output shapes of features that have one sample per element of the batch."""
+    """The output shapes of features that have one sample per element of the batch.
+
+    Raises:
+      ValueError: it is negative.
+    """
+    if batch_size < 0:
+        raise ValueError(f"Found batch size {batch_size}. Expected at least 1. Pass the samples of one replica.")
     return [(batch_size, f.max_sequence_length) if is_sequence(f) else (batch_size,) for f in features]
 
 
@@ -143,6 +149,8 @@ def _shape_of_input_shape(shape: Any, feature: FeatureConfig) -> Shape:
             f"Received input tensor of shape {shape}. Rank must be 1 and above. Pass a tuple such as (batch_size,) or (batch_size, None)."
         )
     axes = tuple(None if axis is None else int(axis) for axis in shape)
+    if any(axis is not None and axis < 0 for axis in axes):
+        raise ValueError(f"Found input shape {axes}. Expected sizes of at least 0. Pass None for an unknown one.")
     if len(axes) == 2 and axes[-1] != 1 and is_sequence(feature):
         return (axes[0], feature.max_sequence_length)
     return axes if len(axes) == 1 else axes[:-1]

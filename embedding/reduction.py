@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from embedding.per_replica import PerReplica
-from embedding.structures import flatten, flatten_with_paths, pack_like
+from embedding.structures import flatten, leaves_of_replicas, pack_like
 
 Axis = int | Sequence[int] | None
 
@@ -77,18 +77,8 @@ def _reduced_leaf(operation: ReduceOp, leaf: Any, axis: Axis, num_replicas: int)
     values = leaf.values
     if len(values) != num_replicas:
         raise ValueError(f"Found {len(values)} values of replicas. Expected {num_replicas}, one for each replica.")
-    of_replicas = [flatten_with_paths(one) for one in values]
-    paths = [path for path, _ in of_replicas[0]]
-    for replica, others in enumerate(of_replicas):
-        if [path for path, _ in others] != paths:
-            raise ValueError(
-                f"Replica {replica} returned a structure with leaves {[path for path, _ in others]}. Expected {paths}, "
-                "as of replica 0."
-            )
-    leaves = [
-        _reduced(operation, path, [others[at][1] for others in of_replicas], axis) for at, path in enumerate(paths)
-    ]
-    return pack_like(values[0], leaves)
+    columns = leaves_of_replicas(values, what="values to be reduced")
+    return pack_like(values[0], [_reduced(operation, path, column, axis) for path, column in columns])
 
 
 def _is_the_same_for_all(operation: ReduceOp, leaf: Any) -> bool:

@@ -51,6 +51,27 @@ def require_same_structure(expected: Any, found: Any, what: str) -> None:
     _compare(expected, found, what, ())
 
 
+def leaves_of_replicas(structures: Sequence[Any], *, what: str) -> list[tuple[str, tuple[Any, ...]]]:
+    """Each path, in order, with the leaves of all replicas. Types of sequences and of dicts are not compared, names of leaves are.
+
+    Args:
+      structures: one for each replica.
+      what: they are, in messages.
+
+    Raises:
+      ValueError: replicas have leaves of other paths.
+    """
+    of_replicas = [flatten_with_paths(structure) for structure in structures]
+    paths = [[path for path, _ in leaves] for leaves in of_replicas]
+    for replica, found in enumerate(paths):
+        if found != paths[0]:
+            raise ValueError(
+                f"Found {what} with leaves {found} on replica {replica}. Expected {paths[0]}, as on replica 0. Let all replicas have one "
+                "structure."
+            )
+    return [(path, tuple(leaves[at][1] for leaves in of_replicas)) for at, path in enumerate(paths[0])]
+
+
 def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
     """The keys in the order in which a dict is walked.
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.config import DEFAULT_METRIC, CheckpointConfig, Result, with_metric
+from orchestrator.config import DEFAULT_METRIC, CheckpointConfig, Result, is_same_loss, with_metric
 from orchestrator.history_record import HistoryRecord, read_history
 from orchestrator.lease import read_lineage
 from orchestrator.manifest import parse_commit_name
@@ -104,7 +104,7 @@ def _quality(
             yield f"  reachable    AUC {job.best_auc:.4f}; reached {share:.3f} of its lift over 0.5"
     elif history.evaluations:
         last = history.evaluations[-1]
-        quality = ", ".join(f"{metric_label(name)} {value:.4f}" for name, value in last.metrics.items())
+        quality = ", ".join(f"{metric_label(name)} {value:.4f}" for name, value in without_repeated(last.metrics))
         yield f"  evaluation   {quality} after step {last.step}"
     metric = config.metric or DEFAULT_METRIC
     best = history.best(metric, config.metric_order)
@@ -115,6 +115,12 @@ def _quality(
 def _commit_of(step: int, commits: Sequence[str]) -> str:
     found = [name for name in commits if (parse_commit_name(name) or (0, 0))[0] == step]
     return f"commit {found[0]}" if found else "no commit of it is kept"
+
+
+def without_repeated(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Names and values but for a loss that is the log loss, as evaluations print them."""
+    repeats = is_same_loss(metrics.get("loss", math.nan), metrics.get("log_loss", math.nan))
+    return [(name, value) for name, value in metrics.items() if not (repeats and name == "loss")]
 
 
 def metric_label(name: str) -> str:

@@ -376,7 +376,7 @@ class Evaluation:
     @property
     def losses(self) -> dict[str, float]:
         """The log loss and the job's loss by the names under which they are printed: the latter alone where it is another one."""
-        is_same = math.isclose(self.loss, self.log_loss, rel_tol=1e-4)
+        is_same = is_same_loss(self.loss, self.log_loss)
         values = {"log loss": self.log_loss, "loss": math.nan if is_same else self.loss}
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
@@ -390,6 +390,11 @@ class Evaluation:
     def comparable(self) -> dict[str, float]:
         """What policies compare; numbers that are not finite compare with nothing and are left out."""
         return {name: value for name, value in self.values.items() if math.isfinite(value)}
+
+
+def is_same_loss(loss: float, log_loss: float) -> bool:
+    """Whether a job's loss is the log loss, but for rounding; then it is printed once."""
+    return math.isclose(loss, log_loss, rel_tol=1e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

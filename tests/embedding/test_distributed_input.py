@@ -117,7 +117,9 @@ def test_what_does_not_fit_together_is_named():
     other = datasets_from_function(
         lambda context: [{"x": 1}] if context.input_pipeline_id else [{"y": 1}], num_replicas=2
     )
-    with pytest.raises(ValueError, match=r"dataset of replica 1 gave.*\['x'\].*\['y'\]"):
+    with pytest.raises(ValueError, match=r"batches of the datasets with leaves \['x'\] on replica 1.*\['y'\]"):
         next(iter(other))
     with pytest.raises(TypeError, match="as the dataset of replica 0"):
         datasets_from_function(lambda context: None, num_replicas=2)
+    with pytest.raises(TypeError, match="as dataset_fn. Expected a function .* experimental_distribute_dataset"):
+        datasets_from_function([1], num_replicas=2)  # type: ignore[arg-type]

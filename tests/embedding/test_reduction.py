@@ -87,7 +87,7 @@ def test_values_that_are_not_per_replica():
         ("SUM", PerReplica((np.zeros(2), np.zeros(2))), 1, ValueError, "axis 1"),
         ("SUM", PerReplica((np.zeros(2), np.zeros(2))), 0.5, ValueError, "axis 0.5"),
         ("SUM", PerReplica(("a", "b")), None, TypeError, "Found <class 'str'> to be reduced"),
-        ("SUM", PerReplica(({"a": 1}, {"b": 1})), None, ValueError, r"Replica 1 returned.*\['b'\].*\['a'\]"),
+        ("SUM", PerReplica(({"a": 1}, {"b": 1})), None, ValueError, r"leaves \['b'\] on replica 1.*\['a'\]"),
         ("SUM", PerReplica((1, 2, 3)), None, ValueError, "Found 3 values of replicas"),
     ],
 )

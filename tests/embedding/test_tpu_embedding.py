@@ -238,6 +238,9 @@ class TestShapes:
             ({"a": (4,), "c": [(4,)]}, r"unknown names \['c/0'\].*missing names \['b/0'\]"),
             ({"a": (4,), "b": (4,)}, r"unknown names \['b'\]"),
             (["a", "b"], "Rank must be 1 and above"),
+            ([(-2,), (2,)], r"Found input shape \(-2,\). Expected sizes of at least 0. Pass None"),
+            ([(2, -1), (2, 1)], r"Found input shape \(2, -1\)"),
+            (-3, "Found batch size -3. Expected at least 1"),
         ],
     )
     def test_build_refuses_other_shapes_than_the_features_have(self, given, text):

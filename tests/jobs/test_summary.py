@@ -97,6 +97,16 @@ def test_a_call_with_nothing_to_do_tells_what_is_stored(job: JobConfig) -> None:
     assert any("commit       s010000000-g00000001" in line for line in told)
 
 
+@pytest.mark.parametrize(("loss", "told"), [(0.500001, ""), (0.7, ", loss 0.7000")])
+def test_a_stored_loss_that_is_the_log_loss_is_told_once(job: JobConfig, loss: float, told: str) -> None:
+    made = RecordedEvaluation(generation=1, step=9, num_samples=10, metrics={"auc": 0.7, "log_loss": 0.5, "loss": loss})
+    nothing = result(num_windows=0, num_samples=0, trained_s=0.0, losses={}, evaluations=(), phase_s={})
+    shown = summary(
+        job, nothing, HistoryRecord(evaluations=(made,)), [], seconds=1.0, is_whole=True, config=CheckpointConfig()
+    )
+    assert f"  evaluation   AUC 0.7000, log loss 0.5000{told} after step 9" in [*shown]
+
+
 def test_lines_fit_a_terminal(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["podembed"])
     assert max(map(len, lines(job, result()))) <= 80
