@@ -6,6 +6,7 @@ Copy this file to begin a job of your own: a job is a function with plain argume
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import optax
 
@@ -16,7 +17,7 @@ from jobs.models.dcn_v2 import DCNv2
 from jobs.models.dlrm import DLRM
 from jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
 from jobs.synthetic import DEFAULT_FOLDER, write_synthetic
-from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers.data_config import DenseColumn, IdColumn, ParquetData, ReadOrder
 from workers.job import JobConfig, JobError, Model
 
 SMALL = TruncatedNormal(stddev=0.05)
@@ -41,6 +42,7 @@ def synthetic(
     seed: int = 0,
     staleness: int = 0,
     wire_dtype: str = "float32",
+    order: ReadOrder = "shuffled",
 ) -> JobConfig:
     """DLRM on the generated set in `folder`, which is written if it is not there."""
     data = write_synthetic(folder)
@@ -51,7 +53,7 @@ def synthetic(
         name="synthetic",
         features={name: FeatureConfig(table) for name, table in tables.items()},
         model=DLRM(),
-        data=data.data(),
+        data=replace(data.data(), order=order),
         batch_size=batch_size,
         optimizer=RowWiseAdagrad(learning_rate),
         dense_optimizer=optax.adam(dense_learning_rate),
@@ -78,6 +80,7 @@ def criteo(
     seed: int = 0,
     staleness: int = 0,
     wire_dtype: str = "float32",
+    order: ReadOrder = "shuffled",
 ) -> JobConfig:
     """Click prediction from numbers and fields in Parquet files; every field has a table of its own.
 
@@ -87,6 +90,7 @@ def criteo(
         values are hashed here. Or the path of the `prepared.json` of a prepared set: then it says the columns and the tables' sizes.
       model: a key of `MODELS`.
       vocabulary_size: rows of each table where values are hashed here; None stands for `DEFAULT_ROWS`.
+      order: of the samples, see `InputData`; the files of click logs are days, so `files` is the order of time.
 
     Raises:
       JobError: unknown column names or model, or a vocabulary size beside a prepared set.
@@ -110,7 +114,7 @@ def criteo(
             for field, rows in sizes.items()
         },
         model=MODELS[model](),
-        data=parquet,
+        data=replace(parquet, order=order),
         batch_size=batch_size,
         optimizer=RowWiseAdagrad(learning_rate),
         dense_optimizer=optax.adam(dense_learning_rate),

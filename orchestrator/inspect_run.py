@@ -14,7 +14,7 @@ from orchestrator.input_record import AcceptedChange, read_input, shortened
 from orchestrator.job_settings import SettingsRecord, read_settings
 from orchestrator.lease import Heartbeat, read_claims, read_heartbeat
 from orchestrator.manifest import TableFiles
-from orchestrator.run_record import RunRecord, find_run
+from orchestrator.run_record import SHUFFLED, RunRecord, find_run
 from orchestrator.text_tables import columns, plural, printable
 from workers.storage import Store
 from workers.storage_errors import StorageError
@@ -142,7 +142,7 @@ def _header(description: RunDescription) -> str:
     lines = [
         f"Run {record.run_id} in {description.location}, created {age} ago",
         f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}, "
-        f"wire {record.wire_dtype}",
+        f"wire {record.wire_dtype}, samples {'shuffled' if record.order == SHUFFLED else 'in the order of the files'}",
         f"Generation {description.generation}{_holder(description)}",
     ]
     if record.warm_start is not None:

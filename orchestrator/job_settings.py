@@ -172,6 +172,8 @@ def _data_differences(before: JobConfig, after: JobConfig) -> list[str]:
         return [
             f"the data is {type(before.data).__name__} and would be {type(after.data).__name__}, but a step counts its rows"
         ]
+    if before.data.order != after.data.order:
+        return [f"the data's order {before.data.order} would be {after.data.order}, but a step is a position in it"]
     names = [field.name for field in dataclasses.fields(before.data) if field.name not in _FREE_OF_DATA]
     return [
         f"the data's {name} would be another one, but equal values must stay equal rows of the tables"

@@ -46,10 +46,11 @@ from orchestrator.warm_start import parse_rules, refuse_hashed_growth
 from orchestrator.writable_store import open_for_writing
 from workers.checkpoint_files import TableFiles, assemble_delta, assemble_table
 from workers.device_process import DenseReceipt
-from workers.input import InputIndex, LanePlan, build_index, training_plan
+from workers.input import InputIndex, LanePlan, build_index
 from workers.input_index import check_alike
 from workers.job import JobConfig, JobReference
 from workers.shards import ShardReceipt, table_plan
+from workers.sources import job_plan
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused, parse_strictly
@@ -191,8 +192,7 @@ class OpenRun:
 
     @property
     def input_plan(self) -> LanePlan:
-        job = self.job
-        return training_plan(self.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+        return job_plan(self.job, self.train_index)
 
     @property
     def total_steps(self) -> int:
@@ -300,13 +300,7 @@ class OpenRun:
 
     def _samples(self, step: int) -> int:
         """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows counted."""
-        rows, batch = self.train_index.num_rows, self.record.batch_size
-        per_lane = -(-rows // self.record.num_lanes)
-        steps_per_epoch = -(-per_lane // (batch // self.record.num_lanes))
-        epochs, rest = divmod(step, steps_per_epoch)
-        lane_rows = rest * (batch // self.record.num_lanes)
-        base, extra = divmod(rows, self.record.num_lanes)
-        return epochs * rows + sum(min(lane_rows, base + (lane < extra)) for lane in range(self.record.num_lanes))
+        return self.input_plan.rows_before(step)
 
     def _assemble(
         self, attempt: str, shards: Sequence[ShardReceipt], parent: Manifest | None
@@ -573,6 +567,7 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
         staleness=job.staleness,
         wire_dtype=job.wire_dtype,
         overlap=job.overlap,
+        order=job.data.order,
     )
 
 

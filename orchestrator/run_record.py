@@ -1,7 +1,7 @@
 """`RUN.json`: what a run is, written once when it is created and never changed.
 
-Everything that the content of a step depends on is here: the seed, the batch, the lanes, how each table is cut into buckets, and the input.
-A later start that differs in any of it would train something else under the same name, so it is refused.
+Everything that the content of a step depends on is here: the seed, the order of samples, the batch, the lanes, how each table is cut into
+buckets, and the input. A later start that differs in any of it would train something else under the same name, so it is refused.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 from orchestrator.errors import EXIT_CONFIGURATION
 from orchestrator.manifest import FORMAT_VERSION
-from orchestrator.records import decode, encode, read_document
+from orchestrator.records import encode, from_document, read_document
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
-from workers.strict_json import DocumentRefused
+from workers.strict_json import DocumentRefused, unseal
 
 RUN_FILE = "RUN.json"
+SHUFFLED = "shuffled"
 _MAX_RUN_BYTES = 4 << 20
 # What may differ between starts: who and when, and what changes no number.
 _FREE_FIELDS = frozenset({"run_id", "created_unix_s", "overlap"})
@@ -83,6 +84,7 @@ class RunRecord:
       wire_dtype: how numbers of vectors and gradients travel between machines.
       overlap: whether rows that a step does not touch are sent ahead of its update. Changes no number, so it may differ between starts.
       warm_start: what the run began from; None for initial values.
+      order: of the samples, `InputData.order`; records of older versions do not have it, and their samples are shuffled.
     """
 
     run_id: str
@@ -100,6 +102,7 @@ class RunRecord:
     wire_dtype: str
     overlap: bool
     warm_start: WarmStartRecord | None = None
+    order: str = SHUFFLED
 
 
 def open_or_create(store: Store, record: RunRecord) -> RunRecord:
@@ -143,9 +146,8 @@ def read_run(store: Store) -> RunRecord:
     Raises:
       NameNotFound: there is no run here; DocumentRefused: damaged, or of another format version.
     """
-    record = decode(
-        RunRecord, RUN_FILE, read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES), max_bytes=_MAX_RUN_BYTES
-    )
+    data = read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES)
+    record = from_document(RunRecord, RUN_FILE, {"order": SHUFFLED, **unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)})
     if record.format_version != FORMAT_VERSION:
         found = f"format version {record.format_version}"
         raise DocumentRefused(

@@ -23,6 +23,7 @@ from orchestrator.signals import StoppedAtStart, StopSignals
 from workers.declared_types import shown
 from workers.fault_points import FaultPoints
 from workers.faulty_files import with_faults
+from workers.input_index import describe_order
 from workers.job import JobConfig, JobReference
 
 
@@ -94,6 +95,8 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
         reporter.notice(f"nothing is left to do in {run.url}: step {result.step} is committed as {result.commit}")
         return result
     reporter.notice(f"run folder {run.url}")
+    if run.job.data.order == "files":
+        reporter.notice(describe_order(run.train_index.files))
     run.notice = reporter.notice
     with contextlib.ExitStack() as stack:
         if config.fault_plan is not None:

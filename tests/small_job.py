@@ -16,7 +16,7 @@ from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD
 from jobs.chaos_job import BATCH_SIZE, DIM, NUM_LANES, NUM_ROWS, TinyModel, tiny_data, tiny_features, write_tiny_files
-from workers.data_config import IdColumn
+from workers.data_config import IdColumn, ReadOrder
 from workers.job import JobConfig
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
@@ -63,10 +63,11 @@ def small_job(
     seed: int = 3,
     staleness: int = 0,
     overlap: bool = True,
+    order: ReadOrder = "shuffled",
 ) -> JobConfig:
     """The job on what `write_small_data` wrote."""
     features = tiny_features(cut_rows=B_ROWS)
-    data = tiny_data(folder, features)
+    data = replace(tiny_data(folder, features), order=order)
     if audit:
         # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's row.
         table = TableConfig(

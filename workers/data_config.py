@@ -18,6 +18,7 @@ from workers.times import TimeScale, Unit, origin_problem
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
 Transform = Literal["identity", "log1p"]
+ReadOrder = Literal["shuffled", "files"]
 
 # Rows that are read, and shuffled, at once where the file itself has no row groups.
 ROWS_PER_BLOCK = 32_768
@@ -132,6 +133,8 @@ class InputData:
       binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these, sets it.
       max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same ones are left out
         at every replay; it is counted and written with its reason to the run's folder. One more ends the run.
+      order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the first row of the first file,
+        in sorted order, to the last row of the last one, the same in each epoch; for data in the order of time.
     """
 
     paths: str | tuple[str, ...]
@@ -144,6 +147,7 @@ class InputData:
     eval_paths: str | tuple[str, ...] = ()
     max_bad_rows: int = 0
     binary_labels: bool = False
+    order: ReadOrder = "shuffled"
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
@@ -165,6 +169,7 @@ class InputData:
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
         _check_unique([column.name for column in dense])
+        _check_choice(self.order, ReadOrder, where=f"order of {type(self).__name__}")
         if self.max_bad_rows < 0:
             raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")
 

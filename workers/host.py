@@ -37,13 +37,13 @@ from workers.handshake import MeshIdentity
 from workers.held_rows import Filled, HeldRows
 from workers.host_values import HostReady, HostSpec, HostWindow, ScoredSamples
 from workers.id_exchange import Early, IdExchange
-from workers.input import evaluation_plan, training_plan
+from workers.input import evaluation_plan
 from workers.neighbours import Neighbour, meet
 from workers.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
 from workers.read_ahead import ReadAhead
 from workers.sample_losses import sample_losses
 from workers.shards import ShardReceipt, TableFiles
-from workers.sources import open_reader
+from workers.sources import job_plan, open_reader
 from workers.storage import Store
 from workers.table_start import TableStart, begin_tables
 from workers.tables import feature_bindings, learning_rates, table_specs
@@ -157,7 +157,7 @@ class HostWorker:
         self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"host {spec.host}")
         self._tracker.point("start.begin")
         self._store = with_faults(Store(spec.storage_url), faults)
-        plan = training_plan(spec.train_index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+        plan = job_plan(job, spec.train_index)
         self._bad_rows = BadRowLog(job.data.max_bad_rows)
         lanes = spec.lanes[spec.host]
         self._reader = open_reader(job.resolved_data, spec.train_index, plan, lanes, bad_rows=self._bad_rows)

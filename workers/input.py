@@ -3,8 +3,9 @@
 It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step takes, `columns` how a
 row group becomes arrays. A
 reader holds, for every lane, the decoded rows that the lane is in the middle of, and nothing else: reading on is cheap, and reading
-anywhere else gives the same rows at the price of decoding a row group a lane. One thread uses a reader at a time; `read_ahead` gives it
-one of its own.
+anywhere else gives the same rows at the price of decoding a row group a lane. Of a striped plan, whose lanes all are in the middle of the
+same row groups, it holds those of one window, and of them the rows of its own lanes alone. One thread uses a reader at a time;
+`read_ahead` gives it one of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from workers.bad_rows import BadRowLog
 from workers.batch import Batch
 from workers.columns import Decoder
-from workers.data_config import InputData
+from workers.data_config import InputData, ReadOrder
 from workers.files import unreadable
 from workers.formats import OpenedFile, open_file
 from workers.gather import Block, Part, WindowShape, interleave
@@ -42,9 +45,19 @@ MAX_OPEN_FILES = 64
 WINDOW_ROWS = 16_384
 
 
-def training_plan(index: InputIndex, *, num_lanes: int, batch_size: int, seed: int) -> LanePlan:
-    """Shuffled, epoch after epoch."""
-    return LanePlan(row_group_rows=index.row_group_rows, num_lanes=num_lanes, batch_size=batch_size, seed=seed)
+def training_plan(
+    index: InputIndex, *, num_lanes: int, batch_size: int, seed: int, order: ReadOrder = "shuffled"
+) -> LanePlan:
+    """Epoch after epoch, shuffled, or with `order="files"` from the first row of the first file to the last row of the last one."""
+    is_shuffled = order == "shuffled"
+    return LanePlan(
+        row_group_rows=index.row_group_rows,
+        num_lanes=num_lanes,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=is_shuffled,
+        is_striped=not is_shuffled,
+    )
 
 
 def evaluation_plan(index: InputIndex, *, num_lanes: int, batch_size: int) -> LanePlan:
@@ -63,17 +76,27 @@ class _Window:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _DecodedPiece:
-    """The rows of a piece, in the order of that epoch."""
+    """Rows of a piece, in the order of that epoch.
+
+    Attributes:
+      rows: int64, which rows of the piece the block has, ascending; None for all.
+    """
 
     epoch: int
     piece: Piece
     block: Block
+    rows: np.ndarray | None = None
+
+    def place_of(self, row: int) -> int:
+        """Where a row of the piece, which the block has, lies in it."""
+        return row if self.rows is None else int(np.searchsorted(self.rows, row))
 
 
 class InputReader:
     """Reads the rows of some lanes, step by step or at any step.
 
-    What mutates: the decoded rows kept per lane, the window of steps, the order of the current epoch, and the open files.
+    What mutates: the decoded rows kept per lane (per row group, if the plan is striped), the window of steps, the order of the current epoch,
+    and the open files.
     """
 
     def __init__(
@@ -150,10 +173,15 @@ class InputReader:
     def _read_window(self, step: int) -> _Window:
         """The step and as many of those after it, up to the end of its epoch, as fit a window."""
         epoch, first = self.plan.position_of(step)
-        num_steps = min(max(1, WINDOW_ROWS // max(1, self.num_samples)), self.plan.steps_per_epoch - first)
+        # The row groups of a striped window hold the rows of all hosts, so it is their rows that bound what is kept.
+        rows_per_step = self.plan.batch_size if self.plan.is_striped else self.num_samples
+        num_steps = min(max(1, WINDOW_ROWS // max(1, rows_per_step)), self.plan.steps_per_epoch - first)
         order = self._epoch_order(epoch)
         shape = WindowShape(num_steps=num_steps, num_lanes=len(self.lanes), rows_per_step=self.plan.rows_per_lane_step)
-        parts = [part for at in range(len(self.lanes)) for part in self._lane_parts(at, order, first, shape)]
+        if self.plan.is_striped:
+            parts = self._striped_parts(order, first, shape)
+        else:
+            parts = [part for at in range(len(self.lanes)) for part in self._lane_parts(at, order, first, shape)]
         rows = interleave(parts, shape=shape, like=self._no_rows)
         return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
 
@@ -178,6 +206,43 @@ class InputReader:
             )
         return parts
 
+    def _striped_parts(self, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+        """The rows of this reader's lanes in the window's steps; fewer at the end of the epoch."""
+        epoch = self.plan.lane_bounds(0)
+        steps = range(first_step, first_step + shape.num_steps)
+        window = (steps.start * self.plan.batch_size, min(epoch[1], steps.stop * self.plan.batch_size))
+        wanted = {piece.row_group for piece in order.pieces(lane=epoch, span=window)}
+        self._kept = {at: kept for at, kept in self._kept.items() if at in wanted and kept.epoch == order.epoch}
+        parts: list[Part] = []
+        for number, step in enumerate(steps):
+            for at, lane in enumerate(self.lanes):
+                start, stop = self.plan.step_bounds(lane, step)
+                for piece in order.pieces(lane=epoch, span=(start, stop)):
+                    first, last = max(start, piece.position), min(stop, piece.position + piece.num_rows)
+                    kept = self._decoded_stripes(order.epoch, piece)
+                    parts.append(
+                        Part(
+                            block=kept.block,
+                            first_row=kept.place_of(first - piece.position),
+                            num_rows=last - first,
+                            lane=at,
+                            lane_row=number * shape.rows_per_step + first - start,
+                        )
+                    )
+        return parts
+
+    def _decoded_stripes(self, epoch: int, piece: Piece) -> _DecodedPiece:
+        """The rows of a whole row group that belong to this reader's lanes."""
+        kept = self._kept.get(piece.row_group)
+        if kept is None:
+            positions = np.arange(piece.position, piece.position + piece.num_rows)
+            lanes = positions % self.plan.batch_size // self.plan.rows_per_lane_step
+            # Other hosts decode the others, so that N hosts decode each row once, and each malformed row has one host that met it.
+            rows = np.flatnonzero(np.isin(lanes, self.lanes))
+            block = self._decode(piece, self.plan.row_order(epoch, piece.row_group)[rows])
+            kept = self._kept[piece.row_group] = _DecodedPiece(epoch=epoch, piece=piece, block=block, rows=rows)
+        return kept
+
     def _decoded(self, lane: int, epoch: int, piece: Piece) -> Block:
         """The rows of a piece in the order in which the lane reads them; the last piece of each lane is kept."""
         kept = self._kept.get(lane)
@@ -185,9 +250,14 @@ class InputReader:
             return kept.block
         # Given up before the next is decoded, so that a lane never holds two.
         self._kept.pop(lane, None)
-        group = self._row_groups[piece.row_group]
         # Shuffled while the columns are in the processor's cache: from here on the lane reads them front to back.
-        order = self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop]
+        block = self._decode(piece, self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop])
+        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
+        return block
+
+    def _decode(self, piece: Piece, order: np.ndarray) -> Block:
+        """Rows of a piece's row group, in that order."""
+        group = self._row_groups[piece.row_group]
         opened = self._opened(group)
         try:
             raw = opened.read(group, self._decoder)
@@ -198,7 +268,6 @@ class InputReader:
             # Behind what was read, too: an open file may be replaced between two requests, and what then does not decode is not damaged.
             check_unchanged(group.file, self._data, storage_options=self._storage_options)
         self._bad_rows.add(bad_rows)
-        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
         return block
 
     def _opened(self, group: RowGroup) -> OpenedFile:

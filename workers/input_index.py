@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
@@ -31,6 +32,8 @@ from workers.vocabulary import Vocabulary, load_vocabulary
 
 FOOTER_THREADS = 16
 INDEX_DEADLINE_S = 600.0
+_SHOWN_NAMES = 5
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +260,19 @@ def _file_of(entry: dict[str, Any]) -> InputFile:
         group_offsets=tuple(int(offset) for offset in entry["group_offsets"]),
         content=str(entry["content"]),
     )
+
+
+def describe_order(files: Sequence[InputFile]) -> str:
+    """One line for a run that reads its files one after the other: in which order, and a hint where that may not be the one that is meant."""
+    names = [file.path.rpartition("/")[2] for file in files]
+    shown = names if len(names) <= _SHOWN_NAMES else [*names[: _SHOWN_NAMES - 1], "...", names[-1]]
+    paths = [file.path for file in files]
+    # Every second part is a number.
+    by_number = sorted(
+        paths, key=lambda path: [int(part) if at % 2 else part for at, part in enumerate(_DIGITS.split(path))]
+    )
+    hint = "; numbers in names are compared as text, so write them with leading zeros if they are meant to count"
+    return f"samples in the order of the files: {', '.join(shown)}{hint if by_number != paths else ''}"
 
 
 def describe(index: InputIndex) -> str:

@@ -4,6 +4,9 @@ An epoch is a seeded permutation of the row groups, laid end to end and cut into
 takes the same number of rows from every lane, so the input position of a whole run is one integer, the step, and the batch of step t is a
 function of (seed, t): how many hosts there are only decides who reads which lanes. Rows are shuffled inside their row group, by an order
 that depends on (seed, epoch, row group) alone, so a row group that a cut between two lanes divides comes out whole.
+
+A striped plan deals the same rows out the other way round: step t takes the t-th `batch_size` rows of the epoch, and each lane its part of
+them, so steps follow the epoch from its first row to its last. With rows in file order that is the order of the files.
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ class LanePlan:
       batch_size: B, rows of a global batch; a multiple of S.
       seed: of the shuffle.
       shuffle: False reads everything in file order in every epoch, as evaluation does.
+      is_striped: whether steps, and not lanes, are consecutive parts of the epoch.
 
     Raises:
       DataConfigError: on construction, if B is no multiple of S, or a size is not positive.
@@ -97,6 +101,7 @@ class LanePlan:
     batch_size: int
     seed: int = 0
     shuffle: bool = True
+    is_striped: bool = False
 
     def __post_init__(self) -> None:
         if self.num_lanes < 1 or self.batch_size < 1 or self.batch_size % self.num_lanes:
@@ -120,7 +125,9 @@ class LanePlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps until the longest lane is read."""
+        """Steps until the longest lane is read; of a striped plan, until the last row is."""
+        if self.is_striped:
+            return -(-self.num_rows // self.batch_size)
         longest_lane = -(-self.num_rows // self.num_lanes)
         return -(-longest_lane // self.rows_per_lane_step)
 
@@ -135,13 +142,15 @@ class LanePlan:
         return divmod(step, self.steps_per_epoch)
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
-        """Positions in the epoch at which a lane begins and ends.
+        """Positions in the epoch at which a lane begins and ends. Lanes of a striped plan lie between each other, all over the epoch.
 
         Raises:
           DataConfigError: there is no such lane.
         """
         if not 0 <= lane < self.num_lanes:
             raise DataConfigError(f"Found lane {lane}. Expected 0 to {self.num_lanes - 1}. Assign existing lanes.")
+        if self.is_striped:
+            return 0, self.num_rows
         base, longer = divmod(self.num_rows, self.num_lanes)
         start = lane * base + min(lane, longer)
         return start, start + base + (lane < longer)
@@ -149,8 +158,22 @@ class LanePlan:
     def step_bounds(self, lane: int, step_in_epoch: int) -> tuple[int, int]:
         """Positions in the epoch that a lane gives to a step; fewer than `rows_per_lane_step`, down to none, at the lane's end."""
         start, stop = self.lane_bounds(lane)
-        first = min(stop, start + step_in_epoch * self.rows_per_lane_step)
+        before = step_in_epoch * self.rows_per_lane_step
+        if self.is_striped:
+            before = step_in_epoch * self.batch_size + lane * self.rows_per_lane_step
+        first = min(stop, start + before)
         return first, min(stop, first + self.rows_per_lane_step)
+
+    def rows_before(self, step: int) -> int:
+        """Rows of all steps before this one, over all epochs, without padding."""
+        epochs, in_epoch = self.position_of(step)
+        if self.is_striped:
+            rows = min(self.num_rows, in_epoch * self.batch_size)
+        else:
+            base, longer = divmod(self.num_rows, self.num_lanes)
+            of_lane = in_epoch * self.rows_per_lane_step
+            rows = sum(min(of_lane, base + (lane < longer)) for lane in range(self.num_lanes))
+        return epochs * self.num_rows + rows
 
     def epoch_order(self, epoch: int) -> EpochOrder:
         """The order of row groups in one epoch. Costs a sort of the row groups; callers keep it for the epoch."""

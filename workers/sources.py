@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 
 from workers.bad_rows import BadRowLog
 from workers.data_config import InputData
-from workers.input import InputReader
+from workers.input import InputReader, training_plan
 from workers.input_index import InputIndex
+from workers.job import JobConfig
 from workers.lanes import LanePlan
 from workers.read_ahead import StepReader
 
@@ -23,6 +24,11 @@ class ReaderSource(Protocol):
     def open_reader(self, plan: LanePlan, lanes: range) -> StepReader:
         """A reader of the given lanes, `plan.rows_per_lane_step` samples of each at every step."""
         ...
+
+
+def job_plan(job: JobConfig, index: InputIndex) -> LanePlan:
+    """Which rows of the job's training data each step takes; the driver and all hosts make the same one."""
+    return training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed, order=job.data.order)
 
 
 def open_reader(

@@ -20,6 +20,7 @@ from embedding.initializers import initial_rows
 from orchestrator import checkpoint
 from orchestrator.config import CheckpointConfig, Result, RunConfig, ScalingConfig
 from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.run_record import RunMismatch, read_run
 from orchestrator.trainer import Trainer
 from tests.long_tests import is_long
 from tests.processes import actor_processes
@@ -27,6 +28,7 @@ from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
 from workers.input import InputReader, build_index, training_plan
 from workers.job import JobConfig, JobReference
+from workers.sources import job_plan
 from workers.storage import Store
 from workers.tables import choose_buckets, table_specs
 
@@ -338,7 +340,7 @@ def test_a_kill_while_a_commit_is_written_ends_with_the_same_bytes(
 def expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
     """What one visit of each sample in each epoch leaves: a visit in a batch of weight W takes BATCH_SIZE / W."""
     index = build_index(job.resolved_data)
-    plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+    plan = job_plan(job, index)
     reader = InputReader(job.resolved_data, index, plan, range(job.num_lanes))
     expected, visits = np.zeros(NUM_ROWS), np.zeros(NUM_ROWS, int)
     for step in range(num_steps):
@@ -371,3 +373,25 @@ def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     assert result.step == total
     audit = committed_state(result.path)["audit/rows"][:, 0]
     np.testing.assert_allclose(audit, expected_audit(job, total), atol=1e-4)
+
+
+def test_a_run_in_the_order_of_the_files_goes_on_where_it_stood(small_data: str, tmp_path: Path) -> None:
+    """Cut within an epoch, at a commit and between two, it ends with the bytes of the run that was not cut; every sample was seen once."""
+    job = small_job(folder=small_data, order="files")
+    total = 2 * job_plan(job, build_index(job.resolved_data)).steps_per_epoch
+
+    def train(name: str, max_steps: int, order: str = "files") -> Result:
+        return train_small(small_data, tmp_path, name, num_hosts=1, in_process=True, max_steps=max_steps, order=order)
+
+    whole = train("whole", total)
+    for max_steps in (13, total - 7, total):
+        cut = train("cut", max_steps)
+        head = checkpoint.load_head(Store(cut.path))
+        assert head is not None
+        assert head.counters["samples"] == job_plan(job, build_index(job.resolved_data)).rows_before(max_steps)
+    state = committed_state(cut.path)
+    assert_same_bytes(state, committed_state(whole.path))
+    np.testing.assert_allclose(state["audit/rows"][:, 0], expected_audit(job, total), atol=1e-4)
+    assert read_run(Store(cut.path)).order == "files"
+    with pytest.raises(RunMismatch, match="order is 'files', given 'shuffled'"):
+        train("cut", total, order="shuffled")

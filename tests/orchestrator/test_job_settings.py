@@ -121,6 +121,12 @@ def test_what_changes_shapes_or_meaning_is_named_with_its_reason(
     assert "Found --set x=1" in str(refused.value)
 
 
+def test_the_order_of_the_samples_may_not_change(small_data: str) -> None:
+    before, after = (small_job(folder=small_data, order=order) for order in ("shuffled", "files"))
+    with pytest.raises(ConfigurationError, match="order shuffled would be files, but a step is a position in it"):
+        check_change(before, after, changes({}, {"order": "files"}))
+
+
 def test_tables_may_change_constants_of_their_optimizer_and_nothing_else(small_data: str) -> None:
     before = small_job(folder=small_data, audit=False)
 

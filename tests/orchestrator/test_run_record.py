@@ -40,6 +40,7 @@ def test_the_first_start_creates_and_later_ones_open(store: Store) -> None:
         {"input_fingerprint": "sha256:5678"},
         {"staleness": 1},
         {"wire_dtype": "bfloat16"},
+        {"order": "files"},
         {"job_arguments": "{}"},
         {"num_samples": 3_999},
         {"tables": ()},
@@ -54,6 +55,18 @@ def test_a_different_run_is_refused_naming_the_difference(store: Store, change: 
     assert set(caught.value.differences) == set(change)
     assert caught.value.exit_code == EXIT_CONFIGURATION
     assert read_run(store) == RECORD
+
+
+def test_a_record_from_before_there_were_orders_is_of_shuffled_samples(store: Store) -> None:
+    open_or_create(store, RECORD)
+    document = unseal(RUN_FILE, store.read(RUN_FILE, max_bytes=1 << 20))
+    del document["order"]
+    store.delete(RUN_FILE)
+    store.create_exclusive(RUN_FILE, seal(document))
+    assert read_run(store).order == "shuffled"
+    assert open_or_create(store, RECORD) == RECORD
+    with pytest.raises(RunMismatch, match="order is 'shuffled', given 'files'"):
+        open_or_create(store, dataclasses.replace(RECORD, order="files"))
 
 
 def test_what_changes_no_number_may_differ(store: Store) -> None:

@@ -15,8 +15,11 @@ from embedding.buckets import split_evenly
 from tests.workers.parquet_sets import assert_same, check_rows, table_of, write_set
 from workers import input as input_module
 from workers.batch import Batch
+from workers.columns import Decoder
 from workers.data_config import DataConfigError, ParquetData
 from workers.input import InputError, InputIndex, InputReader, LanePlan, build_index, evaluation_plan, training_plan
+from workers.input_files import InputFile
+from workers.input_index import describe_order
 from workers.parquet_files import OpenedParquet
 
 
@@ -38,10 +41,11 @@ def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: 
     window_rows=st.integers(1, 60),
     seed=st.integers(0, 2**64 - 1),
     shuffle=st.booleans(),
+    is_striped=st.booleans(),
     data=st.data(),
 )
 def test_every_sample_once_an_epoch_in_the_same_batches_for_any_hosts(
-    rows_per_file, rows_per_group, num_lanes, per_step, window_rows, seed, shuffle, data
+    rows_per_file, rows_per_group, num_lanes, per_step, window_rows, seed, shuffle, is_striped, data
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, patch.object(input_module, "WINDOW_ROWS", window_rows):
         declared = write_set(Path(folder), rows_per_file, rows_per_group=rows_per_group)
@@ -52,6 +56,7 @@ def test_every_sample_once_an_epoch_in_the_same_batches_for_any_hosts(
             batch_size=num_lanes * per_step,
             seed=seed,
             shuffle=shuffle,
+            is_striped=is_striped,
         )
         num_steps = 2 * plan.steps_per_epoch
         whole = read_whole(declared, index, plan, 1, range(num_steps))
@@ -59,6 +64,10 @@ def test_every_sample_once_an_epoch_in_the_same_batches_for_any_hosts(
             steps = whole[epoch * plan.steps_per_epoch : (epoch + 1) * plan.steps_per_epoch]
             read = np.concatenate([batch.sample_ids for batch in steps])
             assert sorted(read[read >= 0].tolist()) == list(range(sum(rows_per_file)))
+            if is_striped and not shuffle:
+                assert read[read >= 0].tolist() == list(range(sum(rows_per_file))), "not in the order of the files"
+        counts = [0, *np.cumsum([int((batch.sample_ids >= 0).sum()) for batch in whole]).tolist()]
+        assert [plan.rows_before(step) for step in range(num_steps + 1)] == counts
         for batch in whole:
             assert batch.num_samples == plan.batch_size
             check_rows(batch)
@@ -114,6 +123,63 @@ def test_evaluation_reads_everything_once_in_file_order(tmp_path: Path) -> None:
         [InputReader(data, index, plan, [0]).read(step).sample_ids for step in range(plan.steps_per_epoch)]
     )
     assert numbers.tolist() == [*range(11), -1]
+
+
+def test_in_the_order_of_the_files_each_step_has_the_next_rows_over_all_hosts(tmp_path: Path) -> None:
+    data = write_set(tmp_path, [7, 0, 9, 4], rows_per_group=3)
+    index = build_index(data)
+    plan = training_plan(index, num_lanes=3, batch_size=6, seed=5, order="files")
+    assert plan.steps_per_epoch == 4
+    hosts = [InputReader(data, index, plan, lanes) for lanes in ([0, 1], [2])]
+    for epoch in range(2):
+        steps = [[host.read(4 * epoch + step).sample_ids.tolist() for host in hosts] for step in range(4)]
+        assert steps == [
+            [[0, 1, 2, 3], [4, 5]],
+            [[6, 7, 8, 9], [10, 11]],
+            [[12, 13, 14, 15], [16, 17]],
+            [[18, 19, -1, -1], [-1, -1]],
+        ]
+
+
+def test_in_the_order_of_the_files_a_host_decodes_each_row_group_once_and_its_own_rows_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_module, "WINDOW_ROWS", 24)
+    data = write_set(tmp_path, [60, 60], rows_per_group=10)
+    index = build_index(data)
+    plan = training_plan(index, num_lanes=4, batch_size=12, seed=5, order="files")
+    read: list[int] = []
+    read_group = OpenedParquet.read
+    monkeypatch.setattr(
+        OpenedParquet,
+        "read",
+        lambda self, group, decoder: read.append(group.first_position) or read_group(self, group, decoder),
+    )
+    decoded: list[int] = []
+    decode = Decoder.decode
+    monkeypatch.setattr(
+        Decoder, "decode", lambda self, raw, **given: decoded.append(len(given["order"])) or decode(self, raw, **given)
+    )
+    reader = InputReader(data, index, plan, [0, 1])
+    for step in range(plan.steps_per_epoch):
+        reader.read(step)
+        assert len(reader._kept) <= 4, "more row groups are kept than a window touches"
+    assert read == list(range(0, 120, 10))
+    assert sum(decoded) == 60
+
+
+def test_the_order_of_the_files_is_said_and_numbers_without_leading_zeros_are_pointed_out() -> None:
+    def said(*names: str) -> str:
+        return describe_order(
+            [InputFile(path=f"/data/{name}", size_bytes=1, version="1", row_group_rows=(1,)) for name in names]
+        )
+
+    assert said("day_01.csv", "day_02.csv", "day_10.csv") == (
+        "samples in the order of the files: day_01.csv, day_02.csv, day_10.csv"
+    )
+    assert "a, b, c, d, ..., g" not in said(*"abcd")
+    assert "a, b, c, d, ..., g" in said(*"abcdefg")
+    assert "leading zeros" in said("day_1.csv", "day_10.csv", "day_2.csv")
 
 
 def test_a_host_without_lanes_reads_empty_batches(tmp_path: Path) -> None:

@@ -66,10 +66,11 @@ def write_files(folder: Path, kind: str, rows_per_file: list[int], bad: set[int]
     per_step=st.integers(1, 4),
     epochs=st.integers(1, 3),
     seed=st.integers(0, 2**32),
+    order=st.sampled_from(["shuffled", "files"]),
     data=st.data(),
 )
 def test_every_good_row_once_an_epoch_for_any_hosts(
-    kind, rows_per_file, group, num_lanes, per_step, epochs, seed, data
+    kind, rows_per_file, group, num_lanes, per_step, epochs, seed, order, data
 ) -> None:
     num_rows = sum(rows_per_file)
     bad = data.draw(st.sets(st.integers(0, num_rows - 1), max_size=4))
@@ -77,7 +78,7 @@ def test_every_good_row_once_an_epoch_for_any_hosts(
     with tempfile.TemporaryDirectory() as folder:
         declared = write_files(Path(folder), kind, rows_per_file, bad, group)
         index = build_index(declared)
-        plan = training_plan(index, num_lanes=num_lanes, batch_size=num_lanes * per_step, seed=seed)
+        plan = training_plan(index, num_lanes=num_lanes, batch_size=num_lanes * per_step, seed=seed, order=order)
         steps = range(epochs * plan.steps_per_epoch)
 
         def read(num_hosts: int, first: int, stop: int) -> tuple[list[Batch], list[int]]:
@@ -94,7 +95,8 @@ def test_every_good_row_once_an_epoch_for_any_hosts(
         for epoch in range(epochs):
             part = Batch.concatenate(whole[epoch * plan.steps_per_epoch : (epoch + 1) * plan.steps_per_epoch])
             rows = np.flatnonzero(~part.is_padding)
-            assert sorted(part.sample_ids[rows].tolist()) == good
+            read_ids = part.sample_ids[rows].tolist()
+            assert (read_ids if order == "files" else sorted(read_ids)) == good
             assert [part.features["id"].to_lists()[row] for row in rows] == [[n] for n in part.sample_ids[rows]]
             assert (part.weights[part.is_padding] == 0).all()
             assert (part.weights[rows] == 1).all()
