@@ -19,10 +19,13 @@ EXIT_DIFFERENT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Fsck:
-    """Read every byte of a run's commits and say what is damaged. Changes nothing. Exits with 1 if anything is."""
+    """Read every byte of a run's commits, or of checkpoints saved step by step, and say what is damaged.
+
+    Changes nothing. Exits with 1 if anything is.
+    """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder or URL of the run."""
+    """Folder or URL of the run; or of one checkpoint of the step-by-step mode, or of those called ckpt-N."""
     commit: str | None = None
     """Check this commit alone."""
     all: bool = False
@@ -138,7 +141,13 @@ def run(command: Tool) -> int:
 
 def _fsck(command: Fsck) -> int:
     from orchestrator.fsck import check_run, render
+    from orchestrator.run_reference import is_run
+    from workers.stepwise_checkpoint import saved_paths
+    from workers.storage import Store
 
+    saved = [] if is_run(Store(command.run)) else saved_paths(command.run)
+    if saved:
+        return _fsck_saved(command, saved)
     check = check_run(
         command.run,
         commit=command.commit,
@@ -151,6 +160,20 @@ def _fsck(command: Fsck) -> int:
     if command.values:
         _tell_values(command.run, command.commit)
     return 0
+
+
+def _fsck_saved(command: Fsck, paths: list[str]) -> int:
+    from orchestrator.config import ConfigurationError
+    from orchestrator.fsck_saved import check_saves, render
+
+    if command.commit is not None or command.all or command.values:
+        raise ConfigurationError(
+            f"Found --commit, --all or --values for {command.run}, which holds checkpoints of the step-by-step mode. Expected a run for them, since "
+            "only runs have commits. Leave the flags out."
+        )
+    checked = check_saves(paths, on_save=lambda save: print(f"read {save.location}", file=sys.stderr))
+    print(render(checked))
+    return 0 if all(save.is_intact for save in checked) else EXIT_DIFFERENT
 
 
 def _tell_values(run: str, commit: str | None) -> None:

@@ -8,7 +8,7 @@ and `podembed prune` removes it. Heartbeats are advisory and may be torn, so the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from orchestrator import checkpoint
@@ -29,7 +29,7 @@ from orchestrator.run_record import RUN_FILE, RunRecord, read_run
 from orchestrator.run_reference import load_named, open_run_store
 from orchestrator.text_tables import columns, plural, printable
 from orchestrator.verification import Damage, verify
-from workers.checkpoint_files import describe_bucket, describe_changes
+from workers.checkpoint_files import DenseFile, TableFiles, describe_bucket, describe_changes
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, StorageError
 from workers.strict_json import DocumentRefused
@@ -291,8 +291,14 @@ def _check_commit(
 
 def _places(manifest: Manifest) -> dict[str, str]:
     """File → what it holds."""
-    places = {commit_file(manifest.name): "the list of all files of the commit"}
-    for table in manifest.tables:
+    listed = {commit_file(manifest.name): "the list of all files of the commit"}
+    return listed | places_of(manifest.tables, manifest.dense)
+
+
+def places_of(tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> dict[str, str]:
+    """File of a table or a dense array → what it holds."""
+    places: dict[str, str] = {}
+    for table in tables:
         for array in table.arrays:
             places[f"{array.path}/zarr.json"] = f"table '{table.name}', {array.name}, shape of all buckets"
         for chunk in table.chunks:
@@ -302,7 +308,7 @@ def _places(manifest: Manifest) -> dict[str, str]:
                 for file in part.files:
                     for name in file.file_sizes():
                         places[name] = describe_changes(table, delta, part, name)
-    for leaf in manifest.dense:
+    for leaf in dense:
         places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
         places[leaf.chunk_file] = f"dense '{leaf.key}'"
     return places

@@ -14,6 +14,7 @@ from orchestrator.lease import read_commit_names, read_lineage
 from orchestrator.manifest import Manifest, parse_commit_name
 from orchestrator.run_record import RUN_FILE, read_run
 from workers.checkpoint_files import TableFiles
+from workers.stepwise_checkpoint import saved_paths
 from workers.storage import Store
 from workers.storage_errors import NameNotFound, NotAFolder
 from workers.strict_json import DocumentRefused
@@ -56,6 +57,11 @@ def open_run_store(url: str) -> Store:
     """
     store = Store(url)
     if not is_run(store):
+        if saved_paths(store.location):
+            raise ConfigurationError(
+                f"Found checkpoints of the step-by-step mode in {store.location}. Expected a run. `podembed fsck` checks them, and "
+                "Checkpoint.restore or TPUEmbedding.restore reads them."
+            )
         raise ConfigurationError(
             f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name as RUN@COMMIT. "
             f"`podembed train` prints the folder of its run, `podembed inspect` lists its commits."

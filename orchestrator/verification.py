@@ -5,7 +5,7 @@ Used before publishing, before resuming, and offline. It reports all damage inst
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
@@ -88,14 +88,20 @@ def size_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
 
 
 def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
-    for table in manifest.tables:
+    """What differs of the files that a commit names."""
+    return file_damages(store, manifest.tables, manifest.dense)
+
+
+def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> Iterator[Damage]:
+    """What differs of the files of tables and dense arrays. Memory as `verify`."""
+    for table in tables:
         for array in table.arrays:
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
         damaged = [damage for file in delta_files(table) for damage in _array_damages(store, file)]
         yield from damaged
         for bucket in range(table.num_buckets):
             yield from _bucket_damages(store, table, bucket, has_deltas=not damaged)
-    for leaf in manifest.dense:
+    for leaf in dense:
         yield from _array_damages(store, leaf)
 
 

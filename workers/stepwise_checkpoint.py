@@ -32,7 +32,7 @@ from workers.embedding_files import (
     whole,
 )
 from workers.storage import Store
-from workers.storage_errors import NameNotFound
+from workers.storage_errors import NameNotFound, NotAFolder
 from workers.strict_json import DocumentRefused
 from workers.whole_files import DenseFile, read_dense, safe_segment, write_array
 from workers.zarr_metadata import DTYPES
@@ -76,7 +76,7 @@ class _CheckpointFiles:
             raise taken(path)
 
     def describe(self, path: str) -> SavedCheckpoint:
-        document, files = _read(path)
+        document, files = read_checkpoint(path)
         return SavedCheckpoint(
             parts=tuple(document["parts"]),
             arrays={key: (file.shape, DTYPES[file.dtype]) for key, file in files.items()},
@@ -84,9 +84,23 @@ class _CheckpointFiles:
         )
 
     def read(self, path: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
-        _, files = _read(path)
+        _, files = read_checkpoint(path)
         store = Store(path)
         return {key: read_dense(store, files[key]) for key in keys}
+
+
+def saved_paths(path: str) -> list[str]:
+    """Folders of what a program with a loop of its own saved: this one, or the `ckpt-<number>` below it, oldest first.
+
+    Those without an index are of interrupted saves. Empty where nothing of this kind lies.
+    """
+    store = Store(path)
+    try:
+        if any(store.exists(name) for name in (CHECKPOINT_FILE, INDEX_FILE)):
+            return [path]
+        return [_path(path, number) for number in sorted(_numbers(store))]
+    except NotAFolder:
+        return []
 
 
 def _numbers(store: Store) -> list[int]:
@@ -97,7 +111,7 @@ def _path(folder: str, number: int) -> str:
     return f"{folder.rstrip('/') or '/'}/ckpt-{number}"
 
 
-def _read(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
+def read_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
     """The index, and its arrays by key.
 
     Raises:
