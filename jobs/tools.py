@@ -98,8 +98,8 @@ class Prune:
     """Folder or URL of the run."""
     keep: int
     """Newest commits to keep, at least 2. Others go, unless one of the next two asks for them."""
-    keep_every: int | None = None
-    """Also keep the first commit at or after each multiple of so many steps. Default: as the run does; 0 for none."""
+    keep_every: str | None = None
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as the run does; 0 for none."""
     keep_best: int | None = None
     """Also keep so many commits with the best metric. Default: as the run does; 0 for none."""
     single_writer: bool = False
@@ -248,7 +248,7 @@ def _prune(command: Prune) -> int:
     if command.keep_every is not None or command.keep_best is not None:
         own = CheckpointConfig() if recorded is None else recorded.config
         also = CheckpointConfig(
-            keep_every_steps=own.keep_every_steps if command.keep_every is None else command.keep_every or None,
+            keep_every_steps=own.keep_every_steps if command.keep_every is None else _keep_every(command),
             keep_best=own.keep_best if command.keep_best is None else command.keep_best,
             metric=own.metric,
             metric_order=own.metric_order,
@@ -265,6 +265,24 @@ def _prune(command: Prune) -> int:
         print(f"deleted attempt {name}")
     print(f"{removal.num_files:,} files, {format_bytes(removal.num_bytes)} deleted")
     return 0
+
+
+def _keep_every(command: Prune) -> int | None:
+    """The steps of `--keep-every`; None for 0.
+
+    Raises:
+      ConfigurationError: it is neither steps nor whole steps of the run's epochs.
+    """
+    from jobs.launch import parse_interval
+    from orchestrator.intervals import epochs_of
+    from orchestrator.run_record import read_run
+    from orchestrator.run_reference import open_run_store
+
+    text = command.keep_every or ""
+    # The record is asked for nothing else, so where it is damaged steps will still do.
+    is_epochs = epochs_of(text) is not None
+    steps_per_epoch = read_run(open_run_store(command.run)).steps_per_epoch if is_epochs else None
+    return parse_interval("--keep-every", text, steps_per_epoch) or None
 
 
 def _recorded_policies(command: Prune) -> PolicyRecord | None:

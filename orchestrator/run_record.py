@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.errors import EXIT_CONFIGURATION
 from orchestrator.manifest import FORMAT_VERSION
 from orchestrator.records import encode, from_document, read_document
+from workers.lanes import LanePlan
 from workers.storage import Store
 from workers.storage_errors import NameNotFound
 from workers.strict_json import DocumentRefused, unseal
@@ -103,6 +104,17 @@ class RunRecord:
     overlap: bool
     warm_start: WarmStartRecord | None = None
     order: str = SHUFFLED
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a pass over the training data; how its rows are grouped makes no difference."""
+        plan = LanePlan(
+            row_group_rows=(self.num_samples,),
+            num_lanes=self.num_lanes,
+            batch_size=self.batch_size,
+            is_striped=self.order != SHUFFLED,
+        )
+        return plan.steps_per_epoch
 
 
 def open_or_create(store: Store, record: RunRecord) -> RunRecord:

@@ -392,6 +392,7 @@ def test_a_run_in_the_order_of_the_files_goes_on_where_it_stood(small_data: str,
     state = committed_state(cut.path)
     assert_same_bytes(state, committed_state(whole.path))
     np.testing.assert_allclose(state["audit/rows"][:, 0], expected_audit(job, total), atol=1e-4)
-    assert read_run(Store(cut.path)).order == "files"
+    record = read_run(Store(cut.path))
+    assert (record.order, 2 * record.steps_per_epoch) == ("files", total)
     with pytest.raises(RunMismatch, match="order is 'files', given 'shuffled'"):
         train("cut", total, order="shuffled")

@@ -119,4 +119,6 @@ def test_prune_keeps_what_the_run_keeps(tmp_path: Path) -> None:
         return [name[7:10] for name in store.children("commit")]
 
     assert prune() == ["010", "020", "040", "050", "060"]
+    # 4,000 samples in batches of 1,024: four steps each.
+    assert prune("--keep-every", "10epochs") == ["010", "040", "050", "060"]
     assert prune("--keep-every", "0") == ["050", "060"]
