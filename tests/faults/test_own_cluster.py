@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -110,18 +111,26 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "keeper"])
 def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
-    (process,) = (one for one in running.processes if psutil.Process(one).name() == daemon)
+    """Without its keeper the kernel ends its daemons."""
+    (process,) = (one for one in running.processes if daemon in _names(one))
     os.kill(process, signal.SIGKILL)
     wait_for("recovery", lambda: b"recovered in" in running.output.read_bytes(), seconds=TIMEOUT_S)
-    assert f"{daemon} of Ray ended on this machine".encode() in running.output.read_bytes()
+    ended = "gcs_server|raylet" if daemon == "keeper" else daemon
+    assert re.search(f"({ended}) of Ray ended on this machine", running.output.read_text())
     assert running.left() == [], "the other processes of the cluster that was lost are ended"
     assert not os.path.exists(running.folder)
     running.program.send_signal(signal.SIGTERM)
     assert running.program.wait(TIMEOUT_S) == EXIT_STOPPED, running.output.read_text()[-2000:]
     (commit,) = read_commit_names(running.store)
     assert commit.endswith("g00000002")
+
+
+def _names(process: int) -> set[str]:
+    found = psutil.Process(process)
+    is_keeper = any(part.endswith("cluster_keeper.py") for part in found.cmdline())
+    return {"keeper"} if is_keeper else {found.name()}
 
 
 def _assert_heard_on_this_machine_alone(processes: list[int]) -> None:

@@ -12,6 +12,7 @@ from orchestrator.config import ConfigurationError, ScalingConfig
 from orchestrator.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
 from orchestrator.ray_connection import Connection
 from orchestrator.ray_nodes import RayNodes
+from orchestrator.strategy import _Outcomes
 from orchestrator.worker_group import HostHandles
 
 
@@ -61,6 +62,14 @@ def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it(
     backend._marks.update({host._actor_id: "mark of nobody", device._actor_id: "mark of nobody else"})
     backend.stop(pairs)
     assert backend._reservations == backend._marks == {}
+
+
+def test_a_strategy_whose_cluster_ended_is_told_so_and_ray_is_not_asked() -> None:
+    backend = RayBackend(ScalingConfig(num_hosts=1), print, lost=lambda: "raylet of Ray ended on this machine")
+    # The reference is none of Ray's: to ask for its value would be an error.
+    outcome = _Outcomes(backend)(RayCall("host 0", object(), RayHandle("host 0", object())))
+    assert isinstance(outcome, WorkerFailure)
+    assert "raylet of Ray ended" in str(outcome)
 
 
 @dataclass(frozen=True)
