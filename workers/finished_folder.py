@@ -27,8 +27,19 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     """The report of a complete folder, or None if there is no folder or an empty one.
 
     Raises:
-      FolderError: the folder is there without a readable report, or a file that the report lists is missing or of another size.
+      FolderError: the folder is there without a readable report, or a file that the report lists is missing or of another size, or this
+        user may not look.
     """
+    try:
+        return _read_report(folder)
+    except PermissionError as error:
+        raise FolderError(
+            f"Found the folder {folder}, which may not be read ({error.strerror}: {error.filename}). Expected one that this program's user may "
+            "enter, with readable files. Give that user the right to, or choose another folder."
+        ) from error
+
+
+def _read_report(folder: Path) -> dict[str, Any] | None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     if not folder.is_dir():
@@ -38,6 +49,8 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     try:
         report = json.loads((folder / REPORT_NAME).read_text())
         sizes = {str(name): int(size) for name, size in report["file_bytes"].items()}
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FolderError(
             f"Found the folder {folder} without a readable {REPORT_NAME} ({error!r}). Expected none, an empty one, or one that was prepared to "
@@ -64,14 +77,20 @@ def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
       The report, with `file_bytes` (name to size of every file) added.
 
     Raises:
-      FolderError: something incomplete is in the way, see `read_report`.
+      FolderError: something incomplete is in the way, see `read_report`; or there can be no folder.
     """
     present = read_report(folder)
     if present is not None:
         return present
-    folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.parent / f".{folder.name}.unfinished-{uuid.uuid4().hex[:12]}"
-    unfinished.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
+    except OSError as error:
+        raise FolderError(
+            f"Found no folder {folder}, and none can be made there ({error.strerror}: {error.filename}). Expected a place that this program's "
+            "user may write to. Give that user the right to, or choose another folder."
+        ) from error
     try:
         return finish(unfinished, folder, write(unfinished))
     finally:

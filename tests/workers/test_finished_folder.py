@@ -90,3 +90,24 @@ def test_missing_or_cut_files_are_noticed(tmp_path: Path) -> None:
     (folder / "b.txt").unlink()
     with pytest.raises(FolderError, match=r"b.txt with None bytes"):
         read_report(folder)
+
+
+@pytest.mark.parametrize("call", ["iterdir", "is_dir", "read_text"])
+def test_a_folder_that_may_not_be_read_is_told_with_its_remedy(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage's answer is made up: the user of the tests may be one who may read everything."""
+    create_once(tmp_path / "set", write_two)
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, call, refused)
+    with pytest.raises(FolderError, match="may not be read .Permission denied: .*Give that user the right to"):
+        read_report(tmp_path / "set")
+
+
+def test_a_place_where_no_folder_can_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match="none can be made there .(File exists|Not a directory).*Expected a place"):
+        create_once(tmp_path / "file" / "deep" / "set", write_two)
