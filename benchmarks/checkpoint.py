@@ -50,8 +50,8 @@ class Podembed:
     num_threads: int | None = None
 
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
-        from workers.checkpoint_files import TablePlan, assemble_table, write_bucket, write_table_metadata
-        from workers.storage import Store
+        from workers.checkpoint.files import TablePlan, assemble_table, write_bucket, write_table_metadata
+        from workers.storage.store import Store
 
         store, (num_buckets, _, width) = Store(folder), values["rows"].shape
         plan = TablePlan(
@@ -75,8 +75,8 @@ class Podembed:
         self._files = assemble_table(plan, arrays, [receipt.result() for receipt in receipts])
 
     def read(self, folder: Path, values: dict[str, np.ndarray]) -> None:
-        from workers.checkpoint_files import read_bucket
-        from workers.storage import Store
+        from workers.checkpoint.files import read_bucket
+        from workers.storage.store import Store
 
         store = Store(folder)
         with self._threads(store) as threads:
@@ -86,7 +86,7 @@ class Podembed:
             threads.finish()
 
     def _threads(self, store: Any) -> Any:
-        from workers.file_threads import NUM_THREADS, FileThreads
+        from workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 
         return FileThreads(store, num_threads=self.num_threads or NUM_THREADS)
 

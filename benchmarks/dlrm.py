@@ -41,12 +41,12 @@ from embedding.buckets import split_evenly  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from embedding.ragged import Ragged  # noqa: E402
-from workers.batch import Batch  # noqa: E402
-from workers.data_config import ParquetData  # noqa: E402
-from workers.input_index import InputFile, InputIndex, build_index  # noqa: E402
-from workers.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
-from workers.lanes import LanePlan  # noqa: E402
-from workers.sources import ReaderSource  # noqa: E402
+from workers.data.batch import Batch  # noqa: E402
+from workers.data.config import ParquetData  # noqa: E402
+from workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
+from workers.input.lanes import LanePlan  # noqa: E402
+from workers.input.sources import ReaderSource  # noqa: E402
+from workers.job.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
 
 NUM_BATCHES = 32
 NUM_LANES = 16
@@ -203,13 +203,13 @@ def start_group(
     shares_memory: bool = True,
 ) -> Any:
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
-    from jobs.launch import parse_resources
-    from orchestrator.cluster import RayBackend
-    from orchestrator.config import ScalingConfig
-    from orchestrator.worker_group import Deadlines, WorkerGroup
-    from workers.device_process import DeviceSpec
-    from workers.host import HostReady, HostSpec
-    from workers.tables import choose_buckets
+    from jobs.cli.launch import parse_resources
+    from orchestrator.api.config import ScalingConfig
+    from orchestrator.cluster.ray_backend import RayBackend
+    from orchestrator.group.worker_group import Deadlines, WorkerGroup
+    from workers.device.process import DeviceSpec
+    from workers.host.host import HostReady, HostSpec
+    from workers.job.tables import choose_buckets
 
     job, num_hosts = reference.resolve(), arguments.hosts
     buckets = choose_buckets(job)
@@ -272,8 +272,8 @@ def start_group(
 def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:
     """As the driver places a new run, or all tables cut into buckets."""
     from embedding.buckets import place
-    from embedding.placement import place_tables
-    from workers.tables import features_per_table, table_specs
+    from embedding.lookup.placement import place_tables
+    from workers.job.tables import features_per_table, table_specs
 
     specs = table_specs(job, buckets)
     if arguments.placement == "tables":
@@ -386,7 +386,7 @@ def main() -> None:
     if arguments.network:
         enter_network(arguments.network)
     prepare_environment(arguments.resources)
-    from orchestrator.ray_connection import connected
+    from orchestrator.cluster.connection import connected
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:

@@ -15,13 +15,13 @@ import tempfile
 import time
 import timeit
 
-from jobs.chaos_job import tiny
-from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.progress import SilentReporter
+from jobs.chaos.jobs import tiny
+from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.driver.console import SilentReporter
 from orchestrator.trainer import Trainer
-from workers.fault_plan import POINTS, Fault, FaultPlan
-from workers.fault_points import FaultPoints
-from workers.progress import Tracker
+from workers.faults.inject import FaultPoints
+from workers.faults.plan import POINTS, Fault, FaultPlan
+from workers.liveness.progress import Tracker
 
 
 class Counted(FaultPoints):

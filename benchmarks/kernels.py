@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding import kernels
 from embedding.config import TableConfig
 from embedding.initializers import Constant
-from embedding.kernel_arrays import aligned_empty, aligned_zeros
+from embedding.kernels.arrays import aligned_empty, aligned_zeros
+from embedding.lookup import compiled as kernels
 from embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 
 NUM_BATCHES = 8

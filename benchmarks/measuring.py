@@ -19,7 +19,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def tune_allocator() -> None:
     """Runs this program again with the allocator settings that worker processes have, unless others are set. Call it first."""
-    from orchestrator.worker_environment import ALLOCATOR
+    from orchestrator.cluster.worker_environment import ALLOCATOR
 
     if "GLIBC_TUNABLES" not in os.environ:
         sys.stdout.flush()

@@ -31,14 +31,14 @@ import numpy as np  # noqa: E402
 from embedding.buckets import place  # noqa: E402
 from embedding.config import TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad  # noqa: E402
-from embedding.table import Table  # noqa: E402
+from embedding.table.table import Table  # noqa: E402
 from embedding.table_spec import TableSpec  # noqa: E402
-from workers.checkpoint_files import TableFiles, assemble_table, write_bucket, write_table_metadata  # noqa: E402
-from workers.exchange import Mesh, MeshIdentity  # noqa: E402
-from workers.held_rows import HeldRows  # noqa: E402
-from workers.moves import BucketExchange  # noqa: E402
-from workers.shards import read_shard, table_plan  # noqa: E402
-from workers.storage import Store  # noqa: E402
+from workers.checkpoint.files import TableFiles, assemble_table, write_bucket, write_table_metadata  # noqa: E402
+from workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
+from workers.host.moves import BucketExchange  # noqa: E402
+from workers.host.surviving_shard import HeldRows  # noqa: E402
+from workers.mesh.mesh import Mesh, MeshIdentity  # noqa: E402
+from workers.storage.store import Store  # noqa: E402
 
 DIM = 16
 NUM_TABLES = 4

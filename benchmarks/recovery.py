@@ -34,17 +34,17 @@ from rich.console import Console  # noqa: E402
 from embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad  # noqa: E402
 from jobs.models.dlrm import DLRM  # noqa: E402
-from orchestrator.background_commit import BackgroundCommits  # noqa: E402
-from orchestrator.cluster import RayBackend  # noqa: E402
-from orchestrator.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
-from orchestrator.driver import Driver  # noqa: E402
-from orchestrator.progress import ConsoleReporter, WindowReport  # noqa: E402
-from orchestrator.ray_connection import connected  # noqa: E402
-from orchestrator.run_folder import create_run  # noqa: E402
-from orchestrator.signals import StopSignals  # noqa: E402
-from orchestrator.worker_group import WorkerGroup  # noqa: E402
-from workers.data_config import IdColumn, ParquetData  # noqa: E402
-from workers.job import JobConfig, JobReference  # noqa: E402
+from orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
+from orchestrator.api.signals import StopSignals  # noqa: E402
+from orchestrator.cluster.connection import connected  # noqa: E402
+from orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
+from orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
+from orchestrator.driver.console import ConsoleReporter, WindowReport  # noqa: E402
+from orchestrator.driver.driver import Driver  # noqa: E402
+from orchestrator.group.worker_group import WorkerGroup  # noqa: E402
+from orchestrator.run.run import create_run  # noqa: E402
+from workers.data.config import IdColumn, ParquetData  # noqa: E402
+from workers.job.job import JobConfig, JobReference  # noqa: E402
 
 NUM_TABLES = 4
 DIM = 16

@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from embedding.config import TableConfig  # noqa: E402
 from embedding.optimizers import RowWiseAdagrad  # noqa: E402
-from embedding.table import Table  # noqa: E402
+from embedding.table.table import Table  # noqa: E402
 from embedding.table_spec import TableSpec  # noqa: E402
-from workers.background_save import BackgroundSave  # noqa: E402
-from workers.progress import Tracker  # noqa: E402
-from workers.storage import Store  # noqa: E402
+from workers.checkpoint.background_save import BackgroundSave  # noqa: E402
+from workers.liveness.progress import Tracker  # noqa: E402
+from workers.storage.store import Store  # noqa: E402
 
 
 class Training:

@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from embedding import kernels
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import Uniform
-from embedding.kernel_arrays import aligned_empty
+from embedding.kernels.arrays import aligned_empty
+from embedding.lookup import compiled as kernels
 from embedding.optimizers import Adagrad
 from embedding.ragged import Ragged
-from embedding.strategies import LocalStrategy
-from embedding.table import Table
+from embedding.replicas.strategies import LocalStrategy
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.tpu_embedding.embedding import TPUEmbedding
 
 NUM_BATCHES = 4
 

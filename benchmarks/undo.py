@@ -25,11 +25,11 @@ import numpy as np  # noqa: E402
 from benchmarks.workload import make_batches, workload  # noqa: E402
 from embedding.config import TableConfig  # noqa: E402
 from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
-from embedding.table import Table  # noqa: E402
+from embedding.table.table import Table  # noqa: E402
 from embedding.table_spec import TableSpec  # noqa: E402
-from workers.background_save import BackgroundSave  # noqa: E402
-from workers.progress import Tracker  # noqa: E402
-from workers.undo import Undo  # noqa: E402
+from workers.checkpoint.background_save import BackgroundSave  # noqa: E402
+from workers.checkpoint.undo import Undo  # noqa: E402
+from workers.liveness.progress import Tracker  # noqa: E402
 
 NUM_BATCHES = 64
 

@@ -9,47 +9,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
-from embedding.feature_order import FeatureOrder
+from embedding.features.feature_order import FeatureOrder
 from embedding.initializers import Constant, RowId, TruncatedNormal, Uniform
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad, SlotSpec
 from embedding.ragged import Ragged
 
 if TYPE_CHECKING:
-    from embedding import keras_optimizers, schedules
-    from embedding.activations import Activations
-    from embedding.checkpoint import Checkpoint, latest_checkpoint
-    from embedding.distributed_input import InputContext
-    from embedding.gradient_reducer import GradientReducer
-    from embedding.gradient_tape import GradientTape
-    from embedding.inputs import Sparse
-    from embedding.per_replica import PerReplica
-    from embedding.reduction import ReduceOp
-    from embedding.replica_context import get_replica_context
-    from embedding.row_slices import RowSlices
-    from embedding.send_gradients import send_tpu_embedding_gradients
-    from embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
-    from embedding.strategies import LocalStrategy
-    from embedding.tpu_embedding import TPUEmbedding
-    from embedding.variable import Variable
+    from embedding.features.activations import Activations
+    from embedding.features.inputs import Sparse
+    from embedding.keras import schedules
+    from embedding.keras import sgd_ftrl as keras_optimizers
+    from embedding.keras.reducer import GradientReducer
+    from embedding.keras.row_slices import RowSlices
+    from embedding.keras.tape import GradientTape
+    from embedding.keras.variable import Variable
+    from embedding.replicas.distributed_input import InputContext
+    from embedding.replicas.per_replica import PerReplica
+    from embedding.replicas.reduction import ReduceOp
+    from embedding.replicas.replica_context import get_replica_context
+    from embedding.replicas.strategies import LocalStrategy
+    from embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
+    from embedding.tpu_embedding.embedding import TPUEmbedding
+    from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+    from embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 _LATE = {
-    "Activations": "embedding.activations",
-    "Checkpoint": "embedding.checkpoint",
-    "GradientReducer": "embedding.gradient_reducer",
-    "GradientTape": "embedding.gradient_tape",
-    "InputContext": "embedding.distributed_input",
-    "LocalStrategy": "embedding.strategies",
-    "PerReplica": "embedding.per_replica",
-    "ReduceOp": "embedding.reduction",
-    "RowSlices": "embedding.row_slices",
-    "Sparse": "embedding.inputs",
-    "TPUEmbedding": "embedding.tpu_embedding",
-    "TPUEmbeddingForServing": "embedding.serving",
-    "Variable": "embedding.variable",
-    "get_replica_context": "embedding.replica_context",
-    "send_tpu_embedding_gradients": "embedding.send_gradients",
-    "serving_embedding_lookup": "embedding.serving",
-    "latest_checkpoint": "embedding.checkpoint",
+    "Activations": "embedding.features.activations",
+    "Checkpoint": "embedding.tpu_embedding.checkpoint",
+    "GradientReducer": "embedding.keras.reducer",
+    "GradientTape": "embedding.keras.tape",
+    "InputContext": "embedding.replicas.distributed_input",
+    "LocalStrategy": "embedding.replicas.strategies",
+    "PerReplica": "embedding.replicas.per_replica",
+    "ReduceOp": "embedding.replicas.reduction",
+    "RowSlices": "embedding.keras.row_slices",
+    "Sparse": "embedding.features.inputs",
+    "TPUEmbedding": "embedding.tpu_embedding.embedding",
+    "TPUEmbeddingForServing": "embedding.tpu_embedding.serving",
+    "Variable": "embedding.keras.variable",
+    "get_replica_context": "embedding.replicas.replica_context",
+    "send_tpu_embedding_gradients": "embedding.tpu_embedding.send_gradients",
+    "serving_embedding_lookup": "embedding.tpu_embedding.serving",
+    "latest_checkpoint": "embedding.tpu_embedding.checkpoint",
     "keras_optimizers": "",
     "schedules": "",
 }

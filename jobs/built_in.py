@@ -19,7 +19,7 @@ def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
     Raises:
       ConfigurationError: a pair without `=`.
     """
-    from orchestrator.config import ConfigurationError
+    from orchestrator.api.config import ConfigurationError
 
     settings: dict[str, Any] = {}
     for pair in pairs:

@@ -17,8 +17,8 @@ from jobs.models.dcn_v2 import DCNv2
 from jobs.models.dlrm import DLRM
 from jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
 from jobs.synthetic import DEFAULT_FOLDER, write_synthetic
-from workers.data_config import DenseColumn, IdColumn, ParquetData, ReadOrder
-from workers.job import JobConfig, JobError, Model
+from workers.data.config import DenseColumn, IdColumn, ParquetData, ReadOrder
+from workers.job.job import JobConfig, JobError, Model
 
 SMALL = TruncatedNormal(stddev=0.05)
 DEFAULT_ROWS = 200_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jobs.criteo import COLUMN_NAMES
 from jobs.prepare.prepared_set import FILE_NAME, read_prepared
-from orchestrator.config import ConfigurationError
-from workers.criteo_text import convert_criteo
-from workers.files import filesystem_of, locate
-from workers.parquet_files import parquet_names
+from orchestrator.api.config import ConfigurationError
+from workers.data.files import filesystem_of, locate
+from workers.formats.criteo import convert_criteo
+from workers.formats.parquet import parquet_names
 
 
 def prepare_files(

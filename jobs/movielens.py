@@ -12,9 +12,9 @@ from embedding.initializers import TruncatedNormal
 from embedding.optimizers import Adagrad
 from jobs.models.two_towers import TwoTowers
 from jobs.movielens_files import MovieLensSpec, write_movielens
-from workers.data_config import ParquetData
-from workers.job import JobConfig
-from workers.ranking import Baseline, RecallAt
+from workers.data.config import ParquetData
+from workers.job.job import JobConfig
+from workers.job.ranking import Baseline, RecallAt
 
 DEFAULT_CACHE = ".data/movielens"
 

@@ -23,11 +23,11 @@ import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from workers.files import file_version
-from workers.finished_folder import create_once
-from workers.input_errors import InputError
-from workers.quality import area_under_curve
-from workers.ranking import recall_at
+from workers.data.errors import InputError
+from workers.data.files import file_version
+from workers.job.quality import area_under_curve
+from workers.job.ranking import recall_at
+from workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 1
 LIKED_STARS = 4.0

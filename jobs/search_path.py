@@ -1,7 +1,7 @@
 """Keeps the current folder from standing in for modules: whoever looks at a run from within its folder must not run what lies there.
 
 `python -m` puts the current folder first on the search path, and so may PYTHONPATH. Importing this module as the command line takes it off.
-A job's module is still found there, by `workers.job_folder`.
+A job's module is still found there, by `workers.job.folder`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-COMMAND = "jobs.cli"
+COMMAND = "jobs.cli.main"
 _SAFE_PATH = "PYTHONSAFEPATH"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -66,7 +66,7 @@ def _is_found_in(folder: str) -> bool:
 
 
 def _is_the_command() -> bool:
-    """Whether this process is `podembed` or `python -m jobs.cli`, and no program that uses a part of them."""
+    """Whether this process is `podembed` or `python -m jobs.cli.main`, and no program that uses a part of them."""
     main = sys.modules["__main__"]
     specification = getattr(main, "__spec__", None)
     if specification is not None:

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
-from workers.data_config import IdColumn, ParquetData
-from workers.finished_folder import create_once, read_report
-from workers.quality import area_under_curve, mean_log_loss
+from workers.data.config import IdColumn, ParquetData
+from workers.job.quality import area_under_curve, mean_log_loss
+from workers.storage.finished_folder import create_once, read_report
 
 GENERATOR = "criteo-synthetic"
 GENERATOR_VERSION = 1

@@ -6,28 +6,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WarmStart
+    from orchestrator.api.config import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig, WarmStart
     from orchestrator.strategy import PodStrategy
     from orchestrator.trainer import Trainer
-    from workers.data_config import CsvData, DenseColumn, IdColumn, NpyData, ParquetData
-    from workers.job import JobConfig, JobReference
+    from workers.data.config import CsvData, DenseColumn, IdColumn, NpyData, ParquetData
+    from workers.job.job import JobConfig, JobReference
 
 _WHERE = {
-    "CheckpointConfig": "orchestrator.config",
-    "FailureConfig": "orchestrator.config",
-    "Result": "orchestrator.config",
-    "RunConfig": "orchestrator.config",
-    "ScalingConfig": "orchestrator.config",
-    "WarmStart": "orchestrator.config",
+    "CheckpointConfig": "orchestrator.api.config",
+    "FailureConfig": "orchestrator.api.config",
+    "Result": "orchestrator.api.config",
+    "RunConfig": "orchestrator.api.config",
+    "ScalingConfig": "orchestrator.api.config",
+    "WarmStart": "orchestrator.api.config",
     "PodStrategy": "orchestrator.strategy",
     "Trainer": "orchestrator.trainer",
-    "CsvData": "workers.data_config",
-    "DenseColumn": "workers.data_config",
-    "IdColumn": "workers.data_config",
-    "NpyData": "workers.data_config",
-    "ParquetData": "workers.data_config",
-    "JobConfig": "workers.job",
-    "JobReference": "workers.job",
+    "CsvData": "workers.data.config",
+    "DenseColumn": "workers.data.config",
+    "IdColumn": "workers.data.config",
+    "NpyData": "workers.data.config",
+    "ParquetData": "workers.data.config",
+    "JobConfig": "workers.job.job",
+    "JobReference": "workers.job.job",
 }
 
 __all__ = [

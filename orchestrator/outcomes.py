@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import (
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import (
     EXIT_CONFIGURATION,
     EXIT_CRASH_LOOP,
     EXIT_STOPPED,
@@ -17,16 +17,16 @@ from orchestrator.errors import (
     TooFewHosts,
     WorkerRefused,
 )
-from orchestrator.lease import Fenced, RunIsHeld
-from orchestrator.run_record import RunMismatch
-from orchestrator.signals import StoppedAtStart
-from workers.data_config import DataConfigError
-from workers.fault_plan import FaultPlanError
-from workers.finished_folder import FolderError
-from workers.input_errors import InputError
-from workers.job import JobError
-from workers.quality import QualityError
-from workers.storage_errors import StorageError
+from orchestrator.api.signals import StoppedAtStart
+from orchestrator.commit.lease import Fenced, RunIsHeld
+from orchestrator.commit.run_record import RunMismatch
+from workers.data.config import DataConfigError
+from workers.data.errors import InputError
+from workers.faults.plan import FaultPlanError
+from workers.job.job import JobError
+from workers.job.quality import QualityError
+from workers.storage.errors import StorageError
+from workers.storage.finished_folder import FolderError
 
 EXIT_INTERRUPTED = 130
 

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from embedding.buckets import place
-from embedding.cross_replica import CrossReplica
-from embedding.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
-from embedding.per_replica import PerReplica, local_value
-from embedding.strategies import entered, register
-from embedding.table_storage import WrittenTables
-from orchestrator.cluster import RayBackend
-from orchestrator.config import ScalingConfig
-from orchestrator.errors import WorkerFailure
+from embedding.engine.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
+from embedding.replicas.cross_replica import CrossReplica
+from embedding.replicas.per_replica import PerReplica, local_value
+from embedding.replicas.strategies import entered, register
+from embedding.table.table_storage import WrittenTables
+from orchestrator.api.config import ScalingConfig
+from orchestrator.api.errors import WorkerFailure
+from orchestrator.cluster.connection import connected
+from orchestrator.cluster.ray_backend import RayBackend
 from orchestrator.pod import Pod
-from orchestrator.ray_connection import connected
-from workers import embedding_files
-from workers.storage import Store
+from workers.stepwise import saved_embedding as embedding_files
+from workers.storage.store import Store
 
 
 class PodStrategy(CrossReplica):
@@ -143,7 +143,7 @@ class PodStrategy(CrossReplica):
         cluster = ExitStack()
         try:
             connection = cluster.enter_context(connected(self.num_hosts, notice=self._notice))
-            from workers.stepwise_actor import StepwiseDeviceActor, StepwiseHostActor
+            from workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
 
             backend = RayBackend(
                 self._scaling,
@@ -169,7 +169,7 @@ def _original(error: Any) -> BaseException:
 
 
 def _link(host: Any, timeout_s: float) -> Any:
-    from workers.stepwise_actor import ActorLink
+    from workers.stepwise.actors import ActorLink
 
     return ActorLink(host.actor, timeout_s)
 
@@ -184,8 +184,8 @@ class _Outcomes:
         import ray
         import ray.exceptions
 
-        from workers.mesh_errors import MeshError
-        from workers.stepwise_actor import Refused
+        from workers.mesh.errors import MeshError
+        from workers.stepwise.actors import Refused
 
         if (lost := self._backend.lost_call(call)) is not None:
             return WorkerFailure([lost])

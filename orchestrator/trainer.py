@@ -7,24 +7,24 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.cluster import RayBackend
-from orchestrator.cluster_wait import await_cluster
-from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
-from orchestrator.driver import Driver
-from orchestrator.event_log import EventLog
-from orchestrator.finished import finished
-from orchestrator.in_process import InProcessBackend
-from orchestrator.lease import read_claims
-from orchestrator.progress import ConsoleReporter, Reporter
-from orchestrator.ray_connection import connected
-from orchestrator.ray_nodes import RayNodes
-from orchestrator.run_folder import OpenRun, create_run
-from orchestrator.signals import StoppedAtStart, StopSignals
+from orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
+from orchestrator.api.signals import StoppedAtStart, StopSignals
+from orchestrator.cluster.cluster_wait import await_cluster
+from orchestrator.cluster.connection import connected
+from orchestrator.cluster.in_process import InProcessBackend
+from orchestrator.cluster.ray_backend import RayBackend
+from orchestrator.cluster.ray_nodes import RayNodes
+from orchestrator.commit.lease import read_claims
+from orchestrator.driver.console import ConsoleReporter, Reporter
+from orchestrator.driver.driver import Driver
+from orchestrator.driver.event_log import EventLog
+from orchestrator.run.finished import finished
+from orchestrator.run.run import OpenRun, create_run
 from workers.declared_types import shown
-from workers.fault_points import FaultPoints
-from workers.faulty_files import with_faults
-from workers.input_index import describe_order
-from workers.job import JobConfig, JobReference
+from workers.faults.inject import FaultPoints
+from workers.faults.storage import with_faults
+from workers.input.index import describe_order
+from workers.job.job import JobConfig, JobReference
 
 
 class Trainer:

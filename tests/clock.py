@@ -1,4 +1,4 @@
-"""A clock for code that takes one as an argument (`orchestrator.clock.Clock`)."""
+"""A clock for code that takes one as an argument (`orchestrator.api.clock.Clock`)."""
 
 from __future__ import annotations
 

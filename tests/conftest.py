@@ -28,7 +28,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A cluster of this machine with room for three hosts."""
-    from orchestrator.ray_connection import connected
+    from orchestrator.cluster.connection import connected
 
     with connected(num_hosts=3):
         yield

@@ -15,9 +15,9 @@ import optax
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD
-from jobs.chaos_job import BATCH_SIZE, DIM, NUM_LANES, NUM_ROWS, TinyModel, tiny_data, tiny_features, write_tiny_files
-from workers.data_config import IdColumn, ReadOrder
-from workers.job import JobConfig
+from jobs.chaos.jobs import BATCH_SIZE, DIM, NUM_LANES, NUM_ROWS, TinyModel, tiny_data, tiny_features, write_tiny_files
+from workers.data.config import IdColumn, ReadOrder
+from workers.job.job import JobConfig
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 

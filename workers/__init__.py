@@ -1,1 +1,1 @@
-"""What runs on one host: input, table shard, exchange, device process and files. Plain classes; Ray in `workers.actor` only."""
+"""What runs on one host: input, table shard, exchange, device process and files. Plain classes; Ray in `workers.actors` only."""

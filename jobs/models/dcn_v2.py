@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embedding.feature_order import FeatureOrder
+from embedding.features.feature_order import FeatureOrder
 from jobs.models.layers import init_layers, linear, rectified
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from embedding.feature_order import FeatureOrder
+from embedding.features.feature_order import FeatureOrder
 from jobs.models.interaction import with_products
 from jobs.models.layers import Layers, init_layers, linear, rectified
 

@@ -19,8 +19,8 @@ import numpy as np
 from llvmlite import ir
 from numba import cfunc, types
 
-from embedding.kernel_arrays import CACHE_LINE_BYTES
-from embedding.row_values import (
+from embedding.kernels.arrays import CACHE_LINE_BYTES
+from embedding.kernels.row_vectors import (
     WidthType,
     columns_of,
     intrinsic,

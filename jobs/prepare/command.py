@@ -60,7 +60,7 @@ def run(command: Prepare) -> int:
 
     from jobs.prepare.preparation import PAGE_NAME, prepare
     from jobs.prepare.progress import Bars
-    from orchestrator.progress import format_bytes
+    from orchestrator.driver.console import format_bytes
 
     console = Console(highlight=False)
     settings = settings_of(command)
@@ -112,8 +112,8 @@ def settings_of(command: Prepare) -> PrepareSettings:
         criteo_dense,
         field_plans,
     )
-    from orchestrator.config import ConfigurationError
-    from workers.data_config import DenseColumn
+    from orchestrator.api.config import ConfigurationError
+    from workers.data.config import DenseColumn
 
     rows_per_group = ROWS_PER_GROUP if command.rows_per_group is None else command.rows_per_group
     columns = {"--label": command.label, "--dense": command.dense, "--dense-log1p": command.dense_log1p}
@@ -167,7 +167,7 @@ def settings_of(command: Prepare) -> PrepareSettings:
 
 def _refuse(flags: dict[str, object], where: str) -> None:
     """Ignoring a flag would prepare something else than what was asked for."""
-    from orchestrator.config import ConfigurationError
+    from orchestrator.api.config import ConfigurationError
 
     given = [name for name, value in flags.items() if value not in (None, ())]
     if given:

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.prepare.settings import PrepareError, PrepareSettings
-from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
-from workers.csv_parser import CsvFault, CsvParser, header_names
-from workers.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
-from workers.text_lines import blocks_of_lines
+from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
+from workers.formats.csv_parser import CsvFault, CsvParser, header_names
+from workers.formats.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
+from workers.formats.text import blocks_of_lines
 
 _QUOTED_CHARACTERS = 60
 # Training reads numbers as float32 and refuses those that become infinite.
@@ -66,7 +66,7 @@ class TextForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CriteoForm:
-    """Criteo's click logs, see `workers.criteo_lines`. Values are the categories as unsigned 32-bit numbers."""
+    """Criteo's click logs, see `workers.formats.criteo_lines`. Values are the categories as unsigned 32-bit numbers."""
 
     value_type = pa.int64()
     header_lines = 0
@@ -103,7 +103,7 @@ class CriteoForm:
 @dataclass(frozen=True, slots=True)
 class CsvForm:
     """Comma-separated values, quoted as in RFC 4180 but for line ends in values. Values of fields are text. Parsed as training parses CSV
-    (`workers.csv_parser`), a line at a time in meaning though not in work.
+    (`workers.formats.csv_parser`), a line at a time in meaning though not in work.
 
     Attributes:
       header: names of all columns, in order.

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.id_stage import hashed_rows, vocabulary_rows
-from workers.vocabulary import Vocabulary
+from workers.columns.id_columns import hashed_rows, vocabulary_rows
+from workers.columns.vocabulary import Vocabulary
 
 # For missing values and for those without a row of their own.
 OTHER_ROW = 0
@@ -33,7 +33,7 @@ class RowIds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HashedIds:
-    """What `IdColumn(mode="hash")` makes of the same values (`workers.id_stage`)."""
+    """What `IdColumn(mode="hash")` makes of the same values (`workers.columns.id_columns`)."""
 
     num_rows: int
     salt: int
@@ -47,7 +47,7 @@ class HashedIds:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyIds:
-    """What `IdColumn(vocabulary=..., missing="zero")` makes of the same values (`workers.id_stage`).
+    """What `IdColumn(vocabulary=..., missing="zero")` makes of the same values (`workers.columns.id_columns`).
 
     Attributes:
       vocabulary: None if it has no value.

@@ -36,10 +36,10 @@ from jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, den
 from jobs.prepare.report import build_report
 from jobs.prepare.settings import PrepareError, PrepareSettings
 from jobs.search_path import without_current_folder
-from workers.criteo_text import BadLine
-from workers.files import file_version, locate
-from workers.finished_folder import finish, read_report, write_durably
-from workers.text_lines import TextError
+from workers.data.files import file_version, locate
+from workers.formats.criteo import BadLine
+from workers.formats.text import TextError
+from workers.storage.finished_folder import finish, read_report, write_durably
 
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"

@@ -11,9 +11,9 @@ from typing import Any, cast
 import fsspec
 
 from jobs.prepare.settings import FieldPlan, Form, IdKind, PrepareError
-from workers.data_config import DenseColumn
-from workers.storage_errors import StorageError
-from workers.strict_json import parse_strictly
+from workers.data.config import DenseColumn
+from workers.storage.errors import StorageError
+from workers.storage.strict_json import parse_strictly
 
 FILE_NAME = "prepared.json"
 FORMAT_VERSION = 1

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.config import ConfigurationError
-from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES
-from workers.criteo_text import ROWS_PER_GROUP
-from workers.data_config import DenseColumn
+from orchestrator.api.config import ConfigurationError
+from workers.data.config import DenseColumn
+from workers.formats.criteo import ROWS_PER_GROUP
+from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES
 
 Form = Literal["criteo", "csv"]
 IdKind = Literal["hash", "vocabulary"]

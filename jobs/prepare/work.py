@@ -26,8 +26,8 @@ from jobs.prepare.pieces import Piece
 from jobs.prepare.prepared_set import PreparedField
 from jobs.prepare.settings import PrepareSettings
 from jobs.prepare.statistics import FieldTally, NumberTally
-from workers.criteo_text import BadLine
-from workers.finished_folder import write_durably
+from workers.formats.criteo import BadLine
+from workers.storage.finished_folder import write_durably
 
 _MOST_FREQUENT = 10
 _DEAD_LETTER_TEXT_BYTES = 1 << 16

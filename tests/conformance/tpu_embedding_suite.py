@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from embedding.features.inputs import Sparse
 from embedding.initializers import Constant
-from embedding.inputs import Sparse
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.per_replica import PerReplica
-from embedding.reduction import ReduceOp
-from embedding.send_gradients import send_tpu_embedding_gradients
-from embedding.strategies import get_replica_context
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.per_replica import PerReplica
+from embedding.replicas.reduction import ReduceOp
+from embedding.replicas.strategies import get_replica_context
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 from tests.conformance import training_runs as runs
 
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -12,11 +12,11 @@ import pyarrow as pa
 import scipy.sparse
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.inputs import Sparse
+from embedding.features.inputs import Sparse
+from embedding.features.structures import flatten_with_paths
 from embedding.optimizers import Optimizer
 from embedding.ragged import Ragged
-from embedding.structures import flatten_with_paths
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.tpu_embedding.embedding import TPUEmbedding
 from tests.conformance.embedding_oracle import Bag, Oracle, OracleFeature, OracleTable
 
 BATCH_SIZE = 6

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embedding.keras_optimizers import SGD, Adam
-from embedding.row_slices import RowSlices
-from embedding.variable import Variable
+from embedding.keras.row_slices import RowSlices
+from embedding.keras.sgd_ftrl import SGD, Adam
+from embedding.keras.variable import Variable
 
 
 def main(address: str, num_processes: int, index: int) -> None:

@@ -13,12 +13,12 @@ import optax
 import pytest
 
 import embedding
-from embedding.activations import Activations
 from embedding.config import FeatureConfig, TableConfig
-from embedding.feature_order import FeatureOrder
+from embedding.features.activations import Activations
+from embedding.features.feature_order import FeatureOrder
 from embedding.optimizers import SGD
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
 
 NAMES = ["user", "c10", "c2", "age"]
 

@@ -12,8 +12,8 @@ import pytest
 
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer, SlotSpec
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
 
 IDS = {"a": np.array([1, 2]), "b": np.array([3, 3])}
 

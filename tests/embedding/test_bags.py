@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.bags import bags_of, split_bags
-from embedding.inputs import Sparse, read_input, with_weight
+from embedding.features.bags import bags_of, split_bags
+from embedding.features.inputs import Sparse, read_input, with_weight
 from embedding.ragged import Ragged
 
 

@@ -6,17 +6,17 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
 from embedding.config import FeatureConfig, TableConfig
-from embedding.keras_optimizers import Adam as KerasAdam
+from embedding.keras.sgd_ftrl import Adam as KerasAdam
+from embedding.keras.variable import Variable
 from embedding.optimizers import SGD, Adagrad, Adam
-from embedding.per_replica import PerReplica
-from embedding.serving import TPUEmbeddingForServing
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
-from embedding.variable import Variable
-from workers.chunks import ChunkDamaged
-from workers.embedding_files import AlreadySaved, NothingSaved
+from embedding.replicas.per_replica import PerReplica
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
 
 
 def declared(optimizer=None, *, num_rows=50, dim=3):

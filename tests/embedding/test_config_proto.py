@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import embedding.config_proto as config_proto
+import embedding.tpu_config.serialized as config_proto
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.config_proto import (
+from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
+from embedding.tpu_config.serialized import (
     TPUEmbeddingConfiguration,
     from_config,
     parse_config,
     serialize_config,
     to_config,
 )
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
 
 OPTIMIZERS_2_21 = {
     "sgd": SGD(),

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from embedding.distributed_input import DistributedDataset, InputContext, datasets_from_function
-from embedding.inputs import Sparse
-from embedding.per_replica import PerReplica
+from embedding.features.inputs import Sparse
 from embedding.ragged import Ragged
-from embedding.strategies import LocalStrategy
+from embedding.replicas.distributed_input import DistributedDataset, InputContext, datasets_from_function
+from embedding.replicas.per_replica import PerReplica
+from embedding.replicas.strategies import LocalStrategy
 
 
 def batches(num_samples, batch_size):

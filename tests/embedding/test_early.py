@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding import early, kernels, reference
-from embedding.early import Part, Split, mask_bytes
-from embedding.kernels_overlap import find_marked_bags, find_marked_rows, mark_rows
+from embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
+from embedding.lookup import compiled as kernels
+from embedding.lookup import prefetch as early
+from embedding.lookup.prefetch import Part, Split, mask_bytes
 from embedding.optimizers import SGD, Adam
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from tests.embedding import test_lookup, test_pooled_lookup
+from tests.embedding import reference, test_lookup, test_pooled_lookup
 from tests.embedding.test_pooled_lookup import COMBINERS
 
 lengths_of_blocks = st.lists(st.integers(0, 70), max_size=4)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.gradient_reducer import AllProcesses, OneProcess, default_gradient_reducer
-from embedding.row_slices import RowSlices
+from embedding.keras.reducer import AllProcesses, OneProcess, default_gradient_reducer
+from embedding.keras.row_slices import RowSlices
 from tests.processes import free_port
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.inputs import Sparse, read_input, with_weight
+from embedding.features.inputs import Sparse, read_input, with_weight
 from embedding.ragged import Ragged
 
 

@@ -1,12 +1,12 @@
-"""Averages of the parameters (`use_ema`) in `embedding.keras_optimizer`."""
+"""Averages of the parameters (`use_ema`) in `embedding.keras.optimizer`."""
 
 from __future__ import annotations
 
 import pytest
 
-from embedding.keras_optimizer import Optimizer
-from embedding.keras_optimizers import SGD
-from embedding.variable import Variable
+from embedding.keras.optimizer import Optimizer
+from embedding.keras.sgd_ftrl import SGD
+from embedding.keras.variable import Variable
 
 
 def test_averages_start_as_copies_and_are_not_trainable():

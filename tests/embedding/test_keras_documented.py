@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding import keras_optimizers, schedules
-from embedding.gradient_tape import GradientTape
-from embedding.variable import Variable
+from embedding.keras import schedules
+from embedding.keras import sgd_ftrl as keras_optimizers
+from embedding.keras.tape import GradientTape
+from embedding.keras.variable import Variable
 
 OUR_PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 

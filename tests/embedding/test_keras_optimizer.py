@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.gradient_clipping import clipped
-from embedding.gradient_tape import GradientTape
-from embedding.keras_optimizer import Optimizer
-from embedding.keras_optimizers import SGD, Adam
-from embedding.row_slices import RowSlices
-from embedding.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
-from embedding.variable import Variable
+from embedding.keras.clipping import clipped
+from embedding.keras.optimizer import Optimizer
+from embedding.keras.row_slices import RowSlices
+from embedding.keras.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
+from embedding.keras.sgd_ftrl import SGD, Adam
+from embedding.keras.tape import GradientTape
+from embedding.keras.variable import Variable
 
 
 class Recording(Optimizer):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding import keras_optimizers
-from embedding.keras_optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, Optimizer, RMSprop
-from embedding.row_slices import RowSlices
-from embedding.schedules import CosineDecay, ExponentialDecay
-from embedding.variable import Variable
+from embedding.keras import sgd_ftrl as keras_optimizers
+from embedding.keras.row_slices import RowSlices
+from embedding.keras.schedules import CosineDecay, ExponentialDecay
+from embedding.keras.sgd_ftrl import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, Optimizer, RMSprop
+from embedding.keras.variable import Variable
 from tests.embedding import keras_oracle
 
 CASES = [

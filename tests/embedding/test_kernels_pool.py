@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding import reference
-from embedding.kernel_arrays import aligned_empty, aligned_zeros
-from embedding.kernels import gather, pool, sum_gradients
+from embedding.kernels.arrays import aligned_empty, aligned_zeros
+from embedding.lookup.compiled import gather, pool, sum_gradients
+from tests.embedding import reference
 
 DIMS = [1, 3, 8, 16, 17, 64, 256]
 COMBINERS = ["sum", "mean", "sqrtn"]

@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding.config import TableConfig
-from embedding.learning_rate_tags import TaggedLearningRate, check_learning_rates, learning_rate_tags, number_of_tags
 from embedding.optimizers import FTRL, SGD, Adagrad, learning_rate_at
-from embedding.proto_schema import TPUEmbeddingConfiguration
+from embedding.tpu_config.learning_rate_tags import (
+    TaggedLearningRate,
+    check_learning_rates,
+    learning_rate_tags,
+    number_of_tags,
+)
+from embedding.tpu_config.schema import TPUEmbeddingConfiguration
 
 
 def table(rate=None, name=None):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embedding.buckets import BucketLayout, place
 from embedding.initializers import Constant
-from embedding.lookup import FeatureBinding, Prepared, ShardedLookup
+from embedding.lookup.sharded import FeatureBinding, Prepared, ShardedLookup
 from embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
 from embedding.ragged import Ragged
 from embedding.table_spec import TableSpec
@@ -113,7 +113,7 @@ class Pod:
         return values
 
     def _swap(self, prepared: Sequence[Prepared], *, send: str, receive: str) -> None:
-        """What `workers.host` does with the network between two calls."""
+        """What `workers.host.host` does with the network between two calls."""
         for group in range(len(self.lookups[0].groups)):
             for here, lookup in enumerate(self.lookups):
                 for there, other in enumerate(self.lookups):

@@ -6,9 +6,9 @@ import numpy as np
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import SGD, Adagrad
-from embedding.serving import TPUEmbeddingForServing
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.serving import TPUEmbeddingForServing
 
 
 def declared():

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding.config import TableConfig
+from embedding.lookup.placement import place_tables
 from embedding.optimizers import SGD, Adagrad
-from embedding.placement import place_tables
 from embedding.table_spec import TableSpec
 
 

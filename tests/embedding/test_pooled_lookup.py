@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.activation_layout import ActivationLayout, pooling_owners
 from embedding.config import TableConfig
-from embedding.kernel_arrays import aligned_empty
-from embedding.lookup import FeatureBinding
+from embedding.kernels.arrays import aligned_empty
+from embedding.lookup.activation_layout import ActivationLayout, pooling_owners
+from embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
+from embedding.lookup.sharded import FeatureBinding
 from embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.pooled_lookup import PooledLookup, PooledRequest, can_pool_at_owner
 from embedding.ragged import Ragged
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 
 DIMS = (8, 5, 16)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding.config import TableConfig
-from embedding.kernel_arrays import aligned_zeros
-from embedding.kernels_preimages import GROUP_ROWS
+from embedding.kernels.arrays import aligned_zeros
+from embedding.kernels.snapshots import GROUP_ROWS
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.preimages import Preimages, share_out
-from embedding.table import Table
+from embedding.table.snapshot import Preimages, share_out
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 
 NUM_ROWS = 2 * GROUP_ROWS + 7

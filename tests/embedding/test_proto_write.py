@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad
-from embedding.proto_checks import UnsupportedConfigField
-from embedding.proto_schema import TPUEmbeddingConfiguration
-from embedding.proto_write import to_config
+from embedding.tpu_config.checks import UnsupportedConfigField
+from embedding.tpu_config.schema import TPUEmbeddingConfiguration
+from embedding.tpu_config.write import to_config
 
 Pair = namedtuple("Pair", "y x")
 

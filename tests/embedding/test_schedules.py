@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding import schedules
-from embedding.schedules import (
+from embedding.keras import schedules
+from embedding.keras.schedules import (
     CosineDecay,
     CosineDecayRestarts,
     ExponentialDecay,
@@ -20,7 +20,7 @@ from embedding.schedules import (
     PiecewiseConstantDecay,
     PolynomialDecay,
 )
-from embedding.variable import Variable
+from embedding.keras.variable import Variable
 
 STEPS = (0, 1, 3, 7, 9, 21)
 # Values of tf.keras.optimizers.schedules of TensorFlow 2.9.3 (CPU) at STEPS.

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.config_proto import serialize_config, to_config
 from embedding.optimizers import SGD, Adagrad
 from embedding.ragged import Ragged
-from embedding.send_gradients import send_tpu_embedding_gradients
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_config.serialized import serialize_config, to_config
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 
 BATCH_SIZE = 3
 

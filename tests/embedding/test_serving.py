@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.gradient_tape import GradientTape
-from embedding.inputs import Sparse
-from embedding.keras_optimizers import SGD as DenseSGD
+from embedding.features.inputs import Sparse
+from embedding.keras.sgd_ftrl import SGD as DenseSGD
+from embedding.keras.tape import GradientTape
 from embedding.optimizers import SGD, Adagrad
 from embedding.ragged import Ragged
-from embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4) + 1
 

@@ -11,9 +11,9 @@ import pytest
 from embedding.buckets import BucketLayout
 from embedding.config import TableConfig
 from embedding.initializers import RowId, TruncatedNormal
-from embedding.kernels import compile_kernels
+from embedding.lookup.compiled import compile_kernels
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 
 

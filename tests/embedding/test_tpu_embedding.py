@@ -11,13 +11,13 @@ import pytest
 import scipy.sparse as sp
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.inputs import Sparse
+from embedding.features.inputs import Sparse
+from embedding.keras.variable import Variable
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.per_replica import PerReplica
 from embedding.ragged import Ragged
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
-from embedding.variable import Variable
+from embedding.replicas.per_replica import PerReplica
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
 
 
 def table(name="t", **keywords):

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding import keras_optimizers
 from embedding.config import FeatureConfig, TableConfig
-from embedding.gradient_tape import GradientTape
-from embedding.keras_optimizers import SGD, Adam, AdamW
+from embedding.keras import sgd_ftrl as keras_optimizers
+from embedding.keras.schedules import ExponentialDecay
+from embedding.keras.sgd_ftrl import SGD, Adam, AdamW
+from embedding.keras.tape import GradientTape
+from embedding.keras.variable import Variable
 from embedding.optimizers import SGD as RowSGD
-from embedding.schedules import ExponentialDecay
-from embedding.send_gradients import send_tpu_embedding_gradients
-from embedding.serving import TPUEmbeddingForServing
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
-from embedding.variable import Variable
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from embedding.tpu_embedding.serving import TPUEmbeddingForServing
 
 TRACED = "inside a function that JAX traces"
 

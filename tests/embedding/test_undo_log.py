@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from embedding.config import TableConfig
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.table import Table
+from embedding.table.table import Table
+from embedding.table.undo_log import UndoLog
 from embedding.table_spec import TableSpec
-from embedding.undo_log import UndoLog
 
 NUM_ROWS = 29
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding import reference
 from embedding.config import TableConfig
 from embedding.initializers import Uniform
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad, SlotSpec
-from embedding.table import Table
+from embedding.table.table import Table
+from embedding.table.update_rules import custom_rule
 from embedding.table_spec import TableSpec
-from embedding.update_rules import custom_rule
+from tests.embedding import reference
 
 NUM_ROWS = 12
 RATE = 0.05

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.small_job import SmallModel, small_job
-from workers.job import JobConfig
+from workers.job.job import JobConfig
 
 
 class FailingInit(SmallModel):

@@ -33,11 +33,11 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from orchestrator import host_watch
-from orchestrator.config import CheckpointConfig, Recovery, RunConfig, ScalingConfig
-from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.api.config import CheckpointConfig, Recovery, RunConfig, ScalingConfig
+from orchestrator.decisions import host_watch
+from orchestrator.driver.console import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
-from workers.job import JobReference
+from workers.job.job import JobReference
 
 COMMIT_EVERY = 20
 DRAIN_S = 600  # time enough for the next commit of the schedule

@@ -13,11 +13,11 @@ import sys
 
 import psutil
 
-from orchestrator.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from orchestrator.errors import JobFailed
-from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from orchestrator.api.errors import JobFailed
+from orchestrator.driver.console import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
-from workers.job import JobReference
+from workers.job.job import JobReference
 
 
 class Interrupter(SilentReporter):

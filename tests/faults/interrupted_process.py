@@ -13,9 +13,9 @@ import threading
 import time
 from typing import Any
 
-from jobs.cli import main
-from orchestrator.lease import Lease
-from orchestrator.signals import StopSignals
+from jobs.cli.main import main
+from orchestrator.api.signals import StopSignals
+from orchestrator.commit.lease import Lease
 
 HANGS_S = 300.0
 taken = threading.Semaphore(0)

@@ -17,11 +17,11 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
-from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.progress import SilentReporter, WindowReport
+from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.driver.console import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
 from tests.processes import actor_processes
-from workers.job import JobReference
+from workers.job.job import JobReference
 
 
 class NodeTaker(SilentReporter):

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.config import CheckpointConfig, FailureConfig, Recovery, RunConfig, ScalingConfig
+from orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, RunConfig, ScalingConfig
+from orchestrator.driver.console import SilentReporter, WindowReport
 from orchestrator.outcomes import exit_code
-from orchestrator.progress import SilentReporter, WindowReport
 from orchestrator.trainer import Trainer
-from workers.job import JobReference
+from workers.job.job import JobReference
 
 COMMIT_EVERY = 10
 LEASE_TIMEOUT_S = 10.0

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.errors import EXIT_FENCED
-from orchestrator.lease import read_claims, read_head, read_lineage
-from orchestrator.manifest import parse_commit_name
+from orchestrator.api.errors import EXIT_FENCED
+from orchestrator.commit.lease import read_claims, read_head, read_lineage
+from orchestrator.commit.manifest import parse_commit_name
 from tests.jobs.test_cli import run
 from tests.long_tests import is_long
 from tests.processes import wait_for
-from workers.storage import Store
+from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0

@@ -9,15 +9,15 @@ import numpy as np
 
 from embedding.buckets import bucket_layout
 from embedding.initializers import Uniform
-from embedding.lookup import FeatureBinding, ShardedLookup
+from embedding.lookup.sharded import FeatureBinding, ShardedLookup
 from embedding.optimizers import SGD, learning_rate_at
 from embedding.ragged import Ragged
 from embedding.table_spec import TableSpec
-from orchestrator.lease_protocol import Base, head
-from orchestrator.manifest import commit_name, parse_commit_name
-from workers.frames import HEADER_BYTES, FrameHeader
-from workers.local_files import LocalFiles
-from workers.storage import Store
+from orchestrator.commit.lease_protocol import Base, head
+from orchestrator.commit.manifest import commit_name, parse_commit_name
+from workers.mesh.frames import HEADER_BYTES, FrameHeader
+from workers.storage.local import LocalFiles
+from workers.storage.store import Store
 
 NUM_ROWS = 2**33 + 11
 STEP = 2**40 + 3

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.lease import read_claims, read_commit_names, read_heartbeat
+from orchestrator.commit.lease import read_claims, read_commit_names, read_heartbeat
 from tests.processes import said_by
-from workers.storage import Store
+from workers.storage.store import Store
 
 MARK = "PODEMBED_TEST_MARK"
 

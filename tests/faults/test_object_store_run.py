@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from orchestrator.lease import read_head, read_lineage
-from orchestrator.manifest import parse_commit_name
+from orchestrator.commit.lease import read_head, read_lineage
+from orchestrator.commit.manifest import parse_commit_name
 from tests.jobs.test_cli import run
 from tests.orchestrator.test_equality import expected_audit
 from tests.run_state import committed_state
 from tests.small_job import small_job
-from workers.storage import Store
+from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 180
@@ -31,7 +31,7 @@ TIMEOUT_S = 180
 @contextlib.contextmanager
 def training(folder: str, storage: str) -> Iterator[psutil.Process]:
     """`podembed train` on two hosts of a cluster of its own; far more steps than anybody waits for."""
-    command = [sys.executable, "-m", "jobs.cli", "train", "--job", "tests.small_job:small_job"]
+    command = [sys.executable, "-m", "jobs.cli.main", "train", "--job", "tests.small_job:small_job"]
     command += ["--set", f"folder={folder}", "epochs=5000", "--storage", storage, "--name", "run"]
     command += ["--hosts", "2", "--threads-per-host", "1", "--checkpoint-every", "5"]
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.lease import read_head, read_lineage
-from orchestrator.manifest import parse_commit_name
+from orchestrator.commit.lease import read_head, read_lineage
+from orchestrator.commit.manifest import parse_commit_name
 from tests.faults.partition_cluster import PATIENCE_S, Driver, PartedCluster, parted_cluster, workers_on
 from tests.faults.partition_process import LEASE_TIMEOUT_S
 from tests.jobs.test_cli import run
@@ -26,7 +26,7 @@ from tests.orchestrator.test_equality import expected_audit
 from tests.processes import wait_for
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.storage import Store
+from workers.storage.store import Store
 
 pytestmark = [is_long, pytest.mark.ray, pytest.mark.slow]
 STEPS = 150

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.config import ConfigurationError
-from orchestrator.ray_jobs import RayJobRunner
+from orchestrator.api.config import ConfigurationError
+from orchestrator.supervise.ray_jobs import RayJobRunner
 from tests.processes import free_port
 
 START_S = 120
@@ -71,7 +71,7 @@ def _wait_for_port(port: int) -> None:
 
 def runner_of(address: str, folder: Path, notices: list[str]) -> RayJobRunner:
     (folder / "jobs").mkdir(exist_ok=True)
-    # What is submitted is `python -m jobs.cli`; this one stands in for a training that takes its time.
+    # What is submitted is `python -m jobs.cli.main`; this one stands in for a training that takes its time.
     (folder / "jobs" / "cli.py").write_text(
         "import signal, sys, time\n"
         "print('arguments', sys.argv[1:], flush=True)\n"

@@ -18,8 +18,14 @@ FOLDER = ROOT / ".fuzz"
 TIMEOUT_S = 30
 MOST_MB = 3_000
 # Modules of numba kernels, whose changed bytecode numba would not compile.
-KERNELS = ["workers.column_kernels", "workers.run_kernels", "workers.string_keys", "workers.mixing", "workers.digest"]
-SCANNERS = ["workers.csv_records", "workers.criteo_lines"]
+KERNELS = [
+    "workers.columns.column_kernels",
+    "workers.columns.run_kernels",
+    "workers.columns.string_keys",
+    "workers.columns.mixing",
+    "workers.checkpoint.digest",
+]
+SCANNERS = ["workers.formats.csv_records", "workers.formats.criteo_lines"]
 
 
 def main() -> int:

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tests.workers.parquet_sets import declaration, table_of
-from workers.bad_rows import BadRowLog
-from workers.batch import Batch
-from workers.criteo_text import convert_criteo
-from workers.data_config import CsvData, IdColumn, InputData, NpyData
-from workers.input import InputIndex, InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.strict_json import DocumentRefused, parse_strictly, seal, unseal
-from workers.vocabulary import Vocabulary
+from workers.columns.vocabulary import Vocabulary
+from workers.data.bad_rows import BadRowLog
+from workers.data.batch import Batch
+from workers.data.config import CsvData, IdColumn, InputData, NpyData
+from workers.data.errors import InputError
+from workers.formats.criteo import convert_criteo
+from workers.input.reader import InputIndex, InputReader, build_index, training_plan
+from workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
 
 MOST_STEPS = 60
 
@@ -118,7 +118,7 @@ def prepared_csv(content: bytes) -> None:
 
 def csv_records(content: bytes) -> None:
     """Where records end does not depend on how the text comes in pieces."""
-    from workers.csv_records import RecordScanner, record_ends
+    from workers.formats.csv_records import RecordScanner, record_ends
 
     cut = 1 + content[0] % 16 if content else 1
     scanner = RecordScanner("text", delimiter=",")
@@ -182,7 +182,7 @@ def criteo(content: bytes, *, is_packed: bool = False) -> None:
 
 def criteo_lines(content: bytes) -> None:
     """The fast reader of lines agrees with the plain one."""
-    from workers.criteo_lines import Fault, parse_lines, read_line
+    from workers.formats.criteo_lines import Fault, parse_lines, read_line
 
     block = content if content.endswith(b"\n") else content + b"\n"
     parsed = parse_lines(block)

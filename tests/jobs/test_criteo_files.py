@@ -12,10 +12,10 @@ import pytest
 
 from jobs.criteo import COLUMN_NAMES, criteo
 from jobs.criteo_files import prepare_files
-from orchestrator.config import ConfigurationError
-from workers.criteo_text import CriteoTextError
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
+from orchestrator.api.config import ConfigurationError
+from workers.data.errors import InputError
+from workers.formats.criteo import CriteoTextError
+from workers.input.reader import InputReader, build_index, training_plan
 
 
 def text_lines(count: int, *, num_integers: int = 13) -> list[str]:

@@ -10,9 +10,9 @@ from embedding.optimizers import RowWiseAdagrad
 from jobs.built_in import BUILT_IN_JOBS
 from jobs.criteo import COLUMN_NAMES, criteo, synthetic
 from jobs.models.dlrm import DLRM
-from workers.data_config import DenseColumn
-from workers.job import JobError, JobReference
-from workers.tables import choose_buckets, table_specs
+from workers.data.config import DenseColumn
+from workers.job.job import JobError, JobReference
+from workers.job.tables import choose_buckets, table_specs
 
 
 @pytest.mark.parametrize("columns", COLUMN_NAMES)

@@ -9,7 +9,7 @@ import pytest
 from jobs.criteo import MODELS, criteo
 from jobs.models.dcn_v2 import DCNv2
 from jobs.models.dlrm import DLRM
-from workers.job import JobError
+from workers.job.job import JobError
 
 WIDTHS = {"a": 4, "b": 3}
 

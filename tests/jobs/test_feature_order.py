@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.activations import Activations
 from embedding.config import FeatureConfig, TableConfig
-from jobs.chaos_job import AUDIT, Audited, TinyModel
+from embedding.features.activations import Activations
+from jobs.chaos.jobs import AUDIT, Audited, TinyModel
 from jobs.models.dcn_v2 import DCNv2
 from jobs.models.dlrm import DLRM
 from jobs.models.two_towers import TwoTowers
-from workers.data_config import IdColumn, ParquetData
-from workers.job import JobConfig
+from workers.data.config import IdColumn, ParquetData
+from workers.job.job import JobConfig
 
 # Sorted, these are c10, c2, c9, user.
 NAMES = ("user", "c9", "c10", "c2")

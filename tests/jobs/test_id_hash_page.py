@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import RowId
 from embedding.optimizers import SGD
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.embedding import TPUEmbedding
 from jobs.criteo import criteo
 from jobs.prepare.ids import HashedIds
 from jobs.prepare.settings import field_plans
-from workers.bad_rows import Origin
-from workers.columns import Decoder, RawRows
-from workers.data_config import IdColumn, ParquetData
-from workers.id_stage import hashed_rows
-from workers.mixing import combine, mix64
-from workers.string_keys import string_keys
-from workers.vocabulary import text_of
+from workers.columns.decode import Decoder, RawRows
+from workers.columns.id_columns import hashed_rows
+from workers.columns.mixing import combine, mix64
+from workers.columns.string_keys import string_keys
+from workers.columns.vocabulary import text_of
+from workers.data.bad_rows import Origin
+from workers.data.config import IdColumn, ParquetData
 
 PAGE = Path(__file__).parents[2] / "docs" / "input.md"
 VECTOR = re.compile(

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.data_arguments import data_arguments
+from jobs.cli.data_arguments import data_arguments
 from jobs.movielens import movielens
 from jobs.movielens_files import MovieLensSet, MovieLensSpec, write_movielens
 from orchestrator import RunConfig, ScalingConfig, Trainer
-from orchestrator.config import ConfigurationError
-from workers.input_errors import InputError
-from workers.job import JobReference
-from workers.quality import area_under_curve
+from orchestrator.api.config import ConfigurationError
+from workers.data.errors import InputError
+from workers.job.job import JobReference
+from workers.job.quality import area_under_curve
 
 USERS, MOVIES, TASTES = 60, 120, 4
 SPEC = MovieLensSpec(history_length=5, train_negatives=2, eval_candidates=30, recall_k=3)

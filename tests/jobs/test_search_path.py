@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from jobs.search_path import COMMAND, new_process, without_folder
-from orchestrator.worker_path import is_searched_first
+from orchestrator.cluster.worker_path import is_searched_first
 from tests.click_logs import click_lines
 
 OWN = {"embedding", "workers", "orchestrator", "jobs", "tests", "benchmarks"}
 MY_JOB = """
 from dataclasses import replace
 
-from jobs.chaos_job import TinyModel, tiny
-from workers.job import JobConfig
+from jobs.chaos.jobs import TinyModel, tiny
+from workers.job.job import JobConfig
 
 
 class MyModel(TinyModel):
@@ -121,7 +121,7 @@ def test_processes_of_a_preparation_run_nothing_of_the_current_folder(planted: P
 def test_workers_find_the_job_there_and_run_nothing_else(
     planted: Planted, small_data: str, ray_cluster: None, tmp_path: Path
 ) -> None:
-    from orchestrator.ray_connection import cluster_address
+    from orchestrator.cluster.connection import cluster_address
 
     arguments = ["train", "--job", "my_job:job", "--set", f"folder={small_data}", "--max-steps", "4"]
     arguments += ["--storage", str(tmp_path), "--name", "run", "--hosts", "2", "--threads-per-host", "1"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.summary import summary
-from orchestrator.config import CheckpointConfig, Evaluation, Recovery, Result
-from orchestrator.history_record import HistoryRecord, RecordedEvaluation
+from jobs.cli.summary import summary
+from orchestrator.api.config import CheckpointConfig, Evaluation, Recovery, Result
+from orchestrator.run.history_record import HistoryRecord, RecordedEvaluation
 from tests.small_job import small_job
-from workers.job import JobConfig
+from workers.job.job import JobConfig
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator import checkpoint
-from orchestrator.lease import Lease
-from orchestrator.manifest import Manifest, commit_name
-from orchestrator.run_record import TableRecord, open_or_create
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import Lease
+from orchestrator.commit.manifest import Manifest, commit_name
+from orchestrator.commit.run_record import TableRecord, open_or_create
 from tests.orchestrator.checkpoint_samples import RECORD, VERSIONS, take
-from workers.checkpoint_files import (
+from workers.checkpoint.deltas import PartWriter
+from workers.checkpoint.files import (
     BucketReceipt,
     TableFiles,
     TablePlan,
@@ -24,8 +25,7 @@ from workers.checkpoint_files import (
     write_dense,
     write_table_metadata,
 )
-from workers.delta_files import PartWriter
-from workers.storage import Store
+from workers.storage.store import Store
 
 # Array name → values in row order, `[num_rows, width]`.
 Arrays = Mapping[str, np.ndarray]

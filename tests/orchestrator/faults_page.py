@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.chaos_record import HEADER, PLACES, Place, Record, Seen, by_fault, read_record
-from orchestrator.chaos_schedule import RunShape, Schedule, curated
+from jobs.chaos.record import HEADER, PLACES, Place, Record, Seen, by_fault, read_record
+from jobs.chaos.schedule import RunShape, Schedule, curated
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, RECORD = DOCS / "faults.md", DOCS / "faults.json"

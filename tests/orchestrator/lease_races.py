@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import EXIT_FENCED
-from orchestrator.lease import read_base, read_claims, read_lineage
-from orchestrator.manifest import parse_commit_name
-from workers.storage import Store
-from workers.storage_errors import NameNotFound
+from orchestrator.api.errors import EXIT_FENCED
+from orchestrator.commit.lease import read_base, read_claims, read_lineage
+from orchestrator.commit.manifest import parse_commit_name
+from workers.storage.errors import NameNotFound
+from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 NUM_DRIVERS = 3

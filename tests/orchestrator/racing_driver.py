@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 
-from orchestrator.lease import Fenced, Holder, acquire
-from orchestrator.manifest import commit_name, parse_commit_name
-from workers.storage import Store
+from orchestrator.commit.lease import Fenced, Holder, acquire
+from orchestrator.commit.manifest import commit_name, parse_commit_name
+from workers.storage.store import Store
 
 
 class PausingStore(Store):

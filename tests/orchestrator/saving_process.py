@@ -18,20 +18,20 @@ import numpy as np
 from embedding.config import TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from orchestrator import checkpoint
-from orchestrator.keep import keep_latest
-from orchestrator.lease import Lease
-from orchestrator.manifest import Manifest, commit_name
+from orchestrator.commit import checkpoint
+from orchestrator.commit.keep import keep_latest
+from orchestrator.commit.lease import Lease
+from orchestrator.commit.manifest import Manifest, commit_name
 from tests.orchestrator.checkpoint_samples import take, write_next
-from workers import local_files
-from workers.background_save import BackgroundSave
-from workers.checkpoint_files import assemble_table
-from workers.digest import bucket_digest
-from workers.progress import Tracker
-from workers.shards import table_plan
-from workers.storage import Store
+from workers.checkpoint.background_save import BackgroundSave
+from workers.checkpoint.digest import bucket_digest
+from workers.checkpoint.files import assemble_table
+from workers.checkpoint.shard import table_plan
+from workers.liveness.progress import Tracker
+from workers.storage import local as local_files
+from workers.storage.store import Store
 
 Answer = TypeVar("Answer")
 COUNTS = "counts"

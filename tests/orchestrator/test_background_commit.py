@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.background_commit import FULL_AT_STOP_S, BackgroundCommits, FailedSave, Patience, SavesFailed
-from orchestrator.config import CheckpointConfig, Result
-from orchestrator.errors import Failure, FailureKind, WorkerFailure
-from orchestrator.progress import SilentReporter, WindowReport
-from orchestrator.worker_group import WorkerGroup
+from orchestrator.api.config import CheckpointConfig, Result
+from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from orchestrator.commit import checkpoint
+from orchestrator.driver.background_commit import FULL_AT_STOP_S, BackgroundCommits, FailedSave, Patience, SavesFailed
+from orchestrator.driver.console import SilentReporter, WindowReport
+from orchestrator.group.worker_group import WorkerGroup
 from tests.clock import FakeClock
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.orchestrator.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
 from tests.run_state import assert_same_bytes, committed_state, tables_of
-from workers.storage import Store
-from workers.storage_errors import NameTaken
+from workers.storage.errors import NameTaken
+from workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.chaos_record import Seen, keep, read_record
-from workers.strict_json import DocumentRefused
+from jobs.chaos.record import Seen, keep, read_record
+from workers.storage.strict_json import DocumentRefused
 
 ONE = Seen(
     label="F10.1",

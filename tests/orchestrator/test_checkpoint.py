@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.checkpoint import CommitRefused, NoLoadableCommit
-from orchestrator.lease import Fenced, read_lineage
-from orchestrator.manifest import Manifest, commit_file, commit_name
-from orchestrator.run_record import open_or_create
+from orchestrator.commit import checkpoint
+from orchestrator.commit.checkpoint import CommitRefused, NoLoadableCommit
+from orchestrator.commit.lease import Fenced, read_lineage
+from orchestrator.commit.manifest import Manifest, commit_file, commit_name
+from orchestrator.commit.run_record import open_or_create
 from tests.orchestrator.checkpoint_samples import (
     RECORD,
     TABLES,
@@ -23,11 +23,11 @@ from tests.orchestrator.checkpoint_samples import (
     write_attempt,
     write_next,
 )
-from workers import strict_json
-from workers.checkpoint_files import read_bucket, read_dense
-from workers.storage import Store
-from workers.storage_errors import NameNotFound
-from workers.strict_json import DocumentRefused
+from workers.checkpoint.files import read_bucket, read_dense
+from workers.storage import strict_json
+from workers.storage.errors import NameNotFound
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
 
 
 @pytest.fixture(params=["local", "memory"])

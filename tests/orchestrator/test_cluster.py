@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster import RayBackend, RayCall, RayHandle, _Reservation
-from orchestrator.config import ConfigurationError, ScalingConfig
-from orchestrator.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
-from orchestrator.ray_connection import Connection
-from orchestrator.ray_nodes import RayNodes
+from orchestrator.api.config import ConfigurationError, ScalingConfig
+from orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
+from orchestrator.cluster.connection import Connection
+from orchestrator.cluster.ray_backend import RayBackend, RayCall, RayHandle, _Reservation
+from orchestrator.cluster.ray_nodes import RayNodes
+from orchestrator.group.worker_group import HostHandles
 from orchestrator.strategy import _Outcomes
-from orchestrator.worker_group import HostHandles
 
 
 def test_room_that_was_taken_in_the_middle_of_a_run_is_waited_for_and_a_first_start_is_refused(

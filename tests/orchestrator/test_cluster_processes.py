@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster_processes import (
+from orchestrator.cluster.processes import (
     FOLDER_PREFIX,
     LOCK_NAME,
     VARIABLE,

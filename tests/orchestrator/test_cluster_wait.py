@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from orchestrator.cluster_wait import await_cluster
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import TooFewHosts
-from orchestrator.signals import StoppedAtStart, StopSignals
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import TooFewHosts
+from orchestrator.api.signals import StoppedAtStart, StopSignals
+from orchestrator.cluster.cluster_wait import await_cluster
 from tests.clock import FakeClock
 
 

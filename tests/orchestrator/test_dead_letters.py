@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from orchestrator.dead_letters import FOLDER, DeadLetters
-from orchestrator.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
-from orchestrator.fsck import check_run
+from orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
+from orchestrator.driver.console import SilentReporter
+from orchestrator.inspect.fsck import check_run
 from orchestrator.outcomes import exit_code
-from orchestrator.progress import SilentReporter
+from orchestrator.run.dead_letters import FOLDER, DeadLetters
 from orchestrator.trainer import Trainer
 from tests.small_job import small_job, write_small_data
-from workers.bad_rows import BadRow
-from workers.job import JobConfig
-from workers.storage import Store
-from workers.strict_json import DocumentRefused
+from workers.data.bad_rows import BadRow
+from workers.job.job import JobConfig
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
 
 BAD_ROWS = (3, 250, 251, 599)
 

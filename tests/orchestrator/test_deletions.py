@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.deletions import FOLDER
-from orchestrator.fsck import check_run, render
-from orchestrator.keep import keep_latest
-from orchestrator.keep_policies import Committed
-from orchestrator.manifest import commit_file
+from orchestrator.api.keep_policies import Committed
+from orchestrator.commit.deletions import FOLDER
+from orchestrator.commit.keep import keep_latest
+from orchestrator.commit.manifest import commit_file
+from orchestrator.inspect.fsck import check_run, render
 from tests.orchestrator.checkpoint_samples import take
 from tests.orchestrator.committed_tables import flip_byte, random_table, run_with
-from workers.storage import Store
+from workers.storage.store import Store
 
 STEPS = (10, 20, 30, 40, 50, 60, 70)
 # 10 and 20 are before all that stay, 40 and 50 between them.

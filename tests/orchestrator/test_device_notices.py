@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster import RayBackend
-from orchestrator.config import ScalingConfig
-from orchestrator.device_notices import device_notices
-from workers.device_process import DeviceReady
+from orchestrator.api.config import ScalingConfig
+from orchestrator.cluster.device_notices import device_notices
+from orchestrator.cluster.ray_backend import RayBackend
+from workers.device.process import DeviceReady
 
 
 def ready(platform: str, kind: str, num_devices: int = 1) -> DeviceReady:

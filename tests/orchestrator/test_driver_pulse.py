@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import driver_pulse, supervision
-from orchestrator.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
-from orchestrator.lease import Heartbeat, Holder, acquire
-from orchestrator.signals import StopSignals
-from orchestrator.supervision import LocalRunner, supervise
-from workers.process_signs import ProcessSigns
-from workers.storage import Store
+from orchestrator.api.signals import StopSignals
+from orchestrator.commit.lease import Heartbeat, Holder, acquire
+from orchestrator.supervise import driver_pulse, supervision
+from orchestrator.supervise.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
+from orchestrator.supervise.supervision import LocalRunner, supervise
+from workers.liveness.process_signs import ProcessSigns
+from workers.storage.store import Store
 
 US = Holder(submission="us", hostname="h", process=7, machine="m")
 
@@ -80,8 +80,8 @@ def test_only_the_heartbeat_of_our_own_driver_is_seen(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os, signal, sys
-from orchestrator.lease import Holder, acquire
-from workers.storage import Store
+from orchestrator.commit.lease import Holder, acquire
+from workers.storage.store import Store
 first = sys.argv[2] == "1"
 lease = acquire(Store(sys.argv[1]), holder=Holder.current("attempt"), take_over=True)
 if first:

@@ -13,20 +13,20 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, with_metric
-from orchestrator.evaluations import evaluation_of, require_metric
-from orchestrator.policy_record import read_policies
-from orchestrator.progress import SilentReporter
+from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, with_metric
+from orchestrator.commit import checkpoint
+from orchestrator.driver.console import SilentReporter
+from orchestrator.driver.evaluations import evaluation_of, require_metric
+from orchestrator.run.policy_record import read_policies
 from orchestrator.trainer import Trainer
 from tests.small_job import small_job
-from workers.files import locate
-from workers.host_values import ScoredSamples
-from workers.job import JobConfig
-from workers.quality import QualityError, Scores
-from workers.ranking import LogLoss
-from workers.sample_losses import sample_losses
-from workers.storage import Store
+from workers.data.files import locate
+from workers.host.spec import ScoredSamples
+from workers.job.job import JobConfig
+from workers.job.quality import QualityError, Scores
+from workers.job.ranking import LogLoss
+from workers.job.sample_losses import sample_losses
+from workers.storage.store import Store
 
 
 def squared(scores: jax.Array, labels: jax.Array) -> jax.Array:

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from orchestrator.config import ConfigurationError
-from orchestrator.export import Format, export
-from orchestrator.run_reference import CommittedState, open_commit
-from orchestrator.table_rows import row_batches
+from orchestrator.api.config import ConfigurationError
+from orchestrator.inspect.describe import Format, export
+from orchestrator.inspect.rows import row_batches
+from orchestrator.run.reference import CommittedState, open_commit
 from tests.orchestrator.committed_tables import (
     SampleTable,
     commit_tables,
@@ -28,7 +28,7 @@ from tests.orchestrator.committed_tables import (
     run_with,
     two_tables,
 )
-from workers.chunks import ChunkDamaged
+from workers.checkpoint.chunks import ChunkDamaged
 
 TABLES = two_tables()
 # Enough for one, two or all positions of the four buckets of `users` rows.

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator import background_commit, checkpoint, driver
-from orchestrator.background_commit import BackgroundCommits, SavesFailed
-from orchestrator.config import CheckpointConfig, FailureConfig, Result
-from orchestrator.fsck import check_run, render
-from orchestrator.lease import read_lineage
-from orchestrator.manifest import parse_commit_name
+from orchestrator.api.config import CheckpointConfig, FailureConfig, Result
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import read_lineage
+from orchestrator.commit.manifest import parse_commit_name
+from orchestrator.driver import background_commit, driver
+from orchestrator.driver.background_commit import BackgroundCommits, SavesFailed
+from orchestrator.inspect.fsck import check_run, render
 from tests.clock import FakeClock
 from tests.orchestrator.test_background_commit import PATIENCE_S, Watcher, before_each_file
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=10)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.chaos_record import Place, Seen, by_fault, read_record
-from orchestrator.chaos_schedule import RunShape, curated
+from jobs.chaos.record import Place, Seen, by_fault, read_record
+from jobs.chaos.schedule import RunShape, curated
 from tests.orchestrator.faults_page import PAGE, RECORD, campaign, cell, written
 
 ONE = Seen(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.filling_alarms import filling_alarms
-from workers.held_rows import Filled
+from orchestrator.group.filling_alarms import filling_alarms
+from workers.host.surviving_shard import Filled
 
 
 def test_nothing_is_said_where_all_is_well() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import CheckpointConfig
-from orchestrator.fsck import check_run, render
-from orchestrator.lease import read_lineage
-from orchestrator.run_folder import OpenRun, open_run
+from orchestrator.api.config import CheckpointConfig
+from orchestrator.commit.lease import read_lineage
+from orchestrator.inspect.fsck import check_run, render
+from orchestrator.run.run import OpenRun, open_run
 from tests.orchestrator.test_in_process import train
-from workers.storage import Store
+from workers.storage.store import Store
 
 FLIPS_A_FILE = 3
 DATA_FILES = 8  # of some hundred, each of which the check reads as the others of its kind

@@ -20,19 +20,20 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.keras_optimizers import Adam
-from orchestrator import checkpoint, history, history_record, job_settings, lease, manifest, run_record
-from orchestrator.config import CheckpointConfig
-from orchestrator.export import export
-from orchestrator.run_reference import open_commit
+from embedding.keras.sgd_ftrl import Adam
+from orchestrator.api.config import CheckpointConfig
+from orchestrator.commit import checkpoint, lease, manifest, run_record
+from orchestrator.inspect.describe import export
+from orchestrator.run import history, history_record, job_settings
+from orchestrator.run.reference import open_commit
 from tests.orchestrator.checkpoint_samples import TABLES, take, values_of, write_next
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, random_table
 from tests.orchestrator.test_in_process import train
 from tests.small_job import small_job
-from workers import checkpoint_files
-from workers.device import DeviceWorker
-from workers.storage import Store
-from workers.strict_json import seal
+from workers.checkpoint import files as checkpoint_files
+from workers.device.model_step import DeviceWorker
+from workers.storage.store import Store
+from workers.storage.strict_json import seal
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
 MASK = (1 << 64) - 1

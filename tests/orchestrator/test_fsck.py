@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.config import ConfigurationError
-from orchestrator.fsck import RunCheck, check_run, render
-from orchestrator.keep import keep_latest
-from orchestrator.keep_policies import KeepEvery
-from orchestrator.lease import read_lineage
-from orchestrator.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.keep_policies import KeepEvery
+from orchestrator.commit import checkpoint
+from orchestrator.commit.keep import keep_latest
+from orchestrator.commit.lease import read_lineage
+from orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
+from orchestrator.inspect.fsck import RunCheck, check_run, render
 from tests.orchestrator.checkpoint_samples import take
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, run_with, two_tables
-from workers.storage import Store
+from workers.storage.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.checkpoint import Checkpoint
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
-from orchestrator.config import ConfigurationError
-from orchestrator.fsck_saved import CheckedSave, check_saves, render
-from orchestrator.run_reference import open_run_store
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.checkpoint import Checkpoint
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from orchestrator.api.config import ConfigurationError
+from orchestrator.inspect.fsck_saved import CheckedSave, check_saves, render
+from orchestrator.run.reference import open_run_store
 from tests.jobs.test_cli import run as podembed
-from workers.stepwise_checkpoint import saved_paths
+from workers.stepwise.checkpoint import saved_paths
 
 
 @pytest.fixture(scope="module")

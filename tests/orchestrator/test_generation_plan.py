@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from embedding.buckets import place
-from orchestrator.generation_plan import renumbered
-from orchestrator.groups import who_goes_on
+from orchestrator.group.generation_plan import renumbered
+from orchestrator.group.survivors import who_goes_on
 
 
 @pytest.mark.parametrize(

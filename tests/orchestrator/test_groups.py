@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import Failure, FailureKind
-from orchestrator.groups import MAX_ATTEMPTS, Groups, who_goes_on
-from orchestrator.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import Failure, FailureKind
+from orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
+from orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
 from tests.orchestrator.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 
 QUICK = Deadlines(

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import history_record
-from orchestrator.config import Evaluation
-from orchestrator.fsck import check_run
-from orchestrator.history import History
-from orchestrator.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
-from orchestrator.inspect_run import describe, render
+from orchestrator.api.config import Evaluation
+from orchestrator.inspect.fsck import check_run
+from orchestrator.inspect.inspect_run import describe, render
+from orchestrator.run import history_record
+from orchestrator.run.history import History
+from orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
-from workers.storage import Store
-from workers.strict_json import DocumentRefused
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
 
 
 def train(history: History, generation: int, *bounds: int, evaluate: bool = True) -> None:

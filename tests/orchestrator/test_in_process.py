@@ -12,25 +12,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, ConfigurationError, FailureConfig, Result, RunConfig, ScalingConfig
-from orchestrator.driver import Driver
-from orchestrator.errors import JobFailed, WorkerRefused
-from orchestrator.finished import finished
-from orchestrator.groups import Groups
-from orchestrator.history_record import read_history
-from orchestrator.in_process import InProcessBackend
-from orchestrator.lease import read_claims, read_heartbeat
-from orchestrator.progress import Reporter, SilentReporter, WindowReport
-from orchestrator.run_folder import create_run, open_run
-from orchestrator.signals import StopSignals
+from orchestrator.api.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
+from orchestrator.api.errors import JobFailed, WorkerRefused
+from orchestrator.api.signals import StopSignals
+from orchestrator.cluster.in_process import InProcessBackend
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import read_claims, read_heartbeat
+from orchestrator.driver.console import Reporter, SilentReporter, WindowReport
+from orchestrator.driver.driver import Driver
+from orchestrator.group.survivors import Groups
+from orchestrator.group.worker_group import HostHandles
+from orchestrator.run.finished import finished
+from orchestrator.run.history_record import read_history
+from orchestrator.run.run import create_run, open_run
 from orchestrator.trainer import Trainer, fit
-from orchestrator.worker_group import HostHandles
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.job import JobReference
-from workers.storage import Store
-from workers.storage_errors import StoreUnavailable
+from workers.job.job import JobReference
+from workers.storage.errors import StoreUnavailable
+from workers.storage.store import Store
 
 STEPS = 24
 
@@ -159,8 +166,8 @@ def test_training_goes_on_while_heartbeats_cannot_be_written(
         def notice(self, text: str) -> None:
             self.notices.append(text)
 
-    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
-    monkeypatch.setattr("orchestrator.lease.HEARTBEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("orchestrator.driver.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     job = small_job(folder=small_data, audit=False)
     result = Driver(
         create_run(str(tmp_path / "run"), job, None),
@@ -213,8 +220,8 @@ def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
     def refuse(self: Store, name: str, data: bytes) -> None:
         raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
 
-    monkeypatch.setattr("orchestrator.driver.HEARTBEAT_S", 0.0)
-    monkeypatch.setattr("orchestrator.lease.HEARTBEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("orchestrator.driver.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     monkeypatch.setattr(Groups, "greet", lambda self, all_workers=False: greeted.append(all_workers))
     run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)
     monkeypatch.setattr(Store, "replace", refuse)

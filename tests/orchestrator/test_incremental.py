@@ -10,30 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cli import main
-from orchestrator import checkpoint
-from orchestrator.compact import compact
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
-from orchestrator.diff_runs import diff
-from orchestrator.errors import WorkerRefused
-from orchestrator.export import export
-from orchestrator.extract import extract
-from orchestrator.fsck import check_run, render
-from orchestrator.inspect_run import describe
-from orchestrator.inspect_run import render as render_run
-from orchestrator.lease import read_lineage
-from orchestrator.manifest import Manifest, parse_commit_name, problems
-from orchestrator.progress import SilentReporter
-from orchestrator.prune import prune
-from orchestrator.run_reference import open_commit
+from jobs.cli.main import main
+from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
+from orchestrator.api.errors import WorkerRefused
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import read_lineage
+from orchestrator.commit.manifest import Manifest, parse_commit_name, problems
+from orchestrator.driver.console import SilentReporter
+from orchestrator.inspect.compact import compact
+from orchestrator.inspect.describe import export
+from orchestrator.inspect.diff import diff
+from orchestrator.inspect.extract import extract
+from orchestrator.inspect.fsck import check_run, render
+from orchestrator.inspect.inspect_run import describe
+from orchestrator.inspect.inspect_run import render as render_run
+from orchestrator.inspect.prune import prune
+from orchestrator.run.reference import open_commit
 from orchestrator.trainer import Trainer
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.orchestrator.test_in_process import STEPS, train
 from tests.run_state import assert_same_bytes, committed_state, tables_of
-from workers.checkpoint_files import read_dense
-from workers.chunks import ChunkDamaged
-from workers.job import JobReference
-from workers.storage import Store
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.files import read_dense
+from workers.job.job import JobReference
+from workers.storage.store import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=3)
 

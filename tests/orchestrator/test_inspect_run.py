@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cli import main
-from orchestrator import checkpoint
-from orchestrator.inspect_run import describe, format_age, format_bytes, reading_example, render
-from orchestrator.manifest import Manifest, commit_file
-from orchestrator.run_record import WarmStartRecord, open_or_create
+from jobs.cli.main import main
+from orchestrator.commit import checkpoint
+from orchestrator.commit.manifest import Manifest, commit_file
+from orchestrator.commit.run_record import WarmStartRecord, open_or_create
+from orchestrator.inspect.inspect_run import describe, format_age, format_bytes, reading_example, render
 from tests.orchestrator.checkpoint_samples import RECORD, TABLES, take, values_of, write_next
-from workers.storage import Store
+from workers.storage.store import Store
 
 NOW_UNIX_S = 1_700_000_000.0 + 3600
 

@@ -11,21 +11,21 @@ import pytest
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad, Adam
-from jobs.chaos_job import TinyModel
-from orchestrator.config import ConfigurationError, Result, RunConfig, ScalingConfig
-from orchestrator.fsck import check_run
-from orchestrator.inspect_run import describe, render
-from orchestrator.job_settings import changes, check_change, read_settings, record_settings
-from orchestrator.progress import SilentReporter
-from orchestrator.run_folder import create_run, open_run
-from orchestrator.run_record import RunMismatch
+from jobs.chaos.jobs import TinyModel
+from orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig
+from orchestrator.commit.run_record import RunMismatch
+from orchestrator.driver.console import SilentReporter
+from orchestrator.inspect.fsck import check_run
+from orchestrator.inspect.inspect_run import describe, render
+from orchestrator.run.job_settings import changes, check_change, read_settings, record_settings
+from orchestrator.run.run import create_run, open_run
 from orchestrator.trainer import fit
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import DIM, SmallModel, small_job
-from workers.job import JobConfig, JobError, JobReference
-from workers.storage import Store
-from workers.strict_json import DocumentRefused
+from workers.job.job import JobConfig, JobError, JobReference
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
 
 FUNCTION = "tests.small_job:small_job"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.keep import keep_latest, read_committed
-from orchestrator.keep_policies import KeepBest, KeepEvery
-from orchestrator.lease import Fenced, read_lineage
-from orchestrator.manifest import commit_file
+from orchestrator.api.keep_policies import KeepBest, KeepEvery
+from orchestrator.commit import checkpoint
+from orchestrator.commit.keep import keep_latest, read_committed
+from orchestrator.commit.lease import Fenced, read_lineage
+from orchestrator.commit.manifest import commit_file
 from tests.orchestrator.checkpoint_samples import commit_steps, take, write_next
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 
 @pytest.fixture(params=["local", "memory"])

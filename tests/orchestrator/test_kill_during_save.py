@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.keep import keep_latest
-from orchestrator.lease import read_lineage
-from orchestrator.manifest import parse_commit_name
+from orchestrator.commit import checkpoint
+from orchestrator.commit.keep import keep_latest
+from orchestrator.commit.lease import read_lineage
+from orchestrator.commit.manifest import parse_commit_name
 from tests.long_tests import is_long
 from tests.orchestrator.checkpoint_samples import take, write_next
 from tests.orchestrator.saving_process import COUNTS, live, live_and_train
-from workers.checkpoint_files import read_bucket
-from workers.storage import Store
+from workers.checkpoint.files import read_bucket
+from workers.storage.store import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.orchestrator.saving_process"])

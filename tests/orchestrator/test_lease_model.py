@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
-from orchestrator.manifest import commit_name, parse_commit_name
+from orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
+from orchestrator.commit.manifest import commit_name, parse_commit_name
 
 After = Callable[[DriverState, object], DriverState]
 

@@ -14,14 +14,14 @@ import pytest
 
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import SGD
-from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.errors import JobFailed
-from orchestrator.progress import SilentReporter
+from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.api.errors import JobFailed
+from orchestrator.commit import checkpoint
+from orchestrator.driver.console import SilentReporter
 from orchestrator.trainer import Trainer
 from tests.small_job import small_job
-from workers.job import JobConfig
-from workers.storage import Store
+from workers.job.job import JobConfig
+from workers.storage.store import Store
 
 
 def rates(step: int, rate: float) -> Callable[..., Any]:

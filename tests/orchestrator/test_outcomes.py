@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import CrashLoop, JobFailed
-from orchestrator.input_record import InputChanged
-from orchestrator.lease import Fenced, Holder, RunIsHeld
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import CrashLoop, JobFailed
+from orchestrator.api.signals import StoppedAtStart
+from orchestrator.commit.lease import Fenced, Holder, RunIsHeld
+from orchestrator.commit.run_record import RunMismatch
 from orchestrator.outcomes import exit_code
-from orchestrator.run_record import RunMismatch
-from orchestrator.signals import StoppedAtStart
-from workers.data_config import DataConfigError
-from workers.input_errors import InputError
-from workers.job import JobError
-from workers.quality import QualityError
-from workers.storage_errors import StorageError
-from workers.strict_json import DocumentRefused
+from orchestrator.run.input_record import InputChanged
+from workers.data.config import DataConfigError
+from workers.data.errors import InputError
+from workers.job.job import JobError
+from workers.job.quality import QualityError
+from workers.storage.errors import StorageError
+from workers.storage.strict_json import DocumentRefused
 
 HOLDER = Holder(submission="s-1", hostname="h", process=7, machine="")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from orchestrator.places import taking_connections
+from orchestrator.cluster.places import taking_connections
 from tests.workers.mesh_testing import LOCAL
 from tests.workers.test_link_silence import without_answer
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.placement import place_tables
-from orchestrator.plan import plan, render, summary
+from embedding.lookup.placement import place_tables
+from orchestrator.decisions.table_plan import plan, render, summary
 from tests.small_job import B_ROWS, small_job
-from workers.tables import choose_buckets, features_per_table, table_specs
+from workers.job.tables import choose_buckets, features_per_table, table_specs
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 7])

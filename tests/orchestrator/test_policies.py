@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import CheckpointConfig, ConfigurationError
-from orchestrator.errors import (
+from orchestrator.api.config import CheckpointConfig, ConfigurationError
+from orchestrator.api.errors import (
     CrashLoop,
     Failure,
     FailureKind,
@@ -18,7 +18,7 @@ from orchestrator.errors import (
     is_host_fault,
     listed,
 )
-from orchestrator.policies import (
+from orchestrator.decisions.failure import (
     CALL_CPU_S,
     CALLS_PER_HOST,
     LONGEST_WINDOW_S,
@@ -34,7 +34,7 @@ from orchestrator.policies import (
     window_end,
     window_target_s,
 )
-from orchestrator.saves import Saves
+from orchestrator.driver.saves import Saves
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 
@@ -295,7 +295,7 @@ def test_what_ran_out_of_memory_is_told_by_type() -> None:
     import numpy as np
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.worker_errors import failure_of
+    from orchestrator.group.worker_errors import failure_of
 
     with pytest.raises(MemoryError) as caught:
         np.empty(1 << 50)
@@ -308,7 +308,7 @@ def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
     """A gang member that dies with its whole machine is noticed by JAX before Ray."""
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.worker_errors import failure_of
+    from orchestrator.group.worker_errors import failure_of
 
     lost = failure_of("device 0", JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
     own = failure_of("device 0", JaxRuntimeError("INTERNAL: a custom call raised"))
@@ -320,8 +320,8 @@ def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
 def test_an_accelerator_gang_that_broke_is_told_from_one_that_cannot_be() -> None:
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.worker_errors import failure_of
-    from workers.gang_errors import GangError
+    from orchestrator.group.worker_errors import failure_of
+    from workers.device.gang_errors import GangError
 
     nccl = "INTERNAL: NCCL operation {} failed: {}. Last NCCL warning(error) log entry (may be unrelated) '{}'"
     lost = failure_of("device 0", JaxRuntimeError(nccl.format("ncclGroupEnd()", "remote process exited", "")))

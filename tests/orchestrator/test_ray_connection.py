@@ -16,8 +16,8 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])
 from orchestrator import ray_connection
-from orchestrator.config import ConfigurationError
-from orchestrator.own_cluster import OwnCluster
+from orchestrator.api.config import ConfigurationError
+from orchestrator.cluster.own_cluster import OwnCluster
 
 def started(self, *arguments, **settings):
     print("begins with", resource.getrlimit(resource.RLIMIT_NOFILE)[0])

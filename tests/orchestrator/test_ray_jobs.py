@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import ray_jobs
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import EXIT_STOPPED
-from orchestrator.ray_jobs import LOST_EXIT_CODE, RayJobRunner
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import EXIT_STOPPED
+from orchestrator.supervise import ray_jobs
+from orchestrator.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import config
+from orchestrator.api import config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-ray-train.md").read_text(encoding="utf-8")
 

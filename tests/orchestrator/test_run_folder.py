@@ -9,17 +9,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.config import ConfigurationError
-from orchestrator.input_record import InputChanged
-from orchestrator.lease import RunIsHeld
-from orchestrator.run_folder import OpenRun, create_run, newest_commit, open_run
-from orchestrator.run_record import RunMismatch
+from orchestrator.api.config import ConfigurationError
+from orchestrator.commit.lease import RunIsHeld
+from orchestrator.commit.run_record import RunMismatch
+from orchestrator.run.input_record import InputChanged
+from orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
 from tests.small_job import NUM_LANES, small_job, write_small_data
-from workers.data_config import DataConfigError
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.job import JobConfig, JobError, JobReference
-from workers.strict_json import DocumentRefused
+from workers.data.config import DataConfigError
+from workers.data.errors import InputError
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.job.job import JobConfig, JobError, JobReference
+from workers.storage.strict_json import DocumentRefused
 
 CHANGES: dict[str, object] = {}
 

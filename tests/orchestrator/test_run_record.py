@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import EXIT_CONFIGURATION
-from orchestrator.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
+from orchestrator.api.errors import EXIT_CONFIGURATION
+from orchestrator.commit.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
 from tests.orchestrator.checkpoint_samples import RECORD
-from workers.storage import Store
-from workers.storage_errors import NameNotFound
-from workers.strict_json import DocumentRefused, seal, unseal
+from workers.storage.errors import NameNotFound
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused, seal, unseal
 
 
 @pytest.fixture

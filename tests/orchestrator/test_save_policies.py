@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config import CheckpointConfig
-from orchestrator.keep_policies import Committed
-from orchestrator.policies import Schedule
-from orchestrator.save_policies import (
+from orchestrator.api.config import CheckpointConfig
+from orchestrator.api.keep_policies import Committed
+from orchestrator.api.save_policies import (
     AfterEvaluation,
     EverySeconds,
     EverySteps,
@@ -17,7 +16,8 @@ from orchestrator.save_policies import (
     is_due,
     next_known,
 )
-from orchestrator.saves import Saves
+from orchestrator.decisions.failure import Schedule
+from orchestrator.driver.saves import Saves
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from orchestrator.run_reference import open_commit
-from orchestrator.scan_values import scan_values
+from orchestrator.inspect.scan_values import scan_values
+from orchestrator.run.reference import open_commit
 from tests.jobs.test_cli import run
 from tests.orchestrator.committed_tables import commit_tables, create_run, two_tables
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.config import Result
-from orchestrator.progress import SilentReporter, WindowReport
-from orchestrator.run_record import read_run
+from orchestrator.api.config import Result
+from orchestrator.commit.run_record import read_run
+from orchestrator.driver.console import SilentReporter, WindowReport
 from tests.long_tests import is_long
 from tests.orchestrator.test_equality import COMMIT_EVERY, Killer, PlainJax, train_small
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.input import InputReader, build_index, training_plan
-from workers.storage import Store
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.storage.store import Store
 
 NUM_STEPS = 14
 

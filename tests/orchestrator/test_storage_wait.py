@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.signals import StoppedAtStart, StopSignals
-from orchestrator.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
+from orchestrator.api.signals import StoppedAtStart, StopSignals
+from orchestrator.commit.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
 from tests.clock import FakeClock
-from workers.storage_errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
+from workers.storage.errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 
 AWAY = StoreUnavailable("read 'x'", attempts=6, elapsed_s=60.0, last=TimeoutError("slow"))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import EXIT_CRASH_LOOP, EXIT_STOPPED
-from orchestrator.signals import StopSignals
-from orchestrator.supervision import LONGEST_DELAY_S, Again, Done, LocalRunner, Stop, after_exit, supervise
+from orchestrator.api.errors import EXIT_CRASH_LOOP, EXIT_STOPPED
+from orchestrator.api.signals import StopSignals
+from orchestrator.supervise.supervision import LONGEST_DELAY_S, Again, Done, LocalRunner, Stop, after_exit, supervise
 
 
 @pytest.mark.parametrize("exit_code", [1, 2, 86, 87, 130])
@@ -55,7 +55,7 @@ def test_a_driver_that_ray_ended_from_within_is_no_error_of_the_job() -> None:
 
 def test_a_driver_whose_heartbeat_is_left_did_not_end_by_itself(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom orchestrator.lease import Holder, acquire\nfrom workers.storage import Store\n"
+        "import os, sys\nfrom orchestrator.commit.lease import Holder, acquire\nfrom workers.storage.store import Store\n"
         "lease = acquire(Store(sys.argv[1]), holder=Holder.current('attempt'), take_over=True)\n"
         "if len(sys.argv) > 2: lease.release()\n"
         "os._exit(1)\n"

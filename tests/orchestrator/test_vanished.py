@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, Result
-from orchestrator.fsck import check_run
-from orchestrator.lease import Fenced, acquire, read_claims, read_lineage
+from orchestrator.api.config import CheckpointConfig, Result
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import Fenced, acquire, read_claims, read_lineage
+from orchestrator.commit.vanished import RunVanished
+from orchestrator.driver.console import SilentReporter
+from orchestrator.inspect.fsck import check_run
 from orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
-from orchestrator.progress import SilentReporter
-from orchestrator.vanished import RunVanished
 from tests.orchestrator.checkpoint_samples import commit_steps, holder, take
 from tests.orchestrator.committed_tables import flip_byte
 from tests.orchestrator.test_in_process import STEPS, train
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 FIRST, SECOND, LAST = "s000000010-g00000001", "s000000020-g00000001", f"s{STEPS:09d}-g00000001"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checkpoint
-from orchestrator.manifest import Manifest, commit_file
-from orchestrator.verification import verify
+from orchestrator.commit import checkpoint
+from orchestrator.commit.manifest import Manifest, commit_file
+from orchestrator.commit.verification import verify
 from tests.orchestrator.checkpoint_samples import take, write_next
-from workers.checkpoint_files import read_bucket, read_dense
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.checkpoint.files import read_bucket, read_dense
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 
 @pytest.fixture

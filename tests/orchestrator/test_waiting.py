@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.errors import Failure, FailureKind, cause
-from orchestrator.waiting import blocked, charged, severed
-from workers.progress import Progress
+from orchestrator.api.errors import Failure, FailureKind, cause
+from orchestrator.group.waiting import blocked, charged, severed
+from workers.liveness.progress import Progress
 
 
 def at(phase: str, *waits_for: str, step: int = 812, phase_s: float = 12.0) -> Progress:

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from embedding.initializers import initial_rows
-from orchestrator import checkpoint
-from orchestrator.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
-from orchestrator.errors import WorkerRefused
-from orchestrator.progress import SilentReporter
-from orchestrator.run_folder import create_run, open_run
-from orchestrator.run_record import RunMismatch, WarmStartRecord, read_run
+from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
+from orchestrator.api.errors import WorkerRefused
+from orchestrator.commit import checkpoint
+from orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
+from orchestrator.driver.console import SilentReporter
+from orchestrator.run.run import create_run, open_run
+from orchestrator.run.warm_start import WarmStartRefused
 from orchestrator.trainer import Trainer, fit
-from orchestrator.warm_start import WarmStartRefused
 from tests.jobs.test_cli import run as podembed
 from tests.orchestrator.test_equality import expected_audit
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.job import JobReference
-from workers.storage import Store
-from workers.tables import choose_buckets, table_specs
+from workers.job.job import JobReference
+from workers.job.tables import choose_buckets, table_specs
+from workers.storage.store import Store
 
 SOURCE_STEPS = 13
 STEPS = 6
@@ -54,7 +54,7 @@ def train(
 
 def train_source(folder: str, path: Path, *, steps: int) -> Result:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("orchestrator.run_folder.choose_buckets", lambda job: BUCKETS)
+        patched.setattr("orchestrator.run.run.choose_buckets", lambda job: BUCKETS)
         return train(job_of(folder), path, steps=steps)
 
 

@@ -12,9 +12,9 @@ import pytest
 from embedding.config import TableConfig
 from embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
 from embedding.table_spec import TableSpec
-from orchestrator.config import ConfigurationError
-from orchestrator.manifest import Manifest
-from orchestrator.warm_start import (
+from orchestrator.api.config import ConfigurationError
+from orchestrator.commit.manifest import Manifest
+from orchestrator.run.warm_start import (
     DenseRule,
     RuleKind,
     TableRule,
@@ -26,8 +26,8 @@ from orchestrator.warm_start import (
 )
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, random_table, run_with
 from tests.small_job import small_job
-from workers.data_config import IdColumn
-from workers.storage import Store
+from workers.data.config import IdColumn
+from workers.storage.store import Store
 
 NUM_ROWS, DIM = 37, 3
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import FailureKind
-from orchestrator.watch import Deadlines, Silence, Watch, why_frozen
+from orchestrator.api.errors import FailureKind
+from orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
 from tests.clock import FakeClock
-from workers.process_signs import ProcessSigns
-from workers.progress import Progress
+from workers.liveness.process_signs import ProcessSigns
+from workers.liveness.progress import Progress
 
 DEADLINES = Deadlines()
 

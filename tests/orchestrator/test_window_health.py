@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.config import FailureConfig
-from orchestrator.window_health import WINDOWS, WindowHealth
-from workers.host import HostWindow
+from orchestrator.api.config import FailureConfig
+from orchestrator.decisions.window_health import WINDOWS, WindowHealth
+from workers.host.host import HostWindow
 
 
 def window(phase_s: dict[str, float], *rows: int) -> HostWindow:

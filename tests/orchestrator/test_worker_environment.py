@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.worker_environment import ALLOCATOR, accelerators_of, worker_environment
+from orchestrator.cluster.worker_environment import ALLOCATOR, accelerators_of, worker_environment
 
 
 def environment(kind: str, resources: dict[str, float], threads: int | None = None, **environ: str) -> dict[str, str]:

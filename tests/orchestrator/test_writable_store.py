@@ -9,17 +9,17 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from orchestrator.compact import compact
-from orchestrator.config import ConfigurationError, RunConfig, ScalingConfig
-from orchestrator.prune import prune
-from orchestrator.run_folder import create_run, open_run
+from orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from orchestrator.commit.writable_store import open_for_writing
+from orchestrator.inspect.compact import compact
+from orchestrator.inspect.prune import prune
+from orchestrator.run.run import create_run, open_run
 from orchestrator.trainer import Trainer
-from orchestrator.writable_store import open_for_writing
 from tests.orchestrator.checkpoint_samples import commit_steps, take
 from tests.small_job import small_job
-from workers.job import JobReference
-from workers.storage import Store
-from workers.storage_errors import SingleWriterStore, StoreCannotCreateExclusively
+from workers.job.job import JobReference
+from workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
+from workers.storage.store import Store
 
 
 class FolderFileSystem(type(fsspec.filesystem("file"))):

@@ -10,7 +10,7 @@ import optax
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import SGD, Adagrad
 from tests.small_job import B_ROWS, DIM, SmallModel, small_job
-from workers.job import JobConfig
+from workers.job.job import JobConfig
 
 
 class WiderModel(SmallModel):

@@ -17,17 +17,17 @@ import numpy as np
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD, Adagrad
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from orchestrator.run_record import RunRecord, TableRecord
-from workers.checkpoint_files import digest_of
-from workers.data_config import IdColumn, ParquetData
-from workers.input import LanePlan, training_plan
-from workers.input_files import InputFile
-from workers.input_index import InputIndex
-from workers.job import JobConfig
-from workers.shards import table_plan
-from workers.tables import table_specs
+from orchestrator.commit.run_record import RunRecord, TableRecord
+from workers.checkpoint.files import digest_of
+from workers.checkpoint.shard import table_plan
+from workers.data.config import IdColumn, ParquetData
+from workers.data.input_files import InputFile
+from workers.input.index import InputIndex
+from workers.input.reader import LanePlan, training_plan
+from workers.job.job import JobConfig
+from workers.job.tables import table_specs
 
 NUM_LANES = 4
 BATCH_SIZE = 8

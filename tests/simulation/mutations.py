@@ -13,12 +13,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from embedding.preimages import Preimages
-from orchestrator import background_commit, checkpoint, keep, lease, run_folder
-from orchestrator.lease_protocol import DriverState, Phase, after, propose
-from orchestrator.manifest import commit_file
-from workers import checkpoint_files, chunks, held_rows
-from workers.undo import Undo
+from embedding.table.snapshot import Preimages
+from orchestrator.commit import checkpoint, keep, lease
+from orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
+from orchestrator.commit.manifest import commit_file
+from orchestrator.driver import background_commit
+from orchestrator.run import run as run_folder
+from workers.checkpoint import chunks
+from workers.checkpoint import files as checkpoint_files
+from workers.checkpoint.undo import Undo
+from workers.host import surviving_shard as held_rows
 
 
 @contextmanager

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.background_commit import Publish
-from orchestrator.config import CheckpointConfig, FailureConfig, Recovery, Result, RunConfig, ScalingConfig
-from orchestrator.driver import Driver
-from orchestrator.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
-from orchestrator.fsck import Finding, check_run
-from orchestrator.host_watch import HostWatch
-from orchestrator.lease import Fenced, RunIsHeld, read_claims, read_lineage
-from orchestrator.manifest import Manifest
-from orchestrator.progress import SilentReporter
-from orchestrator.records import encode
-from orchestrator.run_folder import OpenRun
-from orchestrator.run_record import RUN_FILE
-from orchestrator.signals import StopSignals
-from orchestrator.worker_group import Receipts
+from orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, Result, RunConfig, ScalingConfig
+from orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
+from orchestrator.api.records import encode
+from orchestrator.api.signals import StopSignals
+from orchestrator.commit.lease import Fenced, RunIsHeld, read_claims, read_lineage
+from orchestrator.commit.manifest import Manifest
+from orchestrator.commit.run_record import RUN_FILE
+from orchestrator.decisions.host_watch import HostWatch
+from orchestrator.driver.background_commit import Publish
+from orchestrator.driver.console import SilentReporter
+from orchestrator.driver.driver import Driver
+from orchestrator.group.worker_group import Receipts
+from orchestrator.inspect.fsck import Finding, check_run
+from orchestrator.run.run import OpenRun
 from tests.simulation.backend import SELF_FENCE_S, ReformingBackend, SimulatedBackend, SimulatedHandle
 from tests.simulation.model import Model, the_model
 from tests.simulation.pace import in_simulated_time, kept_results
@@ -38,9 +38,9 @@ from tests.simulation.storage import ONE_SHOT, FaultyFiles, SharedFiles, Simulat
 from tests.simulation.witness import Violation, Witness
 from tests.simulation.workers import Surroundings
 from tests.simulation.world import EndlessSimulation, FakeClock, Fiber, Process, World
-from workers.shards import read_dense
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.checkpoint.shard import read_dense
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 # Longest fake time of a run: the faults' own time, and for each of them the longest detection, back-off and recovery.
 LONGEST_S = 3_000.0

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tests.simulation.world import FakeClock, Process, World
-from workers.local_files import Buffer
-from workers.retry import RetryPolicy, Waiting
-from workers.storage import Store
-from workers.storage_errors import NameNotFound, NameTaken, WrongSize
+from workers.storage.errors import NameNotFound, NameTaken, WrongSize
+from workers.storage.local import Buffer
+from workers.storage.retry import RetryPolicy, Waiting
+from workers.storage.store import Store
 
 Answer = TypeVar("Answer")
 

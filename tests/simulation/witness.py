@@ -11,11 +11,11 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from orchestrator.manifest import Manifest, from_json, parse_commit_name
+from orchestrator.commit.manifest import Manifest, from_json, parse_commit_name
 from tests.simulation.model import Model
 from tests.simulation.storage import SharedFiles
 from tests.simulation.world import Process, World
-from workers.held_rows import Filled
+from workers.host.surviving_shard import Filled
 
 
 class Violation(AssertionError):

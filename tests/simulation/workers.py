@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedding.activation_layout import ActivationLayout
-from embedding.table import Table
-from orchestrator.manifest import parse_commit_name
+from embedding.lookup.activation_layout import ActivationLayout
+from embedding.table.table import Table
+from orchestrator.commit.manifest import parse_commit_name
 from tests.simulation.model import Model, next_dense
 from tests.simulation.world import FakeClock, Fiber, Process, World
-from workers.background_save import BackgroundSave
-from workers.device_process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
-from workers.handover import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
-from workers.held_rows import Filled, HeldRows
-from workers.host import HostReady, HostSpec, HostWindow, HostWorker
-from workers.links import Receive
-from workers.mesh_errors import MeshAborted, MeshError, PeerLost
-from workers.progress import Progress, Tracker
-from workers.shards import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
-from workers.storage import Store
-from workers.undo import Undo
+from workers.checkpoint.background_save import BackgroundSave
+from workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
+from workers.checkpoint.undo import Undo
+from workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
+from workers.device.shared_memory import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
+from workers.host.host import HostReady, HostSpec, HostWindow, HostWorker
+from workers.host.surviving_shard import Filled, HeldRows
+from workers.liveness.progress import Progress, Tracker
+from workers.mesh.errors import MeshAborted, MeshError, PeerLost
+from workers.mesh.link import Receive
+from workers.storage.store import Store
 
 if TYPE_CHECKING:
     from tests.simulation.backend import Lane
@@ -182,13 +182,13 @@ class MeshEnd:
 
     @property
     def identity(self) -> MeshEnd:
-        """As `workers.exchange.Mesh.identity`, as far as hosts ask it for ranks."""
+        """As `workers.mesh.mesh.Mesh.identity`, as far as hosts ask it for ranks."""
         return self
 
     def exchange(
         self, *, tag: int, step: int, send: Sequence[Sequence[np.ndarray]], receive: Receive, timeout_s: float
     ) -> None:
-        """As `workers.exchange.Mesh.exchange`."""
+        """As `workers.mesh.mesh.Mesh.exchange`."""
         self.moves()
         parts = [b"".join(array.tobytes() for array in arrays) for arrays in send]
         frames = self.mesh.frames((f"tag {tag}", step), self.rank, parts, timeout_s=timeout_s)

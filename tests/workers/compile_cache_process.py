@@ -14,9 +14,9 @@ import jax
 from jax.extend import backend
 
 from tests.small_job import small_job
-from workers.compile_cache import every_member_writes, use_compile_cache
-from workers.device import DeviceWorker, join_gang, leave_gang
-from workers.standby import warm_up
+from workers.device.compile_cache import every_member_writes, use_compile_cache
+from workers.device.model_step import DeviceWorker, join_gang, leave_gang
+from workers.device.standby import warm_up
 
 NUM_PROCESSES = 2
 NUM_SAMPLES = 8

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
-from workers.exchange import Mesh, MeshOptions
-from workers.frames import HEADER_BYTES, TRAILER_BYTES, FrameHeader
+from workers.mesh.frames import HEADER_BYTES, TRAILER_BYTES, FrameHeader
+from workers.mesh.mesh import Mesh, MeshOptions
 
 Rewrite = Callable[[int, bytes, bytes], bytes | None]
 """`rewrite(index, header, payload with trailer)` gives the bytes to pass on; None closes both connections."""

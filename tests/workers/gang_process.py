@@ -16,8 +16,8 @@ from jax.experimental import multihost_utils
 
 from tests.small_job import small_job
 from tests.workers.test_device import Pair, random_batch
-from workers.device import join_gang, leave_gang
-from workers.handover import RecordKind
+from workers.device.model_step import join_gang, leave_gang
+from workers.device.shared_memory import RecordKind
 
 NUM_PROCESSES = 2
 NUM_STEPS = 3

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from embedding.activation_layout import ActivationLayout
-from workers.handover import HandoverEnd, HandoverError, HandoverLayout, Invitation, Record, RecordKind
+from embedding.lookup.activation_layout import ActivationLayout
+from workers.device.shared_memory import HandoverEnd, HandoverError, HandoverLayout, Invitation, Record, RecordKind
 
 PATIENCE_S = 120.0
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workers.batch import Batch
-from workers.data_config import DenseColumn, IdColumn, ParquetData
+from workers.data.batch import Batch
+from workers.data.config import DenseColumn, IdColumn, ParquetData
 
 VOCABULARY_SIZE = 1 << 20
 

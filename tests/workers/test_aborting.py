@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tests.workers.mesh_testing import PATIENCE_S, in_threads, succeed
-from workers.aborting import AbortSignal
-from workers.mesh_errors import MeshAborted
+from workers.mesh.aborting import AbortSignal
+from workers.mesh.errors import MeshAborted
 
 
 def test_a_waiting_selector_wakes_and_stays_awake() -> None:

@@ -13,18 +13,18 @@ import pytest
 from embedding.config import TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.preimages import SEAT_BYTES
-from embedding.table import Table
+from embedding.table.snapshot import SEAT_BYTES
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.test_shards import assembled, write_live
-from workers.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
-from workers.checkpoint_files import assemble_delta
-from workers.progress import Tracker
-from workers.shards import ShardReceipt, read_shard
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
+from workers.checkpoint.files import assemble_delta
+from workers.checkpoint.shard import ShardReceipt, read_shard
+from workers.liveness.progress import Tracker
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from embedding.ragged import Ragged
-from workers.batch import Batch, BatchError
-from workers.input_errors import InputError
+from workers.data.batch import Batch, BatchError
+from workers.data.errors import InputError
 
 
 def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:

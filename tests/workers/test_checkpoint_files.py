@@ -10,7 +10,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.checkpoint_files import (
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.digest import rows_in_bucket
+from workers.checkpoint.files import (
     BucketReceipt,
     TableFiles,
     TablePlan,
@@ -22,9 +24,7 @@ from workers.checkpoint_files import (
     write_dense,
     write_table_metadata,
 )
-from workers.chunks import ChunkDamaged
-from workers.digest import rows_in_bucket
-from workers.storage import Store, is_safe_name
+from workers.storage.store import Store, is_safe_name
 
 ATTEMPT = "s000000010-g00000001"
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.bad_rows import Origin
-from workers.batch import Batch
-from workers.columns import Decoder, RawRows, check_schema
-from workers.data_config import DenseColumn, IdColumn, ParquetData
-from workers.gather import Block
-from workers.input_errors import InputError
-from workers.mixing import mix64
-from workers.string_keys import string_keys
-from workers.vocabulary import Vocabulary, text_of
+from workers.columns.decode import Decoder, RawRows, check_schema
+from workers.columns.gather import Block
+from workers.columns.mixing import mix64
+from workers.columns.string_keys import string_keys
+from workers.columns.vocabulary import Vocabulary, text_of
+from workers.data.bad_rows import Origin
+from workers.data.batch import Batch
+from workers.data.config import DenseColumn, IdColumn, ParquetData
+from workers.data.errors import InputError
 
 ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50
@@ -91,7 +91,7 @@ def orders(num_rows: int) -> st.SearchStrategy[list[int]]:
 
 
 def expected_bag(value: Value | list[Value], source: IdColumn) -> list[int]:
-    """The table of `workers.id_stage`, value by value."""
+    """The table of `workers.columns.id_columns`, value by value."""
     items = value if isinstance(value, list) else [value]
     missing = [] if source.missing == "empty" else [0]
     bag = []

@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workers.test_criteo_lines import line_with
-from workers import criteo_text, text_lines
-from workers.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
-from workers.criteo_text import ConversionReport, CriteoTextError, convert_criteo
-from workers.data_config import DenseColumn, IdColumn, ParquetData
-from workers.finished_folder import FolderError
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.text_lines import TextError
+from workers.data.config import DenseColumn, IdColumn, ParquetData
+from workers.data.errors import InputError
+from workers.formats import criteo as criteo_text
+from workers.formats import text as text_lines
+from workers.formats.criteo import ConversionReport, CriteoTextError, convert_criteo
+from workers.formats.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
+from workers.formats.text import TextError
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.storage.finished_folder import FolderError
 
 
 def good_lines(count: int, *, seed: int = 0) -> list[bytes]:

@@ -12,11 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedding.optimizers import Adagrad, Adam, RowWiseAdagrad
-from embedding.table import Table
+from embedding.table.table import Table
 from tests.workers.test_shards import assembled, contents, shards, spec
-from workers import delta_files
-from workers.background_save import BackgroundSave
-from workers.checkpoint_files import (
+from workers.checkpoint import deltas as delta_files
+from workers.checkpoint.background_save import BackgroundSave
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.deltas import problems_of
+from workers.checkpoint.files import (
     TableFiles,
     TablePlan,
     assemble_delta,
@@ -26,11 +28,9 @@ from workers.checkpoint_files import (
     write_bucket,
     write_table_metadata,
 )
-from workers.chunks import ChunkDamaged
-from workers.delta_files import problems_of
-from workers.progress import Tracker
-from workers.shards import read_shard
-from workers.storage import Store
+from workers.checkpoint.shard import read_shard
+from workers.liveness.progress import Tracker
+from workers.storage.store import Store
 
 SPECS = (
     spec("users", 203, 3, 8, Adagrad(0.1)),

@@ -18,7 +18,7 @@ PRELUDE = """
 import os, resource, socket, sys, threading, time
 from tests.workers.mesh_testing import LOCAL, identity, in_threads, succeed, trade
 from workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
-from workers.exchange import Mesh, MeshConnectTimeout
+from workers.mesh.mesh import Mesh, MeshConnectTimeout
 
 def limit(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

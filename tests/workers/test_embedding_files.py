@@ -11,11 +11,12 @@ import zarr
 from embedding.buckets import BucketLayout
 from embedding.config import TableConfig
 from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from workers import strict_json
-from workers.chunks import ChunkDamaged
-from workers.embedding_files import (
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.shard import CheckpointMismatch
+from workers.stepwise.checkpoint import CHECKPOINT_STORAGE
+from workers.stepwise.saved_embedding import (
     TABLE_STORAGE,
     AlreadySaved,
     IndexTooLarge,
@@ -28,10 +29,9 @@ from workers.embedding_files import (
     restore_tables,
     write_host,
 )
-from workers.shards import CheckpointMismatch
-from workers.stepwise_checkpoint import CHECKPOINT_STORAGE
-from workers.storage_errors import StorageError
-from workers.strict_json import DocumentRefused, seal
+from workers.storage import strict_json
+from workers.storage.errors import StorageError
+from workers.storage.strict_json import DocumentRefused, seal
 
 
 def spec_of(optimizer=None, *, name="users", num_rows=37, dim=3, num_buckets=8):

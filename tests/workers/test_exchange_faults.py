@@ -18,7 +18,8 @@ import pytest
 
 from tests.workers.frame_proxy import Rewrite, proxied_pair
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
-from workers.exchange import (
+from workers.mesh.frames import FrameHeader
+from workers.mesh.mesh import (
     ExchangeTimeout,
     FrameError,
     Mesh,
@@ -30,7 +31,6 @@ from workers.exchange import (
     PeerLost,
     Tag,
 )
-from workers.frames import FrameHeader
 
 _MORE_THAN_KERNELS_HOLD = 60_000_000
 

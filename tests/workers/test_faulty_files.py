@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from workers.fault_plan import Fault, FaultPlan
-from workers.fault_points import FaultPoints, ProcessActs
-from workers.faulty_files import with_faults
-from workers.retry import Waiting
-from workers.storage import Store
-from workers.storage_errors import StorageFull, StoreUnavailable
+from workers.faults.inject import FaultPoints, ProcessActs
+from workers.faults.plan import Fault, FaultPlan
+from workers.faults.storage import with_faults
+from workers.storage.errors import StorageFull, StoreUnavailable
+from workers.storage.retry import Waiting
+from workers.storage.store import Store
 
 
 class Struck(Exception):

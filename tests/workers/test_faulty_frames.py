@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed, trade
-from workers.exchange import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
-from workers.fault_plan import Fault, FaultPlan
-from workers.fault_points import FaultPoints, read_records
-from workers.faulty_frames import frame_spoiler
+from workers.faults.frames import frame_spoiler
+from workers.faults.inject import FaultPoints, read_records
+from workers.faults.plan import Fault, FaultPlan
+from workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
 
 
 def spoilt_trades(folder: Path, action: str, *, payload_crc: bool = False, **arguments: Any) -> list[Any]:

@@ -10,11 +10,11 @@ import pytest
 from embedding.config import TableConfig
 from embedding.initializers import Constant
 from embedding.optimizers import SGD
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from workers.fault_plan import Fault, FaultPlan
-from workers.fault_points import FaultPoints
-from workers.faulty_updates import arm_updates
+from workers.faults.inject import FaultPoints
+from workers.faults.plan import Fault, FaultPlan
+from workers.faults.updates import arm_updates
 
 
 def table(name: str) -> Table:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.file_threads import SYNC_FILES, FileThreads
-from workers.storage import Store
-from workers.storage_errors import NameTaken, StorageFull
+from workers.checkpoint.file_threads import SYNC_FILES, FileThreads
+from workers.storage.errors import NameTaken, StorageFull
+from workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

@@ -15,13 +15,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.workers.parquet_sets import check_rows, declaration, table_of
-from workers import files
-from workers.files import RangedFile, file_version, locate, open_ranges, read_whole
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.retry import RetryPolicy
-from workers.storage_errors import StoreUnavailable
-from workers.text_lines import blocks_of_lines
+from workers.data import files
+from workers.data.errors import InputError
+from workers.data.files import RangedFile, file_version, locate, open_ranges, read_whole
+from workers.formats.text import blocks_of_lines
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.storage.errors import StoreUnavailable
+from workers.storage.retry import RetryPolicy
 
 
 class FlakyFileSystem(MemoryFileSystem):

@@ -15,7 +15,7 @@ import pytest
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
-from workers.exchange import (
+from workers.mesh.mesh import (
     HandshakeRefused,
     Mesh,
     MeshAborted,
@@ -24,7 +24,7 @@ from workers.exchange import (
     MeshOptions,
     MeshUsageError,
 )
-from workers.forming import Forming
+from workers.mesh.setup import Forming
 
 _QUICK = MeshOptions(handshake_timeout_s=0.2)
 

@@ -17,8 +17,8 @@ from tests.small_job import small_job
 from tests.workers import gang_process
 from tests.workers.gang_process import NUM_PROCESSES, NUM_STEPS, WEIGHT_SUM, share
 from tests.workers.test_device import NUM_SAMPLES, Plain
-from workers.device import DeviceWorker, join_gang
-from workers.gang_errors import GangError
+from workers.device.gang_errors import GangError
+from workers.device.model_step import DeviceWorker, join_gang
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from embedding.ragged import Ragged
 from tests.workers.parquet_sets import assert_same
-from workers.batch import PADDING_SAMPLE_ID, Batch
-from workers.gather import Block, Part, WindowShape, interleave
+from workers.columns.gather import Block, Part, WindowShape, interleave
+from workers.data.batch import PADDING_SAMPLE_ID, Batch
 
 NUM_DENSE = 2
 

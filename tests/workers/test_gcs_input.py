@@ -15,9 +15,9 @@ from tests.processes import free_port
 from tests.workers.parquet_sets import assert_same
 from tests.workers.test_input_order import write_files
 from tests.workers.test_remote_input import moved, read_all
-from workers.files import filesystem_of
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
+from workers.data.errors import InputError
+from workers.data.files import filesystem_of
+from workers.input.reader import InputReader, build_index, training_plan
 
 BUCKET = "runs"
 

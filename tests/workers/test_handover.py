@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.activation_layout import BLOCK_ALIGNMENT_BYTES
+from embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES
 from tests.workers.handover_process import PATIENCE_S, handover_layout, to_json
-from workers.handover import (
+from workers.device.shared_memory import (
     HandoverEnd,
     HandoverError,
     HandoverLayout,
@@ -131,7 +131,7 @@ def test_the_death_of_the_host_ends_the_devices_wait() -> None:
     program = (
         "import sys, time\n"
         "from tests.workers.handover_process import handover_layout, to_json\n"
-        "from workers.handover import HandoverServer\n"
+        "from workers.device.shared_memory import HandoverServer\n"
         "server = HandoverServer(handover_layout(2, 1, [1]), generation=1)\n"
         "print(to_json(server.invitation), flush=True)\n"
         "end = server.accept(timeout_s=120)\n"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workers.mesh_testing import TOKEN, identity
-from workers.handshake import Dialogue, MeshIdentity, answer, dial
-from workers.mesh_errors import HandshakeRefused, MeshUsageError
+from workers.mesh.errors import HandshakeRefused, MeshUsageError
+from workers.mesh.handshake import Dialogue, MeshIdentity, answer, dial
 
 _DIALER_NONCE = b"d" * 32
 _ACCEPTOR_NONCE = b"a" * 32

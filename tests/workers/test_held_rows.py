@@ -10,13 +10,13 @@ import pytest
 
 from embedding.config import TableConfig
 from embedding.optimizers import Adagrad
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 from tests.workers.test_shards import assembled, write_live
-from workers.checkpoint_files import TableFiles
-from workers.held_rows import HeldRows
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.checkpoint.files import TableFiles
+from workers.host.surviving_shard import HeldRows
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 BUCKETS = 8
 ATTEMPT = "s000000004-g00000001"

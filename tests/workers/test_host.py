@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workers.neighbours
+import workers.host.same_machine
 from embedding.buckets import place, split_evenly
 from embedding.config import FeatureConfig, TableConfig
 from embedding.initializers import initial_rows
@@ -25,16 +25,16 @@ from embedding.optimizers import SGD
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import NUM_LANES, NUM_ROWS, small_job
 from tests.workers.mesh_testing import PATIENCE_S, in_threads, succeed
-from workers.checkpoint_files import TableFiles, assemble_table
-from workers.handover import HandoverError, HandoverLost, HandoverTimeout, Invitation, Record, RecordKind
-from workers.host import HostReady, HostSpec, HostWorker
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.job import JobConfig
-from workers.mesh_errors import MeshError
-from workers.shards import CheckpointMismatch, table_plan
-from workers.storage import Store
-from workers.tables import table_specs
+from workers.checkpoint.files import TableFiles, assemble_table
+from workers.checkpoint.shard import CheckpointMismatch, table_plan
+from workers.data.errors import InputError
+from workers.device.shared_memory import HandoverError, HandoverLost, HandoverTimeout, Invitation, Record, RecordKind
+from workers.host.host import HostReady, HostSpec, HostWorker
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.job.job import JobConfig
+from workers.job.tables import table_specs
+from workers.mesh.errors import MeshError
+from workers.storage.store import Store
 
 RATE = 0.5
 # Of tables a, b and bags: with several buckets a table is spread over the hosts and its rows travel, with one it lies whole on one host.

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.stragglers import imbalance, is_notable
+from orchestrator.decisions.stragglers import imbalance, is_notable
 from tests.small_job import B_ROWS, small_job, write_small_data
 from tests.workers.mesh_testing import PATIENCE_S
 from tests.workers.test_host import BUCKETS, done, pod
-from workers.handover import Record
-from workers.progress import Progress
+from workers.device.shared_memory import Record
+from workers.liveness.progress import Progress
 
 
 def wait_for(look: Callable[[], Progress], is_so: Callable[[Progress], bool]) -> Progress:

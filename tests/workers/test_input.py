@@ -13,14 +13,22 @@ from hypothesis import strategies as st
 
 from embedding.buckets import split_evenly
 from tests.workers.parquet_sets import assert_same, check_rows, table_of, write_set
-from workers import input as input_module
-from workers.batch import Batch
-from workers.columns import Decoder
-from workers.data_config import DataConfigError, ParquetData
-from workers.input import InputError, InputIndex, InputReader, LanePlan, build_index, evaluation_plan, training_plan
-from workers.input_files import InputFile
-from workers.input_index import describe_order
-from workers.parquet_files import OpenedParquet
+from workers.columns.decode import Decoder
+from workers.data.batch import Batch
+from workers.data.config import DataConfigError, ParquetData
+from workers.data.input_files import InputFile
+from workers.formats.parquet import OpenedParquet
+from workers.input import reader as input_module
+from workers.input.index import describe_order
+from workers.input.reader import (
+    InputError,
+    InputIndex,
+    InputReader,
+    LanePlan,
+    build_index,
+    evaluation_plan,
+    training_plan,
+)
 
 
 def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: int, steps: range) -> list[Batch]:

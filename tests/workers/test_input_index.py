@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workers.parquet_sets import declaration, table_of, write_set
-from workers.data_config import IdColumn, ParquetData
-from workers.input_errors import InputError
-from workers.input_index import InputIndex, build_index, check_alike, check_unchanged, describe
+from workers.data.config import IdColumn, ParquetData
+from workers.data.errors import InputError
+from workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
 
 
 def test_files_are_listed_in_order_with_their_row_groups(tmp_path: Path) -> None:

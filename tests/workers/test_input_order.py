@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from embedding.buckets import split_evenly
 from tests.workers.parquet_sets import assert_same
-from workers.bad_rows import BadRowLog
-from workers.batch import Batch
-from workers.data_config import CsvData, IdColumn, InputData, NpyData, ParquetData
-from workers.input import InputReader, build_index, evaluation_plan, training_plan
+from workers.data.bad_rows import BadRowLog
+from workers.data.batch import Batch
+from workers.data.config import CsvData, IdColumn, InputData, NpyData, ParquetData
+from workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
 
 SIZE = 10_000
 

@@ -11,10 +11,10 @@ import pytest
 from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from embedding.optimizers import SGD, Adagrad, Adam
 from tests.small_job import DIM, SmallModel, small_job
-from workers.data_config import DataConfigError, IdColumn, ParquetData
-from workers.job import JobConfig, JobError, JobReference
-from workers.ranking import RecallAt
-from workers.tables import choose_buckets, feature_bindings, table_specs
+from workers.data.config import DataConfigError, IdColumn, ParquetData
+from workers.job.job import JobConfig, JobError, JobReference
+from workers.job.ranking import RecallAt
+from workers.job.tables import choose_buckets, feature_bindings, table_specs
 
 USERS = TableConfig(100, 4, name="users")
 ITEMS = TableConfig(50, 8, name="items", combiner="sum", optimizer=Adam())

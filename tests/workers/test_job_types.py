@@ -10,13 +10,13 @@ import optax
 import pytest
 
 from embedding.config import FeatureConfig, TableConfig
-from embedding.keras_optimizers import Adagrad as KerasAdagrad
+from embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
 from embedding.optimizers import SGD, Adagrad
 from jobs.models.dlrm import DLRM
 from tests.small_job import SmallModel
-from workers.data_config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
-from workers.job import JobConfig, JobError
-from workers.ranking import RecallAt
+from workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from workers.job.job import JobConfig, JobError
+from workers.job.ranking import RecallAt
 
 TABLE = TableConfig(100, 4, name="users")
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.small_job import small_job
-from workers.batch import Batch
-from workers.data_config import CsvData, NpyData, ParquetData
-from workers.input import InputReader, training_plan
-from workers.input_errors import InputError
-from workers.input_index import build_index
+from workers.data.batch import Batch
+from workers.data.config import CsvData, NpyData, ParquetData
+from workers.data.errors import InputError
+from workers.input.index import build_index
+from workers.input.reader import InputReader, training_plan
 
 
 def read(data: ParquetData | CsvData | NpyData) -> Batch:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.workers.mesh_testing import Inbox
-from workers.frames import (
+from workers.mesh.errors import FrameError, PeerLost
+from workers.mesh.frames import (
     HEADER_BYTES,
     TRAILER_BYTES,
     Farewell,
@@ -22,8 +23,7 @@ from workers.frames import (
     checksum,
     trailer_of,
 )
-from workers.links import Link, LinkRules
-from workers.mesh_errors import FrameError, PeerLost
+from workers.mesh.link import Link, LinkRules
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

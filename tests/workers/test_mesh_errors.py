@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from workers import mesh_errors
+from workers.mesh import errors as mesh_errors
 
 _ERRORS = [
     mesh_errors.MeshConnectTimeout([2, 5], 3.0, {2: "dialing failed, Connection refused"}),

@@ -12,9 +12,9 @@ import pytest
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
-from workers.exchange import Mesh, MeshAborted, MeshConnectTimeout, MeshOptions
-from workers.forming import Forming, Refusals
-from workers.handshake import MeshIdentity, dial
+from workers.mesh.handshake import MeshIdentity, dial
+from workers.mesh.mesh import Mesh, MeshAborted, MeshConnectTimeout, MeshOptions
+from workers.mesh.setup import Forming, Refusals
 
 HANDSHAKE_S = 0.4
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding.config import TableConfig
+from embedding.lookup.placement import place_tables
 from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.placement import place_tables
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 from tests.workers.test_shards import write_live
-from workers.checkpoint_files import TableFiles, assemble_table
-from workers.chunks import ChunkDamaged
-from workers.shards import read_shard, table_plan
-from workers.storage import Store
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.files import TableFiles, assemble_table
+from workers.checkpoint.shard import read_shard, table_plan
+from workers.storage.store import Store
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.1)]
 Hosts = list[list[Table]]

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.neighbours
-from embedding.activation_layout import ActivationLayout
+import workers.host.same_machine
+from embedding.lookup.activation_layout import ActivationLayout
 from tests.workers.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
-from workers.handover import HandoverLayout
-from workers.neighbours import meet
+from workers.device.shared_memory import HandoverLayout
+from workers.host.same_machine import meet
 
 LAYOUT = HandoverLayout(num_dense=2, activations=ActivationLayout(num_samples=4, widths=(8, 8, 4), owners=(0, 1, -1)))
 

@@ -18,9 +18,9 @@ from embedding.optimizers import SGD
 from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.test_host import RATE, Dense, Pod, pod, take_for_strangers
-from workers.checkpoint_files import TableFiles
-from workers.id_exchange import EARLY_RETRY_STEPS
-from workers.job import JobConfig, JobError
+from workers.checkpoint.files import TableFiles
+from workers.host.ids import EARLY_RETRY_STEPS
+from workers.job.job import JobConfig, JobError
 
 # Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before touched.
 BUCKETS = (1, 8, 4, 1)

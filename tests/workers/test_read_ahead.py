@@ -8,8 +8,8 @@ import pytest
 from tests.processes import wait_for
 from tests.workers.mesh_testing import PATIENCE_S
 from tests.workers.test_batch import batch_of
-from workers.batch import Batch
-from workers.read_ahead import ReadAhead, ReadAheadError
+from workers.data.batch import Batch
+from workers.input.read_ahead import ReadAhead, ReadAheadError
 
 
 class NumberedSteps:

@@ -18,16 +18,16 @@ from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import small_job
 from tests.workers.mesh_testing import PATIENCE_S, in_threads, succeed
 from tests.workers.test_host import OneLineDevice, Pod
-from workers.checkpoint_files import TableFiles
-from workers.handover import HandoverError
-from workers.held_rows import Filled
-from workers.host import HostWorker
-from workers.job import JobConfig
-from workers.mesh_errors import MeshBroken, MeshError
-from workers.moves import BucketExchange
-from workers.storage import Store
-from workers.storage_errors import StorageError
-from workers.tables import table_specs
+from workers.checkpoint.files import TableFiles
+from workers.device.shared_memory import HandoverError
+from workers.host.host import HostWorker
+from workers.host.moves import BucketExchange
+from workers.host.surviving_shard import Filled
+from workers.job.job import JobConfig
+from workers.job.tables import table_specs
+from workers.mesh.errors import MeshBroken, MeshError
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 BASE = "s000000005-g00000003"
 

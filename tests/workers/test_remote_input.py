@@ -19,14 +19,14 @@ from tests.ailing_proxy import AilingProxy, Fault, ailing_proxy
 from tests.click_logs import click_lines
 from tests.workers.parquet_sets import assert_same
 from tests.workers.test_input_order import SIZE, write_files
-from workers import files
-from workers.batch import Batch
-from workers.criteo_text import convert_criteo
-from workers.data_config import IdColumn, InputData, ParquetData
-from workers.input import InputReader, build_index, training_plan
-from workers.input_errors import InputError
-from workers.retry import RetryPolicy
-from workers.storage_errors import StoreUnavailable
+from workers.data import files
+from workers.data.batch import Batch
+from workers.data.config import IdColumn, InputData, ParquetData
+from workers.data.errors import InputError
+from workers.formats.criteo import convert_criteo
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.storage.errors import StoreUnavailable
+from workers.storage.retry import RetryPolicy
 
 # As patient as the product, but in milliseconds.
 HASTY = RetryPolicy(max_attempts=6, first_wait_s=0.01, max_wait_s=0.05, deadline_s=20.0)

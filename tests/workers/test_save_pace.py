@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from workers.progress import Tracker
-from workers.save_pace import LONGEST_GRACE_S, SavePace
+from workers.checkpoint.save_pace import LONGEST_GRACE_S, SavePace
+from workers.liveness.progress import Tracker
 
 
 @dataclass

@@ -13,12 +13,12 @@ import pytest
 from embedding.buckets import BucketLayout, place
 from embedding.config import TableConfig
 from embedding.optimizers import SGD, Adagrad, Adam, Optimizer
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from workers.checkpoint_files import TableFiles, assemble_table
-from workers.chunks import ChunkDamaged
-from workers.file_threads import FileThreads
-from workers.shards import (
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.file_threads import FileThreads
+from workers.checkpoint.files import TableFiles, assemble_table
+from workers.checkpoint.shard import (
     CheckpointMismatch,
     ShardReceipt,
     read_dense,
@@ -27,8 +27,8 @@ from workers.shards import (
     write_dense,
     write_shard,
 )
-from workers.storage import Store
-from workers.storage_errors import StorageError
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
 
 ATTEMPT = "s000000010-g00000001"
 

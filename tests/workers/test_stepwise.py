@@ -6,18 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embedding.bags import split_bags
 from embedding.buckets import place
 from embedding.config import TableConfig
-from embedding.engine import EngineSpec, HostEngine, InProcessEngine, Share
-from embedding.feature_lookup import LookupFeature
+from embedding.engine.engine import EngineSpec, HostEngine, InProcessEngine, Share
+from embedding.engine.order import OrderError
+from embedding.features.bags import split_bags
+from embedding.lookup.feature_lookup import LookupFeature
 from embedding.optimizers import Adagrad, Adam
 from embedding.ragged import Ragged
-from embedding.step_order import OrderError
-from embedding.strategies import get_replica_context
+from embedding.replicas.strategies import get_replica_context
 from embedding.table_spec import TableSpec
-from workers.mesh_errors import MeshAborted, MeshError
-from workers.stepwise import MeshExchange, ReplicaEngine, StepwiseDevice, StepwiseHost, StepwiseSpec
+from workers.mesh.errors import MeshAborted, MeshError
+from workers.stepwise.host import MeshExchange, ReplicaEngine, StepwiseDevice, StepwiseHost, StepwiseSpec
 
 NUM_SAMPLES = 12
 

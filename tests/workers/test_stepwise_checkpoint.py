@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import zarr
 
-from embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
 from embedding.config import FeatureConfig, TableConfig
 from embedding.optimizers import Adagrad
-from embedding.strategies import LocalStrategy
-from embedding.tpu_embedding import TPUEmbedding
-from workers.embedding_files import AlreadySaved, NothingSaved
-from workers.stepwise_checkpoint import CHECKPOINT_STORAGE
-from workers.storage import Store
-from workers.storage_errors import StorageError
-from workers.strict_json import DocumentRefused, seal
+from embedding.replicas.strategies import LocalStrategy
+from embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from embedding.tpu_embedding.embedding import TPUEmbedding
+from workers.stepwise.checkpoint import CHECKPOINT_STORAGE
+from workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused, seal
 
 
 class Killed(BaseException):
@@ -80,8 +80,8 @@ def test_a_killed_process_leaves_no_checkpoint(tmp_path):
     program = """
         import os, signal, sys
         import numpy as np
-        from embedding.checkpoint import Checkpoint
-        from workers.storage import Store
+        from embedding.tpu_embedding.checkpoint import Checkpoint
+        from workers.storage.store import Store
         folder = sys.argv[1]
         checkpoint = Checkpoint(model=np.ones(3, np.float32))
         checkpoint.save(folder)

@@ -20,10 +20,8 @@ from fsspec.spec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers import remote_files
-from workers.retry import RetryPolicy, Waiting
-from workers.storage import Store, is_safe_name, validate_name
-from workers.storage_errors import (
+from workers.storage import remote as remote_files
+from workers.storage.errors import (
     NameNotFound,
     NameTaken,
     NotAPlainFile,
@@ -35,6 +33,8 @@ from workers.storage_errors import (
     UnsafeName,
     WrongSize,
 )
+from workers.storage.retry import RetryPolicy, Waiting
+from workers.storage.store import Store, is_safe_name, validate_name
 
 NO_WAIT = Waiting(sleep=lambda _: None)
 

@@ -9,15 +9,15 @@ import pytest
 
 from embedding.config import TableConfig
 from embedding.optimizers import SGD, Adagrad, Adam, Optimizer
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
-from orchestrator.manifest import Manifest
+from orchestrator.commit.manifest import Manifest
 from tests.orchestrator.committed_tables import SampleTable, flip_byte, random_table, run_with
 from tests.run_state import tables_of
-from workers.chunks import ChunkDamaged
-from workers.digest import rows_in_bucket
-from workers.storage import Store
-from workers.table_start import TableStart, begin_tables, read_buckets
+from workers.checkpoint.chunks import ChunkDamaged
+from workers.checkpoint.digest import rows_in_bucket
+from workers.host.warm_start import TableStart, begin_tables, read_buckets
+from workers.storage.store import Store
 
 NUM_ROWS, DIM = 37, 3
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data_config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
-from workers.input import InputReader, training_plan
-from workers.input_errors import InputError
-from workers.input_index import build_index
-from workers.times import TimeScale
+from workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from workers.data.errors import InputError
+from workers.data.times import TimeScale
+from workers.input.index import build_index
+from workers.input.reader import InputReader, training_plan
 
 UNIT_S = {
     "ns": Fraction(1, 10**9),

@@ -11,12 +11,12 @@ import pytest
 
 from embedding.config import TableConfig
 from embedding.optimizers import Adagrad, Adam, Optimizer
-from embedding.table import Table
+from embedding.table.table import Table
 from embedding.table_spec import TableSpec
 from tests.workers.test_background_save import PATIENCE_S, GatedStore
-from workers.background_save import BackgroundSave
-from workers.progress import Tracker
-from workers.undo import Undo
+from workers.checkpoint.background_save import BackgroundSave
+from workers.checkpoint.undo import Undo
+from workers.liveness.progress import Tracker
 
 
 def table_of(optimizer: Optimizer, *, num_rows: int = 900, name: str = "t") -> Table:
@@ -152,7 +152,7 @@ def test_before_the_first_commit_nothing_is_known_and_after_it_there_is() -> Non
 
 
 def test_a_full_log_stops_nobody_and_names_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.undo.MIN_LOG_BYTES", 0)
+    monkeypatch.setattr("workers.checkpoint.undo.MIN_LOG_BYTES", 0)
     dense = Adam(0.1, lazy_adam=False)
     tables = [table_of(Adagrad(0.1)), table_of(Adagrad(0.1), name="quiet"), table_of(dense, name="all")]
     host = Host(tables, share=0.02)

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.workers.parquet_sets import write_set
-from workers.data_config import CsvData, ParquetData
-from workers.files import locate, open_ranges, read_whole
-from workers.input import InputReader, training_plan
-from workers.input_errors import InputError
-from workers.input_index import build_index
-from workers.parquet_files import parquet_names
+from workers.data.config import CsvData, ParquetData
+from workers.data.errors import InputError
+from workers.data.files import locate, open_ranges, read_whole
+from workers.formats.parquet import parquet_names
+from workers.input.index import build_index
+from workers.input.reader import InputReader, training_plan
 
 NOBODY = 65534
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding.activation_layout import ActivationLayout
-from embedding.lookup import Prepared
-from embedding.pooled_lookup import PooledLookup
+from embedding.lookup.activation_layout import ActivationLayout
+from embedding.lookup.owner_pooled import PooledLookup
+from embedding.lookup.sharded import Prepared
 from tests.embedding import test_lookup
 from tests.workers.mesh_testing import PATIENCE_S, in_threads, meshes
-from workers.frames import Tag
-from workers.vectors import VectorExchange
+from workers.host.vectors import VectorExchange
+from workers.mesh.frames import Tag
 
 STEP = 3
 

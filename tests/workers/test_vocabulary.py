@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data_config import CsvData, IdColumn
-from workers.input import InputReader, build_index, evaluation_plan
-from workers.input_errors import InputError
-from workers.mixing import mix64
-from workers.string_keys import string_keys
-from workers.vocabulary import Vocabulary, load_vocabulary, text_of
+from workers.columns.mixing import mix64
+from workers.columns.string_keys import string_keys
+from workers.columns.vocabulary import Vocabulary, load_vocabulary, text_of
+from workers.data.config import CsvData, IdColumn
+from workers.data.errors import InputError
+from workers.input.reader import InputReader, build_index, evaluation_plan
 
 words = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
 

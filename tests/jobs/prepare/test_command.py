@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.data_arguments import data_arguments, plan_arguments
+from jobs.cli.data_arguments import data_arguments, plan_arguments
 from jobs.prepare.command import Prepare, settings_of
 from jobs.prepare.prepared_set import read_prepared
 from jobs.prepare.settings import PrepareError
-from orchestrator.config import ConfigurationError
-from orchestrator.errors import EXIT_CONFIGURATION
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import EXIT_CONFIGURATION
 from tests.click_logs import click_lines
 from tests.jobs.test_cli import run
-from workers.data_config import DenseColumn
-from workers.input import InputReader, build_index, training_plan
-from workers.job import JobError, JobReference
+from workers.data.config import DenseColumn
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.job.job import JobError, JobReference
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jobs.prepare.forms import CriteoForm, CsvForm, open_form
 from jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
 from tests.click_logs import click_lines
-from workers.criteo_lines import FIELD_NAMES, read_line
-from workers.data_config import DenseColumn
+from workers.data.config import DenseColumn
+from workers.formats.criteo_lines import FIELD_NAMES, read_line
 
 FORM = CsvForm(("click", "price", "city", "extra"), "click", ("price",), ("city",))
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
-from workers.bad_rows import Origin
-from workers.columns import Decoder, RawRows
-from workers.data_config import IdColumn, ParquetData
-from workers.vocabulary import Vocabulary
+from workers.columns.decode import Decoder, RawRows
+from workers.columns.vocabulary import Vocabulary
+from workers.data.bad_rows import Origin
+from workers.data.config import IdColumn, ParquetData
 
 # A value is a line of its vocabulary file; prepared text has no line end within a value.
 WORDS = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1, max_size=3)

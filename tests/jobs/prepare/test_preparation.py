@@ -24,11 +24,11 @@ from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings
 from tests.processes import wait_for
-from workers.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
-from workers.data_config import DenseColumn
-from workers.finished_folder import FolderError
-from workers.id_stage import hashed_rows
-from workers.text_lines import TextError
+from workers.columns.id_columns import hashed_rows
+from workers.data.config import DenseColumn
+from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
+from workers.formats.text import TextError
+from workers.storage.finished_folder import FolderError
 
 ROOT = Path(__file__).parents[3]
 

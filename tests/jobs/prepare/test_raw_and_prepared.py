@@ -12,10 +12,10 @@ from jobs.prepare.preparation import Prepared, prepare
 from jobs.prepare.settings import IdKind, PrepareSettings, field_plans
 from tests.click_logs import click_lines
 from tests.jobs.prepare.preparing import criteo_settings
-from workers.batch import Batch
-from workers.criteo_text import convert_criteo
-from workers.data_config import CsvData, DenseColumn, IdColumn, InputData, ParquetData
-from workers.input import InputReader, build_index, evaluation_plan
+from workers.data.batch import Batch
+from workers.data.config import CsvData, DenseColumn, IdColumn, InputData, ParquetData
+from workers.formats.criteo import convert_criteo
+from workers.input.reader import InputReader, build_index, evaluation_plan
 
 FIELDS = ("city", "shop")
 ROWS = [

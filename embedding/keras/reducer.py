@@ -1,0 +1,107 @@
+"""Sums gradients over the processes that train together.
+
+One process holds one gradient per variable. This module owns the exchange between `jax.distributed` processes and the protocol by which
+another exchange can take its place. Every process must call with the same variables in the same order; which gradients are missing must
+agree as well, since a collective only one side enters cannot finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from embedding.keras.row_slices import RowSlices
+
+Gradient = jax.Array | RowSlices
+
+
+class GradientReducer(Protocol):
+    """Adds up what the processes hold."""
+
+    def sum(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Returns the sum over processes of each gradient, in the order given; the same on all of them."""
+        ...
+
+
+class OneProcess:
+    """Nothing to add: the gradients come back as they are."""
+
+    def sum(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Returns the gradients."""
+        return list(gradients)
+
+
+class AllProcesses:
+    """Sums over all processes of `jax.distributed` with JAX collectives, one for all dense gradients together.
+
+    Row slices are gathered in the order of the processes, without merging rows.
+    """
+
+    def sum(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Returns the sums. Blocks until every process has called; JAX's own collective timeout ends the wait.
+
+        Raises:
+          ValueError: a gradient that spans processes already.
+        """
+        for one in gradients:
+            _require_own(one.values if isinstance(one, RowSlices) else one)
+        dense = iter(self._dense_sums([one for one in gradients if not isinstance(one, RowSlices)]))
+        return [self._gathered(one) if isinstance(one, RowSlices) else next(dense) for one in gradients]
+
+    def _dense_sums(self, gradients: list[jax.Array]) -> list[jax.Array]:
+        if not gradients:
+            return []
+        first_devices = _first_device_of_each_process()
+        mesh = Mesh(first_devices, ("process",))
+        one_each = NamedSharding(mesh, PartitionSpec("process"))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        own_device = first_devices[jax.process_index()]
+        stacked = [
+            jax.make_array_from_single_device_arrays(
+                (len(first_devices), *one.shape), one_each, [jax.device_put(one[None], own_device)]
+            )
+            for one in gradients
+        ]
+        totals = jax.jit(_sums_over_first_axis, out_shardings=everywhere)(stacked)
+        return [total.addressable_data(0) for total in totals]
+
+    def _gathered(self, slices: RowSlices) -> RowSlices:
+        """All processes' slices after each other. They differ in number, so they travel padded to the longest."""
+        count = len(slices.indices)
+        counts = np.asarray(multihost_utils.process_allgather(np.int32(count))).reshape(-1)
+        padding = int(counts.max()) - count
+        indices = np.pad(np.asarray(slices.indices), (0, padding))
+        values = np.pad(np.asarray(slices.values), [(0, padding)] + [(0, 0)] * (slices.values.ndim - 1))
+        all_indices, all_values = multihost_utils.process_allgather((indices, values))
+        is_filled = np.arange(len(indices))[None, :] < counts[:, None]
+        return RowSlices(np.asarray(all_indices)[is_filled], np.asarray(all_values)[is_filled], slices.dense_shape)
+
+
+def _require_own(gradient: jax.Array) -> None:
+    if not gradient.is_fully_addressable:
+        raise ValueError(
+            f"Found a gradient of shape {gradient.shape} that spans processes. Expected one this process holds alone, to be summed with "
+            "the others'. Pass skip_gradients_aggregation=True: a program over all devices has summed it already."
+        )
+
+
+def default_gradient_reducer() -> GradientReducer:
+    """`AllProcesses` where `jax.distributed` joined several processes, else `OneProcess`."""
+    return AllProcesses() if jax.process_count() > 1 else OneProcess()
+
+
+def _sums_over_first_axis(stacked: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.sum(one, axis=0) for one in stacked]
+
+
+def _first_device_of_each_process() -> np.ndarray:
+    first: dict[int, Any] = {}
+    for device in sorted(jax.devices(), key=lambda one: one.id):
+        first.setdefault(device.process_index, device)
+    return np.array([first[index] for index in sorted(first)])

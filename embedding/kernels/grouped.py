@@ -1,0 +1,142 @@
+"""Kernels of the owner of a whole table: rows of the ids that hosts ask for, and the gradients of their bags grouped by row.
+
+Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the gradient of its bag,
+several a row, so entries are laid out row by row instead: the update reads their addresses in one sweep and can ask for them ahead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding.kernels.arrays import plain
+from embedding.kernels.ids import bad_local_row
+from embedding.kernels.row_vectors import jit, prefetch_item
+
+_AHEAD = 16
+
+
+def rows_of_ids(ids: np.ndarray, *, num_buckets: int, rows_per_bucket: int, out: np.ndarray) -> None:
+    """Turns ids of a table that one host holds whole into its local rows.
+
+    Args:
+      ids: int64 `[n]`.
+      num_buckets, rows_per_bucket: of the table's layout.
+      out: int32 `[n]`.
+
+    Raises:
+      ValueError: an id lies outside every bucket.
+    """
+    bad = _rows_of_ids(plain(ids, np.int64), num_buckets.bit_length() - 1, rows_per_bucket, out)
+    if bad >= 0:
+        raise ValueError(
+            f"Found id {int(ids[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
+            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set TableConfig.invalid_ids."
+        )
+
+
+@jit
+def _rows_of_ids(ids, shift, rows_per_bucket, out):
+    mask = (np.int64(1) << shift) - 1
+    for i in range(ids.shape[0]):
+        position = ids[i] >> shift
+        if position < 0 or position >= rows_per_bucket:
+            return i
+        out[i] = (ids[i] & mask) * rows_per_bucket + position
+    return -1
+
+
+def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:
+    """Writes for every id the address of its bag's row in a matrix, given as `kernel_arrays.matrix_of` gives it.
+
+    Args:
+      row_splits: int64 `[B + 1]`.
+      out: int64 `[number of ids]`.
+    """
+    _bag_addresses(plain(row_splits, np.int64), matrix[0], matrix[1], out)
+
+
+@jit
+def _bag_addresses(row_splits, start, stride_bytes, out):
+    for bag in range(row_splits.shape[0] - 1):
+        address = start + bag * stride_bytes
+        for j in range(row_splits[bag], row_splits[bag + 1]):
+            out[j] = address
+
+
+def group_by_row(
+    local_rows: np.ndarray,
+    addresses: np.ndarray,
+    seats: np.ndarray,
+    unique: np.ndarray,
+    starts: np.ndarray,
+    grouped: np.ndarray,
+    scratch: np.ndarray,
+) -> int:
+    """Sorts entries by row, keeping the order in which they came within each row.
+
+    Row `unique[u]` has the addresses `grouped[starts[u]:starts[u + 1]]`.
+
+    Args:
+      local_rows: int32 `[n]`.
+      addresses: int64 `[n]`, of each entry's gradient.
+      seats: int32 `[number of local rows]`, all zero before and after.
+      unique: int64 `[n or more]`; receives the distinct rows in the order of their first appearance.
+      starts: int32 `[n + 1 or more]`; receives where the entries of each begin, and the end.
+      grouped: int64 `[n or more]`; receives the addresses.
+      scratch: int32 `[n or more]`.
+
+    Returns:
+      The number of distinct rows.
+
+    Raises:
+      ValueError: a row is not one of the local rows.
+    """
+    count = len(local_rows)
+    if min(len(unique), len(starts) - 1, len(grouped), len(scratch), len(addresses)) < count:
+        raise ValueError(f"Found arrays too small for {count} entries. Expected room for all. Allocate one per entry.")
+    num_unique = _group_by_row(plain(local_rows, np.int32), addresses, seats, unique, starts, grouped, scratch)
+    if num_unique < 0:
+        raise bad_local_row(int(local_rows[-1 - num_unique]), len(seats))
+    return num_unique
+
+
+@jit
+def _group_by_row(local_rows, addresses, seats, unique, starts, grouped, scratch):
+    count = local_rows.shape[0]
+    num_unique = 0
+    result = 0
+    for i in range(count):
+        if i + _AHEAD < count:
+            # An address past the end is harmless: a prefetch never faults.
+            prefetch_item(seats, np.int64(local_rows[i + _AHEAD]))
+        row = np.int64(local_rows[i])
+        if row < 0 or row >= seats.shape[0]:
+            result = -1 - i
+            break
+        number = np.int64(seats[row])
+        if number == 0:
+            unique[num_unique] = row
+            starts[num_unique] = 0
+            num_unique += 1
+            number = num_unique
+            seats[row] = number
+        scratch[i] = number - 1
+        starts[number - 1] += 1
+    for u in range(num_unique):
+        seats[unique[u]] = 0
+    if result < 0:
+        return result
+    first = 0
+    for u in range(num_unique):
+        length = starts[u]
+        starts[u] = first
+        first += length
+    for i in range(count):
+        number = np.int64(scratch[i])
+        grouped[starts[number]] = addresses[i]
+        starts[number] += 1
+    # Each entry now is the end of its row's part, where the next one's begins.
+    for u in range(num_unique, 0, -1):
+        starts[u] = starts[u - 1]
+    starts[0] = 0
+    return num_unique

@@ -1,0 +1,257 @@
+"""Kernels over ids: which ids of a batch are distinct, who owns them, and which local rows several hosts ask for.
+
+Every function here works on arrays the caller allocated, changes nothing else, and leaves its scratch clean for the next call. Results
+depend on the order of the input alone. The numpy versions are in `reference.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding.kernels.arrays import plain
+from embedding.kernels.row_vectors import jit, prefetch_item
+
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+_AHEAD = 16
+
+
+def num_seats(num_ids: int) -> int:
+    """Rows of the scratch that `unique_ids` needs for up to `num_ids` ids: a power of two, at most half full."""
+    return max(16, 1 << (2 * num_ids - 1).bit_length())
+
+
+def unique_ids(ids: np.ndarray, seats: np.ndarray, unique: np.ndarray, inverse: np.ndarray) -> int:
+    """Finds the distinct ids, in the order of their first appearance.
+
+    Args:
+      ids: int64 `[n]`, any values.
+      seats: int64 `[num_seats(n) or a larger power of two, 2]`, all zero before and after.
+      unique: int64 `[n or more]`; receives the distinct ids.
+      inverse: int32 `[n]`; receives the position in `unique` of each id.
+
+    Returns:
+      The number of distinct ids.
+
+    Raises:
+      ValueError: an array has the wrong dtype or is too small.
+    """
+    count = len(ids)
+    size = len(seats)
+    if size & (size - 1) or size < 2 * count or len(unique) < count or len(inverse) < count:
+        raise ValueError(
+            f"Found {size} seats and room for {len(unique)} unique ids and {len(inverse)} positions, for {count} ids. "
+            f"Expected {num_seats(count)} seats, a power of two, and room for {count}. Allocate by num_seats(n)."
+        )
+    return _unique_ids(plain(ids, np.int64), 65 - size.bit_length(), seats, unique, inverse)
+
+
+@jit
+def _unique_ids(ids, hash_shift, seats, unique, inverse):
+    # A seat is (id, position + 1), (0, 0) if free; linear probing from the top bits of a multiplicative hash.
+    shift = np.uint64(hash_shift)
+    mask = np.uint64(seats.shape[0] - 1)
+    flat = seats.reshape(-1)
+    num_ids = ids.shape[0]
+    num_unique = 0
+    for i in range(num_ids):
+        if i + _AHEAD < num_ids:
+            prefetch_item(flat, ((np.uint64(ids[i + _AHEAD]) * _HASH) >> shift) << _ONE)
+        key = ids[i]
+        seat = (np.uint64(key) * _HASH) >> shift
+        while True:
+            number = seats[seat, 1]
+            if number == 0:
+                seats[seat, 0] = key
+                seats[seat, 1] = num_unique + 1
+                unique[num_unique] = key
+                inverse[i] = num_unique
+                num_unique += 1
+                break
+            if seats[seat, 0] == key:
+                inverse[i] = number - 1
+                break
+            seat = (seat + _ONE) & mask
+    for u in range(num_unique):
+        seat = (np.uint64(unique[u]) * _HASH) >> shift
+        while seats[seat, 1] != u + 1:
+            seat = (seat + _ONE) & mask
+        seats[seat, 0] = 0
+        seats[seat, 1] = 0
+    return num_unique
+
+
+def route(
+    unique: np.ndarray,
+    bucket_owner: np.ndarray,
+    bucket_local: np.ndarray,
+    rows_per_bucket: int,
+    counts: np.ndarray,
+    local_rows: np.ndarray,
+    position: np.ndarray,
+) -> None:
+    """Sorts distinct ids by owner, keeping their order within one owner, and turns them into row numbers at the owner.
+
+    Args:
+      unique: int64 `[U]`, ids of the table.
+      bucket_owner: int32 `[num_buckets]`, the owner of each bucket; the number of buckets is a power of two.
+      bucket_local: int32 `[num_buckets]`, the number of the bucket among its owner's buckets of the table.
+      rows_per_bucket: of the table's layout.
+      counts: int64 `[num_hosts]`; receives the number of ids of each owner.
+      local_rows: int64 `[U or more]`; receives the rows at the owners, first those of owner 0, then those of owner 1, and so on.
+      position: int32 `[U or more]`; receives the place of each id in `local_rows`.
+
+    Raises:
+      ValueError: an id lies outside every bucket, the number of buckets is not a power of two, or an array is too small.
+    """
+    num_buckets = len(bucket_owner)
+    if (
+        num_buckets & (num_buckets - 1)
+        or len(bucket_local) != num_buckets
+        or min(len(local_rows), len(position)) < len(unique)
+    ):
+        raise ValueError(
+            f"Found {num_buckets} bucket owners, {len(bucket_local)} local bucket numbers and room for {len(local_rows)} rows and "
+            f"{len(position)} positions, for {len(unique)} ids. Expected a power of two of buckets and room for all ids. "
+            "Pass the arrays of one table's placement."
+        )
+    shift = num_buckets.bit_length() - 1
+    owner, local = plain(bucket_owner, np.int32), plain(bucket_local, np.int32)
+    bad = _route(plain(unique, np.int64), owner, local, shift, rows_per_bucket, counts, local_rows, position)
+    if bad >= 0:
+        raise ValueError(
+            f"Found id {int(unique[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
+            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set TableConfig.invalid_ids."
+        )
+
+
+@jit
+def _route(unique, bucket_owner, bucket_local, shift, rows_per_bucket, counts, local_rows, position):
+    mask = np.int64(bucket_owner.shape[0] - 1)
+    counts[:] = 0
+    for u in range(unique.shape[0]):
+        # Outside these, a row would be counted into the bucket that happens to lie next to its own.
+        if unique[u] < 0 or (unique[u] >> shift) >= rows_per_bucket:
+            return u
+        counts[bucket_owner[unique[u] & mask]] += 1
+    start = 0
+    for host in range(counts.shape[0]):
+        count = counts[host]
+        counts[host] = start
+        start += count
+    for u in range(unique.shape[0]):
+        bucket = unique[u] & mask
+        host = bucket_owner[bucket]
+        place = counts[host]
+        counts[host] = place + 1
+        local_rows[place] = np.int64(bucket_local[bucket]) * rows_per_bucket + (unique[u] >> shift)
+        position[u] = place
+    # Each entry now is the end of its host's part; the part before it ends where this one starts.
+    for host in range(counts.shape[0] - 1, 0, -1):
+        counts[host] -= counts[host - 1]
+    return -1
+
+
+def row_of_each_id(position: np.ndarray, inverse: np.ndarray, index: np.ndarray) -> None:
+    """Writes `position[inverse[i]]` to `index[i]`: where the row of each id of the batch lies in what the owners send back."""
+    _row_of_each_id(plain(position, np.int32), plain(inverse, np.int32), index)
+
+
+@jit
+def _row_of_each_id(position, inverse, index):
+    for i in range(inverse.shape[0]):
+        index[i] = position[inverse[i]]
+
+
+def merge(
+    local_rows: np.ndarray, seats: np.ndarray, unique: np.ndarray, head: np.ndarray, following: np.ndarray
+) -> int:
+    """Finds the distinct rows in what several hosts sent, and chains the entries of each row in the order in which they came.
+
+    Row `unique[u]` was sent as entries `head[u]`, `following[head[u]]`, ... until -1. A chain costs no copy of the gradients, and most
+    rows have one entry.
+
+    Args:
+      local_rows: int64 `[m]`, the lists of all hosts, one after another in host order.
+      seats: int32 `[number of local rows]`, all zero before and after.
+      unique: int64 `[m or more]`; receives the distinct rows in the order of their first appearance.
+      head: int32 `[m or more]`; receives the first entry of each distinct row.
+      following: int32 `[m or more]`; receives the next entry of the same row, or -1.
+
+    Returns:
+      The number of distinct rows.
+
+    Raises:
+      ValueError: a row is not one of the local rows, or an array is too small.
+    """
+    if min(len(unique), len(head), len(following)) < len(local_rows):
+        raise ValueError(
+            f"Found room for {len(unique)} rows, {len(head)} heads and {len(following)} entries, for {len(local_rows)} rows. "
+            "Expected at least as many. Allocate one of each per row sent."
+        )
+    num_unique = _merge(plain(local_rows, np.int64), seats, unique, head, following)
+    if num_unique < 0:
+        raise bad_local_row(int(local_rows[-1 - num_unique]), len(seats))
+    return num_unique
+
+
+@jit
+def _merge(local_rows, seats, unique, head, following):
+    num_entries = local_rows.shape[0]
+    num_unique = 0
+    result = 0
+    for i in range(num_entries):
+        if i + _AHEAD < num_entries:
+            # An address past the end is harmless: a prefetch never faults.
+            prefetch_item(seats, local_rows[i + _AHEAD])
+        row = local_rows[i]
+        if row < 0 or row >= seats.shape[0]:
+            result = -1 - i
+            break
+        last = seats[row]
+        if last == 0:
+            unique[num_unique] = row
+            head[num_unique] = i
+            num_unique += 1
+        else:
+            following[last - 1] = i
+        following[i] = -1
+        seats[row] = i + 1
+    for u in range(num_unique):
+        seats[unique[u]] = 0
+    return result if result < 0 else num_unique
+
+
+def chain_all_rows(local_rows: np.ndarray, head: np.ndarray, following: np.ndarray) -> None:
+    """Chains as `merge`, but for every local row: `head[row]` is -1 for rows nobody sent.
+
+    Args:
+      local_rows: int64 `[m]`, the lists of all hosts in host order.
+      head: int32 `[number of local rows]`; overwritten.
+      following: int32 `[m or more]`; overwritten.
+
+    Raises:
+      ValueError: a row is not one of the local rows.
+    """
+    outside = (local_rows < 0) | (local_rows >= len(head))
+    if outside.any():
+        raise bad_local_row(int(local_rows[np.argmax(outside)]), len(head))
+    _chain_all_rows(plain(local_rows, np.int64), head, following)
+
+
+@jit
+def _chain_all_rows(local_rows, head, following):
+    head[:] = -1
+    # Backwards, so that each new head is the earlier entry and the chain runs in the order of arrival.
+    for i in range(local_rows.shape[0] - 1, -1, -1):
+        row = local_rows[i]
+        following[i] = head[row]
+        head[row] = i
+
+
+def bad_local_row(row: int, num_local_rows: int) -> ValueError:
+    """The error for a row number that this host does not hold."""
+    return ValueError(
+        f"Found local row {row} on a host that holds {num_local_rows} rows of the table. Expected 0 to {num_local_rows - 1}. "
+        "The sender used another placement of buckets: check that both hosts are of one generation."
+    )

@@ -1,0 +1,61 @@
+"""The kernels of a lookup and an update, in the order of a step, and their compilation ahead of the first step.
+
+ids → `unique_ids` → `route` → (owners: `gather`) → `row_of_each_id` → `pool` → device → `sum_gradients` → (owners: `Table.update`).
+A host that holds the whole table can skip the gather: `pool` takes the table itself as `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
+from embedding.kernels.grouped import bag_addresses, rows_of_ids
+from embedding.kernels.ids import merge, num_seats, route, row_of_each_id, unique_ids
+from embedding.kernels.pool import gather, pool, sum_gradients
+from embedding.table.table import Table
+from embedding.table_spec import TableSpec
+
+__all__ = [
+    "compile_kernels",
+    "find_marked_bags",
+    "find_marked_rows",
+    "gather",
+    "merge",
+    "num_seats",
+    "pool",
+    "route",
+    "row_of_each_id",
+    "sum_gradients",
+    "unique_ids",
+]
+
+
+def compile_kernels(specs: Iterable[TableSpec]) -> None:
+    """Compiles, or loads from numba's cache, what these tables need, by running everything on nothing.
+
+    Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
+    """
+    ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    seats, flags = np.zeros(0, np.int32), np.zeros(0, bool)
+    mark_rows(ids, seats, 1)
+    find_marked_rows(ids, seats, flags)
+    find_marked_bags(positions, np.zeros(1, np.int64), seats, flags)
+    unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
+    route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
+    row_of_each_id(positions, positions, positions.copy())
+    rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)
+    bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
+    for spec in specs:
+        table = Table(spec, ids)
+        no_rows = np.zeros((0, spec.dim), np.float32)
+        table.gather(ids, no_rows)
+        table.gather(ids, no_rows, ids)
+        pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+        pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
+        sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+        if spec.optimizer is not None:
+            table.update(ids, no_rows, 0.0)
+            if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:
+                table.update_grouped(table.group(positions, ids), 0.0)

@@ -1,0 +1,91 @@
+"""Which tables are placed whole, and who owns what.
+
+A table on one host lets that host combine rows where they lie, and only vectors cross the network (`PooledLookup`): the fastest way for
+long bags, and no deduplication anywhere. So every table that one host can hold is placed whole, and only larger ones are cut into buckets.
+Hosts get even shares of memory and work together: a table costs its bytes, and for each of its features an even part of all bytes, since
+what a feature costs a step depends on samples and bags and not on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding.buckets import place
+from embedding.lookup.owner_pooled import can_pool_at_owner
+from embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a table lies on the hosts.
+
+    Attributes:
+      is_whole: all buckets on one host, where its bags are pooled; otherwise buckets lie on all hosts and distinct rows travel.
+      size_bytes: rows and slots, padding included.
+      reason: why, with the numbers.
+    """
+
+    is_whole: bool
+    size_bytes: int
+    reason: str
+
+
+def ways(specs: Sequence[TableSpec], *, num_hosts: int) -> list[Way]:
+    """Which tables are placed whole on so many hosts, and why."""
+    sizes = [spec.bucket_bytes * spec.layout.num_buckets for spec in specs]
+    # A table above the fair share would leave its host with more than the others even if it held nothing else.
+    fair_bytes = sum(sizes) // num_hosts
+    return [_way(spec, size, fair_bytes) for spec, size in zip(specs, sizes, strict=True)]
+
+
+def _way(spec: TableSpec, size_bytes: int, fair_bytes: int) -> Way:
+    share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
+    if not can_pool_at_owner(spec):
+        return Way(is_whole=False, size_bytes=size_bytes, reason="its update needs each host's sum per row")
+    if size_bytes > fair_bytes:
+        return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
+    return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
+
+
+def place_tables(
+    specs: Sequence[TableSpec],
+    *,
+    num_features: Sequence[int],
+    num_hosts: int,
+    previous: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """Decides which host owns each bucket of each table. A function of its arguments alone.
+
+    Args:
+      specs: all tables.
+      num_features: per table, how many features look up in it.
+      num_hosts: hosts of the new generation.
+      previous: per table, int32 `[num_buckets]` the owner in the previous generation; None for a new run.
+
+    Returns:
+      Per table, int32 `[num_buckets]`, the owner; all the same for a table that is placed whole.
+    """
+    found = ways(specs, num_hosts=num_hosts)
+    table_bytes = [way.size_bytes for way in found]
+    is_whole = [way.is_whole for way in found]
+    feature_bytes = sum(table_bytes) // max(1, sum(num_features))
+    units = []
+    for spec, size, count, whole in zip(specs, table_bytes, num_features, is_whole, strict=True):
+        num_units = 1 if whole else spec.layout.num_buckets
+        units.append(np.full(num_units, (size + count * feature_bytes) // num_units, np.int64))
+    before = None
+    if previous is not None:
+        before = [_owner(owners) if whole else owners for owners, whole in zip(previous, is_whole, strict=True)]
+    placed = place(bucket_bytes=units, num_hosts=num_hosts, previous=before)
+    return [
+        np.full(spec.layout.num_buckets, owners[0], np.int32) if whole else owners
+        for spec, owners, whole in zip(specs, placed, is_whole, strict=True)
+    ]
+
+
+def _owner(owners: np.ndarray) -> np.ndarray:
+    """Where a table that becomes whole was before: with its one owner, or with nobody."""
+    return np.array([owners[0] if (owners == owners[0]).all() else -1], np.int32)

@@ -1,0 +1,378 @@
+"""`ShardedLookup`: one host's half of every lookup and update, between its batch and the bytes that cross the network.
+
+A step goes: unique ids per table → grouped by owner (`prepare`) → owners gather rows (`accept`, `gather`) → rows come back and are pooled
+(`pool`) → gradients are summed per unique row (`sum_gradients`) → owners add what all hosts sent, in host order, and update each touched
+row once (`update`). This module owns the arrays of that path; it sends nothing, `workers.host.host` moves the bytes between these calls.
+
+Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by table: what goes to or comes from one
+host is one contiguous piece, so the network reads and writes the arrays in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embedding.lookup import compiled as kernels
+from embedding.lookup.prefetch import Part, Split
+from embedding.ragged import Ragged
+from embedding.table.table import Table
+from embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureBinding:
+    """Where a feature looks up and where its activation goes.
+
+    Attributes:
+      name: as in the batch.
+      table: position in the list of tables.
+      combiner: `sum`, `mean` or `sqrtn`.
+      column: first column of its activation.
+    """
+
+    name: str
+    table: int
+    combiner: str
+    column: int
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tables of one width, and for the current step their rows here and the rows asked of this host.
+
+    Attributes:
+      dim: the width.
+      tables: positions in the list of tables, ascending.
+    """
+
+    dim: int
+    tables: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One batch after deduplication. Filled by `prepare`, then `accept`; used up by `update`.
+
+    Attributes:
+      features: the batch, by feature.
+      num_unique: per table, distinct ids of this host's samples.
+      asked: per owner, the local rows asked of it: int64, group by group, table by table.
+      asked_counts: int64 `[num_hosts, num_tables]`, how many of them are of which table.
+      index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
+      wanted: per host, the local rows it asks of this host; same order.
+      wanted_counts: int64 `[num_hosts, num_tables]`.
+      rows: per group, float32, the rows asked of all owners; their gradients on the way back.
+      served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients on the way back.
+      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None for none. Filled by
+        `split`.
+    """
+
+    features: Mapping[str, Ragged]
+    num_unique: np.ndarray
+    asked: list[np.ndarray]
+    asked_counts: np.ndarray
+    index: dict[str, np.ndarray]
+    wanted: list[np.ndarray] = field(default_factory=list)
+    wanted_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    rows: list[np.ndarray] = field(default_factory=list)
+    served: list[np.ndarray] = field(default_factory=list)
+    splits: list[Split | None] = field(default_factory=list)
+
+
+class ShardedLookup:
+    """This host's shard of every table, and the lookup path over it. Mutated: the tables' rows and slots.
+
+    Args:
+      specs: all tables of the job.
+      features: all features, in the order of the batch.
+      placement: per table, int32 `[num_buckets]`, the owner of each bucket.
+      host: this host's number, 0-based.
+      num_hosts: hosts of the generation.
+      elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their features.
+      tables: the shard, where it is here already; None allocates it.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        features: Sequence[FeatureBinding],
+        placement: Sequence[np.ndarray],
+        *,
+        host: int,
+        num_hosts: int,
+        elsewhere: Collection[int] = (),
+        tables: Sequence[Table] | None = None,
+    ) -> None:
+        self.host = host
+        self.num_hosts = num_hosts
+        self.features = tuple(feature for feature in features if feature.table not in elsewhere)
+        if tables is None:
+            tables = [
+                Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
+            ]
+        self.tables = tuple(tables)
+        self._owners = tuple(np.ascontiguousarray(owners, np.int32) for owners in placement)
+        self._bucket_places = tuple(_places(owners) for owners in self._owners)
+        self._features_of = tuple(tuple(f for f in self.features if f.table == at) for at in range(len(self.tables)))
+        here = [at for at in range(len(specs)) if at not in elsewhere]
+        dims = sorted({specs[at].dim for at in here})
+        self.groups = tuple(_Group(dim, tuple(at for at in here if specs[at].dim == dim)) for dim in dims)
+        self._order = tuple(at for group in self.groups for at in group.tables)
+        self._seats = np.zeros((kernels.num_seats(0), 2), np.int64)
+
+    def prepare(self, batch: Mapping[str, Ragged]) -> Prepared:
+        """Finds each table's distinct ids and who owns their rows. Touches no table."""
+        num_tables = len(self.tables)
+        counts = np.zeros((self.num_hosts, num_tables), np.int64)
+        num_unique = np.zeros(num_tables, np.int64)
+        local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_tables
+        place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_tables
+        for at in self._order:
+            table = self.tables[at]
+            values = [batch[f.name].values for f in self._features_of[at]]
+            ids = values[0] if len(values) == 1 else np.concatenate(values)
+            unique, inverse = self._distinct(ids)
+            num_unique[at] = len(unique)
+            local_rows[at], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
+            of_owner = np.empty(self.num_hosts, np.int64)
+            per_bucket = table.spec.layout.rows_per_bucket
+            kernels.route(
+                unique, self._owners[at], self._bucket_places[at], per_bucket, of_owner, local_rows[at], position
+            )
+            counts[:, at] = of_owner
+            place[at] = np.empty(len(ids), np.int32)
+            kernels.row_of_each_id(position, inverse, place[at])
+        return self._arrange(batch, num_unique, counts, local_rows, place)
+
+    def _distinct(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct ids in order of appearance, and which of them each id is."""
+        if len(self._seats) < kernels.num_seats(len(ids)):
+            self._seats = np.zeros((kernels.num_seats(len(ids)), 2), np.int64)
+        unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
+        num_unique = kernels.unique_ids(ids, self._seats, unique, inverse)
+        return unique[:num_unique], inverse
+
+    def _arrange(
+        self,
+        batch: Mapping[str, Ragged],
+        num_unique: np.ndarray,
+        counts: np.ndarray,
+        local_rows: Sequence[np.ndarray],
+        place: Sequence[np.ndarray],
+    ) -> Prepared:
+        """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then by table."""
+        asked = [
+            np.concatenate(
+                [np.empty(0, np.int64), *(_segment(local_rows[at], counts[:, at], owner) for at in self._order)]
+            )
+            for owner in range(self.num_hosts)
+        ]
+        index: dict[str, np.ndarray] = {}
+        for group in self.groups:
+            starts = _starts(counts[:, group.tables])
+            for column, at in enumerate(group.tables):
+                # Row k of a table's owner-ordered list sits this much further in the group's array.
+                shift = starts[:, column] - (np.cumsum(counts[:, at]) - counts[:, at])
+                moved = (np.arange(num_unique[at]) + np.repeat(shift, counts[:, at])).astype(np.int32)
+                positions = np.empty(len(place[at]), np.int32)
+                kernels.row_of_each_id(moved, place[at], positions)
+                first = 0
+                for feature in self._features_of[at]:
+                    num_ids = batch[feature.name].num_ids
+                    index[feature.name] = positions[first : first + num_ids]
+                    first += num_ids
+        return Prepared(features=batch, num_unique=num_unique, asked=asked, asked_counts=counts, index=index)
+
+    def accept(self, prepared: Prepared, wanted: Sequence[np.ndarray], wanted_counts: np.ndarray) -> None:
+        """Takes what every host asks of this one; its own entry may be anything and is filled in here.
+
+        Args:
+          wanted: per host, int64 local rows, group by group, table by table.
+          wanted_counts: int64 `[num_hosts, num_tables]`.
+        """
+        prepared.wanted = list(wanted)
+        prepared.wanted[self.host] = prepared.asked[self.host]
+        prepared.wanted_counts = wanted_counts
+        prepared.wanted_counts[self.host] = prepared.asked_counts[self.host]
+        prepared.rows = [
+            np.empty((int(prepared.asked_counts[:, g.tables].sum()), g.dim), np.float32) for g in self.groups
+        ]
+        prepared.served = [
+            np.empty((int(prepared.wanted_counts[:, g.tables].sum()), g.dim), np.float32) for g in self.groups
+        ]
+        prepared.splits = [None] * self.num_hosts
+
+    def split(self, prepared: Prepared, previous: Prepared) -> None:
+        """Finds which of the rows that the hosts want no gradient of `previous`, the step under way, will change.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        hosts = range(self.num_hosts)
+        flags: list[list[list[np.ndarray]]] = [[[] for _ in self.groups] for _ in hosts]
+        wanted = [self._wanted_rows(prepared, host) for host in hosts]
+        touched = [self._wanted_rows(previous, host) for host in hosts]
+        for number, group in enumerate(self.groups):
+            for at in group.tables:
+                found = self._find_late([touched[h][at] for h in hosts], [wanted[h][at] for h in hosts], at)
+                for host in hosts:
+                    flags[host][number].append(found[host])
+        widths = [group.dim for group in self.groups]
+        prepared.splits = [Split.worthwhile([np.concatenate(f) for f in flags[host]], widths) for host in hosts]
+
+    def _find_late(self, touched: Sequence[np.ndarray], wanted: Sequence[np.ndarray], at: int) -> list[np.ndarray]:
+        """Per host, which of the rows that it wants of a table are among the touched ones."""
+        table = self.tables[at]
+        optimizer = table.spec.optimizer
+        if optimizer is not None and optimizer.touches_all_rows:
+            return [np.ones(len(rows), bool) for rows in wanted]
+        found = [np.empty(len(rows), bool) for rows in wanted]
+        with table.marked(touched) as seats:
+            for rows, flags in zip(wanted, found, strict=True):
+                kernels.find_marked_rows(rows, seats, flags)
+        return found
+
+    def gather(self, prepared: Prepared, part: Part = Part.LATE) -> None:
+        """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host.
+
+        Args:
+          part: of the rows; for a host without a split, all are late.
+        """
+        for number, group in enumerate(self.groups):
+            for host in range(self.num_hosts):
+                split = prepared.splits[host]
+                if split is not None:
+                    self._gather_part(prepared, number, host, split, part)
+                elif part is Part.LATE:
+                    out = self.piece(prepared, number, host, of="rows" if host == self.host else "served")
+                    rows, first = self._wanted_rows(prepared, host), 0
+                    for at in group.tables:
+                        count = int(prepared.wanted_counts[host, at])
+                        self.tables[at].gather(rows[at], out[first : first + count])
+                        first += count
+
+    def _gather_part(self, prepared: Prepared, number: int, host: int, split: Split, part: Part) -> None:
+        """One part of one host's rows in a group: packed for another host, in their places for this one."""
+        positions, wanted = split.positions(part)[number], self._wanted_rows(prepared, host)
+        is_own = host == self.host
+        if is_own:
+            out = self.piece(prepared, number, host, of="rows")
+        else:
+            out = split.packed(part, self.blocks(prepared, host, of="served"))[number]
+        first = first_position = 0
+        for at in self.groups[number].tables:
+            stop = first + int(prepared.wanted_counts[host, at])
+            last_position = int(np.searchsorted(positions, stop))
+            places = positions[first_position:last_position]
+            rows = wanted[at][places - first]
+            if is_own:
+                self.tables[at].gather(rows, out, places)
+            else:
+                self.tables[at].gather(rows, out[first_position:last_position])
+            first, first_position = stop, last_position
+
+    def blocks(self, prepared: Prepared, host: int, *, of: str) -> list[np.ndarray]:
+        """The pieces of one host, by group."""
+        return [self.piece(prepared, number, host, of=of) for number in range(len(self.groups))]
+
+    def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
+        """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""
+        tables = self.groups[group].tables
+        counts = prepared.asked_counts if of == "rows" else prepared.wanted_counts
+        array = prepared.rows[group] if of == "rows" else prepared.served[group]
+        ends = np.cumsum(counts[:, tables].sum(axis=1))
+        return array[(ends[host - 1] if host else 0) : ends[host]]
+
+    def pool(self, prepared: Prepared, out: Mapping[str, np.ndarray]) -> None:
+        """Combines the rows of each sample's ids into activations.
+
+        Args:
+          out: per feature float32 `[num_samples or more, dim]`; samples without ids get zeros, those beyond the batch are left alone.
+        """
+        rows = self._group_arrays(prepared.rows)
+        for feature in self.features:
+            ragged = prepared.features[feature.name]
+            kernels.pool(
+                rows[feature.table],
+                prepared.index[feature.name],
+                ragged.row_splits,
+                ragged.weights,
+                feature.combiner,
+                out[feature.name][: ragged.num_samples],
+            )
+
+    def sum_gradients(self, prepared: Prepared, gradients: Mapping[str, np.ndarray]) -> None:
+        """Replaces `rows` by the gradient of each row, summed over this host's samples and features.
+
+        Args:
+          gradients: per feature float32 `[num_samples or more, dim]`, of the activations.
+        """
+        for array in prepared.rows:
+            array.fill(0.0)
+        sums = self._group_arrays(prepared.rows)
+        for feature in self.features:
+            ragged = prepared.features[feature.name]
+            kernels.sum_gradients(
+                gradients[feature.name][: ragged.num_samples],
+                prepared.index[feature.name],
+                ragged.row_splits,
+                ragged.weights,
+                feature.combiner,
+                sums[feature.table],
+            )
+
+    def update(self, prepared: Prepared, learning_rates: Sequence[float]) -> None:
+        """Adds the gradients of all hosts, in host order, and updates each touched row once.
+
+        Args:
+          learning_rates: one a table.
+        """
+        for number, group in enumerate(self.groups):
+            own = self.piece(prepared, number, self.host, of="rows")
+            self.piece(prepared, number, self.host, of="served")[...] = own
+            starts = _starts(prepared.wanted_counts[:, group.tables])
+            for column, at in enumerate(group.tables):
+                counts = prepared.wanted_counts[:, at]
+                rows = [self._wanted_rows(prepared, host)[at] for host in range(self.num_hosts)]
+                pieces = [
+                    prepared.served[number][starts[host, column] : starts[host, column] + counts[host]]
+                    for host in range(self.num_hosts)
+                ]
+                gradients = np.empty((int(counts.sum()), group.dim), np.float32)
+                np.concatenate(pieces, out=gradients)
+                self.tables[at].update(np.concatenate(rows), gradients, learning_rates[at])
+
+    def _wanted_rows(self, prepared: Prepared, host: int) -> dict[int, np.ndarray]:
+        """Per table, the local rows that `host` wants."""
+        parts, first = {}, 0
+        for at in self._order:
+            count = int(prepared.wanted_counts[host, at])
+            parts[at] = prepared.wanted[host][first : first + count]
+            first += count
+        return parts
+
+    def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+        return {at: arrays[number] for number, group in enumerate(self.groups) for at in group.tables}
+
+
+def _places(owners: np.ndarray) -> np.ndarray:
+    """int32 `[num_buckets]`: which of its owner's buckets each one is, counted from 0."""
+    places = np.zeros(len(owners), np.int32)
+    for host in np.unique(owners):
+        mine = np.flatnonzero(owners == host)
+        places[mine] = np.arange(len(mine))
+    return places
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Counts `[num_hosts, num_tables]` → where each piece begins when laid out host by host, table by table."""
+    flat = counts.reshape(-1)
+    return (np.cumsum(flat) - flat).reshape(counts.shape)
+
+
+def _segment(rows: np.ndarray, counts: np.ndarray, host: int) -> np.ndarray:
+    first = int(counts[:host].sum())
+    return rows[first : first + int(counts[host])]

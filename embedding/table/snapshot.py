@@ -1,0 +1,175 @@
+"""`Preimages`: the values that the rows of a table had at one moment, while the table goes on changing.
+
+Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read where they lie. This
+serves two purposes: writing a checkpoint while training goes on, and going back to the moment. Pure arrays: who calls from which thread,
+and what happens while the buffer is full, is the caller's business (`workers.checkpoint.background_save`). Which rows changed between two moments is
+known, too, for checkpoints that write only those.
+
+Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches every fifth block of
+64, and a buffer of a tenth of the table was full within that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embedding.kernels.snapshots import GROUP_ROWS, claim_rows, keep_rows, put_back, read_frozen, release_groups
+
+__all__ = ["SEAT_BYTES", "Preimages", "share_out"]
+
+# Of the book-keeping of a kept row, beside its values.
+SEAT_BYTES = 8
+
+
+class Preimages:
+    """The frozen view of some arrays whose rows change together.
+
+    Mutated: the buffer and its book-keeping; the arrays themselves by `undo` alone.
+
+    Args:
+      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must stay.
+      max_rows: of the buffer; see `share_out`.
+
+    Attributes:
+      num_kept: rows in the buffer.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], *, max_rows: int) -> None:
+        self._arrays = tuple(arrays)
+        self._num_rows = len(self._arrays[0])
+        self._max_rows = max_rows
+        self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
+        self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
+        self._changed_before = np.zeros_like(self._changed)
+        self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
+        self._following = np.arange(1, max_rows + 1, dtype=np.int32)
+        self._following[-1:] = -1
+        self._offsets = np.empty(max_rows, np.int32)
+        self._free = 0 if max_rows else -1
+        self._released = 0
+        self.num_kept = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the buffer and its book-keeping."""
+        books = (self._changed, self._changed_before, self._heads, self._following, self._offsets)
+        return sum(array.nbytes for array in (*self._buffers, *books))
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of the buffer is taken, where it could become full."""
+        return self._max_rows < self._num_rows and 2 * self.num_kept > self._max_rows
+
+    def freeze(self, *, joins_before: bool = False) -> None:
+        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows changed since.
+
+        Args:
+          joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set: since the last freeze
+            without it.
+        """
+        if joins_before:
+            np.bitwise_or(self._changed_before, self._changed, out=self._changed_before)
+        else:
+            self._changed, self._changed_before = self._changed_before, self._changed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._release_groups(0, len(self._heads))
+        self._changed.fill(0)
+        self._released = 0
+
+    def preserve(self, rows: np.ndarray) -> int:
+        """To be called before rows change. Copies those that have not changed since the freeze.
+
+        Args:
+          rows: int64 `[n]`, any order, may repeat.
+
+        Returns:
+          How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the rest after `release`.
+        """
+        kept, seats = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
+        done, count, self._free = claim_rows(
+            rows,
+            self._released,
+            self._changed,
+            self._heads,
+            self._following,
+            self._offsets,
+            self._free,
+            kept,
+            seats,
+        )
+        self.num_kept += count
+        for array, buffer in zip(self._arrays, self._buffers, strict=True):
+            keep_rows(array, kept[:count], seats[:count], buffer)
+        return int(done)
+
+    def read(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
+        """Copies the frozen values of rows `start` to `stop - 1`, which must not have been released.
+
+        Args:
+          out: one float32 `[stop - start, width]` an array, C-contiguous.
+        """
+        if start < self._released:
+            raise ValueError(
+                f"Found row {start} asked for after rows up to {self._released} were released. Expected to read rows in rising order."
+            )
+        for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
+            read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
+
+    def changed(self, start: int, stop: int) -> np.ndarray:
+        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` was told: int64, from 0 at `start`."""
+        first_byte = start // 8
+        bits = np.unpackbits(self._changed_before[first_byte : -(-stop // 8)], bitorder="little")
+        return np.flatnonzero(bits[start - 8 * first_byte : stop - 8 * first_byte])
+
+    def release(self, stop: int) -> None:
+        """Says that the frozen values of rows below `stop` are not needed any more; makes room for others, by whole groups of 512."""
+        last = len(self._heads) if stop >= self._num_rows else stop // GROUP_ROWS
+        self._release_groups(self._released // GROUP_ROWS, last)
+        self._released = max(self._released, stop)
+
+    def _release_groups(self, first: int, last: int) -> None:
+        self._free, count = release_groups(first, last, self._heads, self._following, self._free)
+        self.num_kept -= count
+
+    def undo(self) -> int:
+        """Gives all rows their frozen values again. The moment stays frozen, and the buffer is empty afterwards.
+
+        Returns:
+          How many rows had changed.
+
+        Raises:
+          ValueError: rows have been released since the freeze, so not all frozen values are known.
+        """
+        if self._released:
+            raise ValueError(
+                f"Found rows up to {self._released} released since the freeze. Expected none, to go back to it. Restore from a commit."
+            )
+        num_rows = self.num_kept
+        for array, buffer in zip(self._arrays, self._buffers, strict=True):
+            put_back(array, self._heads, self._following, self._offsets, buffer)
+        self._forget()
+        return num_rows
+
+
+def share_out(*, num_rows: Sequence[int], row_bytes: Sequence[int], budget_bytes: int) -> list[int]:
+    """Rows of the buffer of each table: equal bytes for all, but no more than the table has, and at least one row.
+
+    A step touches about as many rows of a small table as of a large one; a share by size would leave small tables without room.
+
+    Args:
+      num_rows: of each table.
+      row_bytes: bytes of one kept row of each, with slots and `SEAT_BYTES`.
+      budget_bytes: for all buffers together.
+    """
+    shares = [0] * len(num_rows)
+    left = budget_bytes
+    by_size = sorted(range(len(num_rows)), key=lambda at: num_rows[at] * row_bytes[at])
+    for position, at in enumerate(by_size):
+        fair_bytes = left // (len(by_size) - position)
+        shares[at] = min(num_rows[at], max(1, fair_bytes // row_bytes[at]))
+        left = max(0, left - shares[at] * row_bytes[at])
+    return shares

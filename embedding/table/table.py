@@ -1,0 +1,251 @@
+"""`Table`: rows and slots of the buckets of one table that this host holds.
+
+Mutable state: the arrays `rows` and `slots`, changed by `initialize`, `update` and through the views of `bucket`; a small scratch for
+`update`. Local row numbers: bucket k of the sorted buckets held here starts at `k * rows_per_bucket`, so the rows of a bucket are
+contiguous and a bucket is one copy. Which host holds which bucket is decided elsewhere. Not safe for two threads to update at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding.initializers import row_source
+from embedding.kernels.arrays import aligned_zeros, plain
+from embedding.kernels.conflicts import mark_rows
+from embedding.kernels.grouped import group_by_row
+from embedding.kernels.ids import chain_all_rows, merge
+from embedding.kernels.pool import gather
+from embedding.optimizers import Optimizer
+from embedding.table.update_rules import TouchedRows, apply_update
+from embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedRows:
+    """Touched rows of a table and the addresses of their gradient rows, grouped by row; see `kernels_group.group_by_row`."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    addresses: np.ndarray
+
+
+class Table:
+    """One host's part of one table.
+
+    Args:
+      spec: of the whole table.
+      buckets: int64 `[k]`, the bucket numbers held here, rising; may be empty.
+
+    Attributes:
+      rows: float32 `[k * rows_per_bucket, dim]`, 64-byte aligned, zero until `initialize` or a restore.
+      slots: name of each slot to float32 `[k * rows_per_bucket, dim or 1]`.
+      before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it raises leaves the
+        table unchanged.
+
+    Raises:
+      ValueError: the buckets are not rising bucket numbers of the table.
+    """
+
+    def __init__(self, spec: TableSpec, buckets: np.ndarray) -> None:
+        self.spec = spec
+        self.buckets = np.asarray(buckets, np.int64).reshape(-1)
+        _check_buckets(spec, self.buckets)
+        self._number_here = {int(bucket): number for number, bucket in enumerate(self.buckets)}
+        arrays = {name: aligned_zeros((self.num_rows, width)) for name, width in spec.widths.items()}
+        self.rows = arrays.pop("rows")
+        self.slots = arrays
+        # One number a row: a seat of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
+        self._seats = np.zeros(self.num_rows, np.int32)
+        self._room = _Room(0)
+        self.before_change: Callable[[np.ndarray], None] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held here, padding included."""
+        return len(self.buckets) * self.spec.layout.rows_per_bucket
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of rows and slots."""
+        return self.rows.nbytes + sum(slot.nbytes for slot in self.slots.values())
+
+    def initialize(self) -> None:
+        """Gives every row its first value and every slot its initial value; padding rows become zero."""
+        spec, layout = self.spec, self.spec.layout
+        fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
+        for bucket in self.buckets:
+            row_numbers = np.arange(bucket, spec.num_rows, layout.num_buckets, dtype=np.int64)
+            rows = self.bucket(int(bucket))["rows"]
+            fill(row_numbers, rows[: len(row_numbers)])
+            rows[len(row_numbers) :] = 0
+        for slot in () if spec.optimizer is None else spec.optimizer.slots:
+            self.slots[slot.name][...] = slot.initial_value
+
+    def bucket(self, bucket: int) -> dict[str, np.ndarray]:
+        """Views of one bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes the table.
+
+        Raises:
+          KeyError: the bucket is not held here.
+        """
+        if bucket not in self._number_here:
+            raise KeyError(
+                f"Found bucket {bucket} of table '{self.spec.name}' asked of a host that holds {len(self.buckets)} others. "
+                "Expected one of Table.buckets. Ask its owner in the placement."
+            )
+        length = self.spec.layout.rows_per_bucket
+        start = self._number_here[bucket] * length
+        return {name: array[start : start + length] for name, array in ({"rows": self.rows} | self.slots).items()}
+
+    def gather(self, local_rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`), or to its rows `places` (int64 `[n]`, rising).
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        gather(self.rows, local_rows, out, places)
+
+    def update(
+        self,
+        local_rows: np.ndarray | Sequence[np.ndarray],
+        gradients: np.ndarray | Sequence[np.ndarray],
+        learning_rate: float,
+    ) -> None:
+        """Applies one step of the table's optimizer.
+
+        Takes one array each, or one for each host, in host order; then the gradients are read where they lie. A row may occur several
+        times, once for each host that used it: its gradients are summed in the order given and applied once, or, with
+        `use_gradient_accumulation=False`, applied one after another. With an optimizer that touches all rows, call it in every step,
+        even without any gradient.
+
+        Args:
+          local_rows: int64 `[m]`.
+          gradients: float32 `[m, dim]`, columns side by side.
+          learning_rate: of this step.
+
+        Raises:
+          ValueError: a row is not held here, shapes do not fit, or the table has no optimizer. Nothing has changed then.
+        """
+        optimizer = self.spec.optimizer
+        if optimizer is None:
+            raise ValueError(
+                f"Table '{self.spec.name}' has no optimizer. Expected one to train it. Set TableConfig.optimizer."
+            )
+        row_parts = [local_rows] if isinstance(local_rows, np.ndarray) else list(local_rows)
+        gradient_parts = [gradients] if isinstance(gradients, np.ndarray) else list(gradients)
+        expected = [(len(part), self.spec.dim) for part in row_parts]
+        if [part.shape for part in gradient_parts] != expected:
+            raise ValueError(
+                f"Found gradients of shapes {[part.shape for part in gradient_parts]} for table '{self.spec.name}'. "
+                f"Expected {expected}. Send one gradient per row."
+            )
+        rows = row_parts[0] if len(row_parts) == 1 else np.concatenate([*row_parts, np.empty(0, np.int64)])
+        touched = self._touched(optimizer, plain(rows, np.int64))
+        self._announce(touched.rows)
+        apply_update(
+            optimizer,
+            rows=self.rows,
+            slots=self.slots,
+            touched=touched,
+            gradients=gradient_parts,
+            learning_rate=learning_rate,
+        )
+
+    def group(self, local_rows: np.ndarray, addresses: np.ndarray) -> GroupedRows:
+        """Prepares an update in which rows have many gradients each.
+
+        Args:
+          local_rows: int32 `[m]`, in the order in which gradients are to be summed.
+          addresses: int64 `[m]`, where the gradient of each will lie: `dim` float32 side by side.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        count = len(local_rows)
+        unique, starts = np.empty(count, np.int64), np.empty(count + 1, np.int32)
+        grouped, scratch = np.empty(count, np.int64), np.empty(count, np.int32)
+        num_unique = group_by_row(local_rows, addresses, self._seats, unique, starts, grouped, scratch)
+        return GroupedRows(unique[:num_unique], starts[: num_unique + 1], grouped)
+
+    def update_grouped(self, grouped: GroupedRows, learning_rate: float) -> None:
+        """Applies one step of the table's optimizer, once a row. The gradients must lie where `group` was told.
+
+        Raises:
+          ValueError: the table has no optimizer, or one that this does not serve.
+        """
+        optimizer = self.spec.optimizer
+        if optimizer is None or optimizer.touches_all_rows or not optimizer.use_gradient_accumulation:
+            raise ValueError(
+                f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row once. Use Table.update."
+            )
+        self._announce(grouped.rows)
+        apply_update(
+            optimizer,
+            rows=self.rows,
+            slots=self.slots,
+            touched=TouchedRows(rows=grouped.rows, head=grouped.starts, following=None),
+            gradients=grouped.addresses,
+            learning_rate=learning_rate,
+        )
+
+    @contextmanager
+    def marked(self, local_rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Lends int32 `[num_rows]` that is not 0 at the given rows, until the block ends.
+
+        Args:
+          local_rows: int64 arrays of rows held here. The table's optimizer must not touch all rows, and nothing else of the table may be
+            called inside.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        for rows in local_rows:
+            mark_rows(rows, self._seats, 1)
+        yield self._seats
+        for rows in local_rows:
+            mark_rows(rows, self._seats, 0)
+
+    def _announce(self, local_rows: np.ndarray) -> None:
+        # Read once: another thread may take it away meanwhile.
+        before_change = self.before_change
+        if before_change is not None:
+            before_change(local_rows)
+
+    def _touched(self, optimizer: Optimizer, local_rows: np.ndarray) -> TouchedRows:
+        count = len(local_rows)
+        if self._room.size < count:
+            self._room = _Room(count + count // 4)
+        room = self._room
+        if optimizer.touches_all_rows:
+            chain_all_rows(local_rows, self._seats, room.following)
+            return TouchedRows(
+                rows=np.arange(self.num_rows, dtype=np.int64), head=self._seats, following=room.following
+            )
+        num_unique = merge(local_rows, self._seats, room.unique, room.head, room.following)
+        if not optimizer.use_gradient_accumulation:
+            # Each entry is a row of its own; the merge has only checked them.
+            room.following[:count] = -1
+            return TouchedRows(rows=local_rows, head=np.arange(count, dtype=np.int32), following=room.following)
+        return TouchedRows(rows=room.unique[:num_unique], head=room.head[:num_unique], following=room.following)
+
+
+class _Room:
+    """Scratch for merging up to `size` rows; replaced by a larger one when a step needs it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.unique = np.empty(size, np.int64)
+        self.head = np.empty(size, np.int32)
+        self.following = np.empty(size, np.int32)
+
+
+def _check_buckets(spec: TableSpec, buckets: np.ndarray) -> None:
+    rising = bool((np.diff(buckets) > 0).all())
+    if not rising or (len(buckets) and not 0 <= buckets[0] <= buckets[-1] < spec.layout.num_buckets):
+        raise ValueError(
+            f"Found buckets {buckets.tolist()[:8]} of table '{spec.name}'. Expected rising numbers from 0 to "
+            f"{spec.layout.num_buckets - 1}. Pass np.flatnonzero(owner == this_host)."
+        )

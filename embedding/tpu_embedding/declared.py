@@ -1,0 +1,92 @@
+"""A feature configuration taken apart: its features in flat order, their tables in the order of first use, defaults filled in."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from embedding.config import FeatureConfig, TableConfig
+from embedding.features.structures import flatten_with_paths, shown_path
+from embedding.optimizers import Optimizer
+from embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredTables:
+    """What a feature configuration declares.
+
+    Attributes:
+      structure: the configuration as it was given.
+      paths: of the features, in flat order.
+      features: in flat order.
+      tables: each once, by identity, in the order in which the features first use them.
+      table_numbers: per feature, the position of its table.
+    """
+
+    structure: Any
+    paths: tuple[str, ...]
+    features: tuple[FeatureConfig, ...]
+    tables: tuple[TableConfig, ...]
+    table_numbers: tuple[int, ...]
+
+    @staticmethod
+    def of(feature_config: Any, optimizer: Optimizer | None, *, needs_optimizer: bool) -> DeclaredTables:
+        """Takes a configuration apart and writes defaults into its tables: the global optimizer, and names by position.
+
+        Raises:
+          ValueError: a leaf is no feature, a table has an unsupported optimizer, or two tables have one name.
+        """
+        leaves = flatten_with_paths(feature_config)
+        for path, leaf in leaves:
+            if not isinstance(leaf, FeatureConfig):
+                raise ValueError(
+                    f"Found {leaf!r} at {shown_path(path)} of feature_config. Expected a FeatureConfig, or dicts, lists and tuples of them. "
+                    "Build a FeatureConfig."
+                )
+        features = tuple(leaf for _, leaf in leaves)
+        tables = tuple({id(feature.table): feature.table for feature in features}.values())
+        names: list[str] = []
+        for at, table in enumerate(tables):
+            _fill_in(table, at, optimizer, needs_optimizer=needs_optimizer)
+            if table.name in names:
+                raise ValueError(
+                    f"Tables must have a unique name. Multiple tables with name {table.name} found. Expected one name each. Rename one, or use "
+                    "one TableConfig object where features share a table."
+                )
+            names.append(str(table.name))
+        number = {id(table): at for at, table in enumerate(tables)}
+        return DeclaredTables(
+            structure=feature_config,
+            paths=tuple(path for path, _ in leaves),
+            features=features,
+            tables=tables,
+            table_numbers=tuple(number[id(feature.table)] for feature in features),
+        )
+
+    def with_default_optimizer(self, optimizer: Optimizer | None) -> DeclaredTables:
+        """The same with this optimizer for the tables that declare none, also where another embedding has written its own into them."""
+        if optimizer is None:
+            return self
+        tables = [copy.copy(table) for table in self.tables]
+        for table in tables:
+            if table.has_default_optimizer:
+                table.optimizer = optimizer
+        return replace(self, tables=tuple(tables))
+
+    def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
+        """The tables as engines hold them."""
+        return tuple(TableSpec.of(table, seed=seed) for table in self.tables)
+
+
+def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:
+    if table.optimizer is None:
+        table.optimizer = optimizer
+        table.has_default_optimizer = True
+    if (table.optimizer is not None or needs_optimizer) and not isinstance(table.optimizer, Optimizer):
+        raise ValueError(
+            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of embedding.optimizers for table "
+            f"'{table.name or f'table_{at}'}'. Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
+        )
+    if table.name is None:
+        table.name = f"table_{at}"

@@ -1,0 +1,248 @@
+"""The command line: `podembed train | resume | inspect | prepare` and those of `jobs.cli.tools`, also as `python -m jobs.cli.main`.
+
+It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides nothing about
+training.
+"""
+
+from __future__ import annotations
+
+# Before all others, which could be found in the current folder until it is off the search path.
+import jobs.search_path  # noqa: F401
+
+# isort: split
+
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import tyro
+
+from jobs.chaos import command as chaos
+from jobs.cli import supervise, tools
+from jobs.prepare import command as prepare_command
+
+EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Begin a new run.
+
+    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC is known.
+    """
+
+    job: str | None = None
+    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
+    data: tuple[str, ...] = ()
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of ratings. Quote globs."""
+    eval_data: tuple[str, ...] = ()
+    """Evaluation files or globs."""
+    max_bad_lines: int = 10
+    """Malformed lines of text input that are put aside and named before the run refuses the files."""
+    set: tuple[str, ...] = ()
+    """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
+    hosts: str = "1"
+    """Hosts that train together: a number (on one machine they share it), or a range such as 2-8: as many as the cluster has machines for."""
+    threads_per_host: int | None = None
+    """Threads of a host's kernels and CPU device."""
+    resources: tuple[str, ...] = ()
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
+    in_process: bool = False
+    """One host in this process, without Ray."""
+    name: str | None = None
+    """Folder of the run; by default the job's name and the time."""
+    warm_start: str | None = None
+    """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
+    warm_start_rules: tuple[str, ...] = ()
+    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
+    storage: str | None = None
+    """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
+    checkpoint_every: str | None = None
+    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
+    keep: int | None = None
+    """Newest commits kept. Default: as the run has kept them so far, at first 3."""
+    keep_every: str | None = None
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
+    keep_best: int | None = None
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    metric: str | None = None
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
+    eval_every: str | None = None
+    """Steps between evaluations, or epochs such as 1epoch, where there is evaluation data; by default about four per run."""
+    max_steps: str | None = None
+    """Stop after this many steps, or epochs such as 1epoch."""
+    resume: bool = False
+    """Go on with the run called --name if it is there already, also if its driver seems to be alive."""
+    fault_plan: str | None = None
+    """Inject the faults of this file: see `podembed chaos`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on from the last commit of a run, with the same or another number of hosts."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+    set: tuple[str, ...] = ()
+    """Arguments of the job that change from here on, as name=value: --set learning_rate=0.02 epochs=3. What changes shapes is refused."""
+    hosts: str | None = None
+    """Hosts, a number or a range such as 2-8; by default as many as the last commit had."""
+    threads_per_host: int | None = None
+    """Threads of a host's kernels and CPU device."""
+    resources: tuple[str, ...] = ()
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
+    in_process: bool = False
+    """One host in this process, without Ray."""
+    single_writer: bool = False
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
+    checkpoint_every: str | None = None
+    """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
+    checkpoint_seconds: float | None = None
+    """Seconds between commits, instead of steps or besides them."""
+    keep: int | None = None
+    """Newest commits kept. Default: as the run has kept them so far, at first 3."""
+    keep_every: str | None = None
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
+    keep_best: int | None = None
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    metric: str | None = None
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
+    full_every: int = 1
+    """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
+    eval_every: str | None = None
+    """Steps between evaluations, or epochs such as 1epoch; by default about four per run."""
+    max_steps: str | None = None
+    """Stop after this many steps of the whole run, or epochs such as 2epochs."""
+    take_over: bool = False
+    """Fence another driver that still holds the run."""
+    allow_ancestor: bool = False
+    """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
+    accept_input_change: bool = False
+    """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same steps."""
+    fault_plan: str | None = None
+    """Inject the faults of this file: see `podembed chaos`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Show how tables would lie on so many hosts, what each host needs, and why. Starts nothing.
+
+    With RUN: what `resume` on so many hosts would move. Without: a new run of the job.
+    """
+
+    run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """Folder or URL of a run."""
+    job: str | None = None
+    """As for train."""
+    data: tuple[str, ...] = ()
+    """As for train."""
+    set: tuple[str, ...] = ()
+    """As for train."""
+    hosts: int = 1
+    """Hosts to plan for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """List a run's commits and tables, and how to read a table without podembed."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder or URL of the run."""
+
+
+Command = (
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
+    | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
+    | tools.ToolCommand
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exits with 0 when all steps are done, else with one of the codes of `orchestrator.api.errors`."""
+    try:
+        try:
+            _main(arguments)
+        finally:
+            # Here, where a closed pipe can be met; at the interpreter's end it would print a traceback.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # As after `| head`: who read the output has enough of it. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_NO_READER)
+
+
+def _main(arguments: list[str] | None) -> None:
+    own, supervised = supervise.split(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(
+        Command,  # pyright: ignore[reportArgumentType]
+        prog="podembed",
+        description="Train JAX models whose embedding tables outgrow one machine.",
+        args=own,
+    )
+    if isinstance(command, supervise.Supervise):
+        command = replace(command, command=(*command.command, *supervised))
+    elif supervised:
+        sys.exit(f"podembed: Found `--` before {' '.join(supervised)!r}. Expected it only after supervise.")
+    sys.exit(_run(command))
+
+
+def _run(command: Any) -> int:
+    # Imported late: `--help` should not wait for JAX.
+    from orchestrator import outcomes
+    from orchestrator.cluster import connection as ray_connection
+
+    code = outcomes.exit_code(lambda: _dispatch(command))
+    if ray_connection.is_left_behind():
+        # All that is the program's is closed; the interpreter's end would wait for Ray's threads, and they for a head that is gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _dispatch(
+    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | chaos.Chaos | tools.Tool,
+) -> int:
+    if isinstance(command, chaos.Chaos):
+        return chaos.run(command, command_line=main)
+    if isinstance(command, tools.Tool):
+        return tools.run(command)
+    if isinstance(command, supervise.Supervise):
+        return supervise.run(command)
+    if isinstance(command, prepare_command.Prepare):
+        return prepare_command.run(command)
+    if isinstance(command, Inspect):
+        from orchestrator.api.errors import EXIT_CONFIGURATION
+        from orchestrator.inspect.inspect_run import describe, render
+        from orchestrator.run.reference import open_run_store
+
+        description = describe(open_run_store(command.run), now_unix_s=time.time())
+        print(render(description))
+        return 0 if description.record else EXIT_CONFIGURATION
+    from jobs.cli import launch
+
+    if isinstance(command, Plan):
+        return launch.plan(command)
+    return launch.train(command) if isinstance(command, Train) else launch.resume(command)
+
+
+def default_storage() -> str:
+    """`.runs` here; in a Ray job, whose working folder is a copy that Ray deletes, a folder in the home."""
+    return os.path.expanduser("~/.podembed/runs") if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ".runs"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,548 @@
+"""How, where and how long a job runs: the frozen values that a user passes beside a `JobConfig`, and the `Result` that comes back.
+
+The names are those of Ray Train. Nothing here starts anything; `orchestrator.driver.driver` does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, get_args
+
+from orchestrator.api.intervals import check_steps, in_steps, known_steps
+from orchestrator.api.keep_policies import KeepBest, KeepEvery, KeepPolicy
+from orchestrator.api.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
+from workers.declared_types import check_plain_fields, shown
+from workers.faults.plan import FaultPlan
+from workers.job.job import JobConfig
+from workers.job.quality import has_logits
+
+DEFAULT_METRIC = "auc"
+DEFAULT_STEP_TIMEOUT_S = 120.0
+# Below either of these a rate says little; a window takes about two seconds.
+SHORT_WINDOWS = 5
+SHORT_S = 10.0
+
+
+class ConfigurationError(ValueError):
+    """Settings that cannot work; retrying does not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConfig:
+    """Hosts of a run.
+
+    Attributes:
+      num_hosts: hosts that train together: a number, or `(min, max)`, as many of them as the cluster has room for. They change while the run
+        goes on, at its commits; below `min` it waits.
+      threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
+      resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part of the
+        cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
+      in_process: one host inside the driver's own process, without Ray.
+    """
+
+    num_hosts: int | tuple[int, int] = 1
+    threads_per_host: int | None = None
+    resources_per_host: Mapping[str, float] | None = None
+    in_process: bool = False
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
+        hosts = (self.num_hosts,) * 2 if isinstance(self.num_hosts, int) else self.num_hosts
+        if not isinstance(hosts, tuple | list) or not all(type(number) is int for number in hosts):
+            raise ConfigurationError(
+                f"Found num_hosts={shown(self.num_hosts)}. Expected a whole number, or (min, max). Write num_hosts=2."
+            )
+        if len(hosts) != 2 or not 1 <= hosts[0] <= hosts[1]:
+            raise ConfigurationError(
+                f"Found num_hosts={self.num_hosts}. Expected at least 1, or (min, max) with 1 <= min <= max."
+            )
+        if self.threads_per_host is not None and self.threads_per_host < 1:
+            raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")
+        gpus = (self.resources_per_host or {}).get("GPU", 0.0)
+        if 0 < gpus < 1 and hosts[1] > 1:
+            raise ConfigurationError(
+                f"Found {gpus:g} GPU a host for num_hosts={self.num_hosts}. Expected whole ones, since NCCL sums no gradients between two processes "
+                f"on one GPU. Reserve GPU=1 for each host, or use one host."
+            )
+        if self.in_process and hosts[1] != 1:
+            raise ConfigurationError(
+                f"Found in_process with num_hosts={self.num_hosts}. Expected one host. Leave in_process out to use several."
+            )
+
+    @property
+    def least_hosts(self) -> int:
+        """Below this many the run waits."""
+        return self.num_hosts if isinstance(self.num_hosts, int) else self.num_hosts[0]
+
+    @property
+    def most_hosts(self) -> int:
+        """No more than this many are used."""
+        return self.num_hosts if isinstance(self.num_hosts, int) else self.num_hosts[1]
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the number may change."""
+        return self.least_hosts < self.most_hosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When to commit and what to keep. The last step, and a stop by a signal, are committed in any case.
+
+    Attributes:
+      every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given. With neither of them
+        nor `on_best`, commit after evaluations. Steps may be epochs as text, such as `"1epoch"` or `"0.5epoch"`.
+      on_best: commit after an evaluation that is better than that of every commit so far.
+      metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of `JobConfig.metrics`.
+        None stands for `auc`, and for `loss` where the job declares a loss.
+      metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric (`lower_is_better`), or
+        else its name: a name that ends with `loss` means the lowest.
+      num_to_keep: newest commits kept, at least 2; None keeps all.
+      keep_every_steps: also keep the first commit at or after each multiple of so many steps, or epochs as text.
+      keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
+      read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to keep what it
+        accepted. Otherwise the sizes of all files are compared.
+      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit before, and need the
+        files of the commits back to the last full one, which are then kept as long as they are. 1 makes all commits full.
+    """
+
+    every_steps: int | str | None = None
+    every_seconds: float | None = None
+    on_best: bool = False
+    metric: str | None = None
+    metric_order: Order | None = None
+    num_to_keep: int | None = 3
+    keep_every_steps: int | str | None = None
+    keep_best: int = 0
+    read_back: bool = False
+    full_every: int = 1
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
+        check_steps(self, "every_steps", ConfigurationError)
+        check_steps(self, "keep_every_steps", ConfigurationError)
+        if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
+            raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
+        if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
+            raise ConfigurationError(
+                f"Found metric={self.metric!r}. Expected the name of a metric, such as 'auc' or 'loss'. Choose one, or None."
+            )
+        if self.metric_order not in (None, *get_args(Order)):
+            raise ConfigurationError(
+                f"Found metric_order={self.metric_order!r}. Expected one of {', '.join(get_args(Order))}, or None. Choose one of them."
+            )
+        if self.keep_best < 0:
+            raise ConfigurationError(f"Found keep_best={self.keep_best}. Expected at least 0.")
+        if self.num_to_keep is not None and self.num_to_keep < 2:
+            raise ConfigurationError(
+                f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, or None."
+            )
+        if self.full_every < 1:
+            raise ConfigurationError(f"Found full_every={self.full_every}. Expected at least 1, which makes all full.")
+
+    @property
+    def save_policies(self) -> tuple[SavePolicy, ...]:
+        """When to commit on the way. Steps must be known, see `in_steps`."""
+        policies: list[SavePolicy] = []
+        if (every_steps := known_steps("every_steps", self.every_steps)) is not None:
+            policies.append(EverySteps(every_steps))
+        if self.every_seconds is not None:
+            policies.append(EverySeconds(self.every_seconds))
+        if self.on_best:
+            policies.append(OnBest(self.metric or DEFAULT_METRIC, self.metric_order))
+        return tuple(policies) or (AfterEvaluation(),)
+
+    @property
+    def keep_policies(self) -> tuple[KeepPolicy, ...]:
+        """What to keep besides the newest; of no effect where all are kept. Steps must be known, see `in_steps`."""
+        policies: list[KeepPolicy] = []
+        if (keep_every := known_steps("keep_every_steps", self.keep_every_steps)) is not None:
+            policies.append(KeepEvery(keep_every))
+        if self.keep_best:
+            policies.append(KeepBest(self.keep_best, self.metric or DEFAULT_METRIC, self.metric_order))
+        return tuple(policies)
+
+    @property
+    def uses_metric(self) -> bool:
+        """Whether anything hangs on which commit is the best."""
+        return self.on_best or self.keep_best > 0
+
+    def in_steps(self, steps_per_epoch: int) -> CheckpointConfig:
+        """The same with steps in place of epochs.
+
+        Raises:
+          ConfigurationError: epochs that are no whole number of steps.
+        """
+        return _in_steps(self, ("every_steps", "keep_every_steps"), steps_per_epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureConfig:
+    """What a run bears.
+
+    Attributes:
+      max_failures: host faults in a row without a new commit before the run stops. Announced losses of machines are not counted.
+      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call; the same one at the same
+        step twice stops the run in any case.
+      wait_for_hosts_s: seconds that the run waits for hosts when there are fewer than `ScalingConfig.num_hosts` asks for.
+      quarantine_after: faults on one machine within `quarantine_period_s` after which it is not used for a while.
+      quarantine_s: how long at first; each further fault doubles it, up to `quarantine_period_s`.
+      step_timeout_s: seconds without any finished step after which the group is taken for hung. None takes ten times the median step, at
+        least 30 s, and before the first step, or while hosts wait for storage, 120 s.
+      start_timeout_s: seconds for processes to start, join, restore and compile.
+      lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves. The driver's heartbeat
+        is written every 5 s.
+      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one; until then it goes on without. A
+        fault leads back to the last commit all the same. 0 ends the run with the first.
+      storage_timeout_s: how long it then tries again, how long the commit of the last step is tried, and after a fault each request for the next
+        generation, before the run ends with an error; 0 ends it where it would have to wait.
+      undo_share: of the tables' bytes, memory for the way back to the last commit. Hosts that survive a fault go back in memory and read only what
+        found no room in it. 0 keeps none: then they read all their rows.
+      standby_after_s: after so many seconds of training, processes are started that wait to take the place of lost ones; None starts none.
+    """
+
+    max_failures: int = 3
+    max_user_errors: int = 1
+    wait_for_hosts_s: float = 600.0
+    quarantine_after: int = 2
+    quarantine_s: float = 30.0
+    quarantine_period_s: float = 3600.0
+    step_timeout_s: float | None = None
+    start_timeout_s: float = 300.0
+    lease_timeout_s: float = 30.0
+    max_failed_saves: int = 3
+    storage_timeout_s: float = 1800.0
+    undo_share: float = 0.1
+    standby_after_s: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, ConfigurationError)
+        for name, least in (
+            ("max_failures", 0),
+            ("max_user_errors", 0),
+            ("wait_for_hosts_s", 0),
+            ("quarantine_after", 1),
+        ):
+            if not getattr(self, name) >= least:
+                raise ConfigurationError(f"Found {name}={getattr(self, name)}. Expected at least {least}.")
+        if not 0 < self.quarantine_s <= self.quarantine_period_s:
+            raise ConfigurationError(
+                f"Found quarantine_s={self.quarantine_s} and quarantine_period_s={self.quarantine_period_s}. "
+                f"Expected seconds above 0, and a period that is no shorter."
+            )
+        if not self.lease_timeout_s >= 1:
+            raise ConfigurationError(
+                f"Found lease_timeout_s={self.lease_timeout_s}. Expected at least 1; 30 or more outside of trials."
+            )
+        if self.worker_step_timeout_s <= 0 or self.start_timeout_s < 1:
+            raise ConfigurationError(
+                f"Found step_timeout_s={self.step_timeout_s} and start_timeout_s={self.start_timeout_s}. "
+                f"Expected seconds above 0, and at least 1 to start."
+            )
+        if self.max_failed_saves < 0 or not 0 <= self.storage_timeout_s < math.inf:
+            raise ConfigurationError(
+                f"Found max_failed_saves={self.max_failed_saves} and storage_timeout_s={self.storage_timeout_s}. Expected at least 0, and "
+                f"finite seconds of at least 0."
+            )
+        if not 0 <= self.undo_share <= 4:
+            raise ConfigurationError(f"Found undo_share={self.undo_share}. Expected a share from 0, such as 0.1.")
+        if self.standby_after_s is not None and not 0 <= self.standby_after_s < math.inf:
+            raise ConfigurationError(f"Found standby_after_s={self.standby_after_s}. Expected seconds from 0, or None.")
+
+    @property
+    def worker_step_timeout_s(self) -> float:
+        """How long a worker waits for another one within a step before it gives up by itself; the driver does so earlier."""
+        return DEFAULT_STEP_TIMEOUT_S if self.step_timeout_s is None else self.step_timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken over.
+
+    Attributes:
+      source: `RUN`, for the newest commit at that time, or `RUN@COMMIT`.
+      rules: what is meant by each difference between the commit and the job, such as `users=rename=members`, `ads=reinit`, `old=drop`,
+        `items=rows`, `@dense=params`; see `orchestrator.run.warm_start`.
+    """
+
+    source: str
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Name and place of a run, and its policies.
+
+    Attributes:
+      name: folder of the run below `storage_path`; None makes one from the job's name and the time.
+      storage_path: local folder or fsspec URL that every host reaches.
+      eval_every_steps: steps between evaluations, or epochs as text, such as `"1epoch"`; None evaluates at the end only.
+      evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
+      max_steps: stop after this many steps of the whole run, or epochs as text; None trains all epochs.
+      take_over: fence another driver that still holds this run.
+      warm_start: another run's commit that a new run begins from; None begins with initial values.
+      single_writer: accept a storage that cannot create files exclusively, where nothing stops a second driver.
+      accept_input_change: go on with a run although its data files are not those that it began with.
+      fault_plan: faults to be injected, for `podembed chaos` and tests.
+    """
+
+    name: str | None = None
+    storage_path: str = ".runs"
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    eval_every_steps: int | str | None = None
+    evaluate_at_end: bool = True
+    max_steps: int | str | None = None
+    take_over: bool = False
+    warm_start: WarmStart | None = None
+    single_writer: bool = False
+    accept_input_change: bool = False
+    fault_plan: FaultPlan | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.storage_path, os.PathLike):
+            object.__setattr__(self, "storage_path", os.fspath(self.storage_path))
+        check_plain_fields(self, ConfigurationError)
+        kinds = {
+            "checkpoint_config": CheckpointConfig,
+            "failure_config": FailureConfig,
+            "warm_start": WarmStart,
+            "fault_plan": FaultPlan,
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name.endswith("config")):
+                raise ConfigurationError(
+                    f"Found {name}={shown(value)} in RunConfig. Expected a {kind.__name__}. Write {name}={kind.__name__}(...)."
+                )
+        parts = (self.name or "").split("/")
+        if self.name is not None and (not self.name or any(part in ("", ".", "..") for part in parts)):
+            raise ConfigurationError(
+                f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as 'clicks' or 'team/clicks'. "
+                f"Put what lies above it into storage_path."
+            )
+        check_steps(self, "eval_every_steps", ConfigurationError)
+        check_steps(self, "max_steps", ConfigurationError)
+
+    def in_steps(self, steps_per_epoch: int) -> RunConfig:
+        """The same with steps in place of epochs, also in `checkpoint_config`.
+
+        Raises:
+          ConfigurationError: epochs that are no whole number of steps.
+        """
+        known = _in_steps(self, ("eval_every_steps", "max_steps"), steps_per_epoch)
+        return replace(known, checkpoint_config=self.checkpoint_config.in_steps(steps_per_epoch))
+
+    def last_step(self, total_steps: int) -> int:
+        """The step after which a run of so many steps stops. Steps must be known, see `in_steps`."""
+        max_steps = known_steps("max_steps", self.max_steps)
+        return total_steps if max_steps is None else min(total_steps, max_steps)
+
+
+Declared = TypeVar("Declared", CheckpointConfig, RunConfig)
+
+
+def _in_steps(declared: Declared, names: tuple[str, ...], steps_per_epoch: int) -> Declared:
+    found = {name: in_steps(name, getattr(declared, name), steps_per_epoch, ConfigurationError) for name in names}
+    return replace(declared, **found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Quality on the evaluation data after `step` steps.
+
+    Attributes:
+      auc: of the scores; NaN where it has no meaning: labels other than 0 and 1, or one of them alone.
+      log_loss: of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores for something else.
+      metrics: name to value of the job's own metrics.
+      loss: mean of the job's loss, weighted by the samples' weights.
+    """
+
+    step: int
+    auc: float
+    log_loss: float
+    num_samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: float = math.nan
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """AUC and the job's own metrics by the names under which they are printed, as far as they have a meaning."""
+        return {**({} if math.isnan(self.auc) else {"AUC": self.auc}), **self.metrics}
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The log loss and the job's loss by the names under which they are printed: the latter alone where it is another one."""
+        is_same = is_same_loss(self.loss, self.log_loss)
+        values = {"log loss": self.log_loss, "loss": math.nan if is_same else self.loss}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All that has a meaning, by the names that `CheckpointConfig.metric` takes."""
+        values = {"auc": self.auc, "log_loss": self.log_loss, "loss": self.loss}
+        return {**{name: value for name, value in values.items() if not math.isnan(value)}, **self.metrics}
+
+    @property
+    def comparable(self) -> dict[str, float]:
+        """What policies compare; numbers that are not finite compare with nothing and are left out."""
+        return {name: value for name, value in self.values.items() if math.isfinite(value)}
+
+
+def is_same_loss(loss: float, log_loss: float) -> bool:
+    """Whether a job's loss is the log loss, but for rounding; then it is printed once."""
+    return math.isclose(loss, log_loss, rel_tol=1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One fault and what it cost. Times are seconds.
+
+    Attributes:
+      generation: the generation that was started after it.
+      cause: what happened, one line.
+      base_step: step of the commit that the run went back to.
+      discarded_steps: steps done since that commit, done again.
+      detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the detection time.
+      stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was lost is gone; new processes, mesh and gang;
+        rows, as far as that took longer than the rest; the model.
+      parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the slowest.
+      undo_s, move_s, verify_s, read_s: what the slowest host spent on going back in memory, on getting buckets from other hosts, on comparing
+        digests, and on reading; beside other parts.
+      survivors: hosts whose process lived on.
+      buckets_kept: of all hosts, in their memory.
+      buckets_moved, bytes_moved: of all hosts, from other hosts' memory.
+      buckets_read, bytes_read: of all hosts, from storage.
+    """
+
+    generation: int
+    cause: str
+    base_step: int
+    discarded_steps: int
+    detect_s: float
+    stop_s: float
+    start_s: float
+    restore_s: float
+    compile_s: float
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    undo_s: float = 0.0
+    move_s: float = 0.0
+    verify_s: float = 0.0
+    read_s: float = 0.0
+    survivors: int = 0
+    buckets_kept: int = 0
+    buckets_moved: int = 0
+    bytes_moved: int = 0
+    buckets_read: int = 0
+    bytes_read: int = 0
+
+    @property
+    def total_s(self) -> float:
+        return self.stop_s + self.start_s + self.restore_s + self.compile_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsChange:
+    """A planned change of hosts at a commit.
+
+    Attributes:
+      generation: the one that was started for it.
+      step: of the commit; nothing was discarded.
+      before, after: hosts.
+      cause: one line.
+      seconds: from the end of the last window before it to the next one.
+    """
+
+    generation: int
+    step: int
+    before: int
+    after: int
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+      path: folder of the run.
+      step: steps trained in all, of `total_steps`.
+      num_samples: samples trained by this call, without padding and without discarded steps.
+      trained_s: seconds from the beginning of this call's first window of steps to the end of its last one, but for evaluations. Recoveries,
+        changes of hosts, discarded steps and waiting for commits count.
+      samples_per_s: `num_samples` over `trained_s`.
+      median_samples_per_s: of the windows whose steps count, each weighted with its seconds: how fast it went while nothing was in the way.
+      num_windows: whose steps count.
+      losses: global loss of each step since this call began or last recovered to, by step number.
+      changes: planned changes of hosts.
+      phase_s: seconds of each phase of the step, summed over the windows of host 0.
+      commit: name of the newest commit, which is of `step`; None where nothing was trained and nothing committed before.
+      stopped_by: None when all steps are done, else the reason.
+      staleness: as in the job.
+      failed_saves: saves of this call that the storage failed; each was made up for by a later one.
+    """
+
+    path: str
+    step: int
+    total_steps: int
+    num_samples: int
+    samples_per_s: float
+    losses: Mapping[int, float]
+    evaluations: tuple[Evaluation, ...]
+    recoveries: tuple[Recovery, ...]
+    phase_s: Mapping[str, float]
+    commit: str | None
+    stopped_by: str | None = None
+    staleness: int = 0
+    changes: tuple[HostsChange, ...] = ()
+    failed_saves: int = 0
+    trained_s: float = 0.0
+    median_samples_per_s: float = 0.0
+    num_windows: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so little was trained that its rates say nothing about a longer run: caches were cold for much of it."""
+        return self.num_windows < SHORT_WINDOWS or self.trained_s < SHORT_S
+
+
+def check_policies(job: JobConfig, config: RunConfig) -> None:
+    """Refuses policies that do not go with a job; asked before anything is made.
+
+    Raises:
+      ConfigurationError: commits that follow the clock, with stale lookups; or the best commits by a metric that the job does not have.
+    """
+    with_metric(job, config.checkpoint_config)
+    every_seconds = config.checkpoint_config.every_seconds
+    if job.staleness and every_seconds is not None:
+        raise ConfigurationError(
+            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale lookup is not made across a "
+            "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
+        )
+
+
+def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
+    """The same with a metric of the job, and whether its highest or lowest value is the best.
+
+    Raises:
+      ConfigurationError: something hangs on a metric that no evaluation of the job can have.
+    """
+    own = {metric.name: metric for metric in job.metrics}
+    known = [*(["auc", "log_loss"] if has_logits(job.loss) else ["auc"]), "loss", *own]
+    metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
+    if config.uses_metric and metric not in known:
+        logits = " With a loss of your own log_loss is one of JobConfig.metrics: workers.job.ranking.LogLoss()."
+        raise ConfigurationError(
+            f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations have: {', '.join(known)}. "
+            f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
+            f"{logits if metric == 'log_loss' else ''}"
+        )
+    order = config.metric_order
+    is_lower_better = getattr(own.get(metric), "lower_is_better", None)
+    if order is None and is_lower_better is not None:
+        order = "min" if is_lower_better else "max"
+    return replace(config, metric=metric, metric_order=order)

@@ -1,0 +1,330 @@
+"""The connection of this process to a Ray cluster: one that is there, or one of the program's own (`orchestrator.cluster.own_cluster`).
+
+With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one on this machine, with token
+authentication, on the loopback interface, and with a folder that goes when the program ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.errors import ClusterNotStarted
+from orchestrator.api.signals import StoppedAtStart
+from orchestrator.cluster.head_watch import HeadWatch
+from orchestrator.cluster.own_cluster import OwnCluster, sweep_left
+from orchestrator.cluster.places import taking_connections
+from orchestrator.cluster.processes import FOLDER_PREFIX, claim_folder
+from workers.descriptors import DescriptorsExhausted, require_descriptors
+
+COMPILED_SUFFIX = "-compiled"
+LOOPBACK = "127.0.0.1"
+NICENESS = "RAY_worker_niceness"
+# Of the daemon with 2 hosts, 70 were seen; it aborts with a limit of 64.
+DAEMON_DESCRIPTORS = 64
+HOST_DESCRIPTORS = 16
+FIRST_WITH_TOKENS = (2, 52)
+LEAVE_S = 3.0  # for which a cluster without its head is left
+_has_chosen = threading.Event()  # whether this process imported Ray with the settings of here
+_is_left_behind = threading.Event()  # whether a thread of this process still waits for a head that is gone
+
+
+class Connection:
+    """The cluster that this process is connected to. Mutated: which one it is, where one of the program's own is started again.
+
+    Attributes:
+      is_own: whether the program started it: then it is one machine for ever, and hosts have to share it.
+    """
+
+    is_own = False
+
+    def lost(self) -> str | None:
+        """Why the cluster is of no use any more, as the first half of a sentence; None while it is. Costs microseconds, but for a connection
+        once a second."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether a call of Ray that asks the cluster's head would come back. To be asked right before."""
+        return self.lost() is None
+
+    def require(self) -> None:
+        """Returns when the cluster can be used.
+
+        Raises:
+          TooFewHosts: it is lost, and others have to mend it.
+        """
+
+    def renew(self) -> None:
+        """Starts the program's own cluster again. All its processes, and all that Ray knew, are gone then."""
+        raise RuntimeError("Found a cluster that others started. Expected one of the program's own.")
+
+
+class _ForeignConnection(Connection):
+    """To a cluster that others started, which they have to mend."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._head = HeadWatch(cluster_address(), notice=notice)
+
+    def lost(self) -> str | None:
+        return self._head.lost()
+
+    def answers(self) -> bool:
+        return self._head.answers()
+
+    def require(self) -> None:
+        self._head.require()
+
+    def close(self) -> None:
+        """Leaves the cluster. Without its head that takes Ray a quarter of a minute, or four of them: then it is left behind."""
+        import ray
+
+        if self.answers():
+            ray.shutdown()
+            return
+        self._notice(
+            f"leaving Ray without its head: for {LEAVE_S:.0f} s, then the rest is left to Ray's other processes"
+        )
+        leaving = threading.Thread(target=ray.shutdown, name="leaving Ray", daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_S)
+        if leaving.is_alive():
+            # At the interpreter's end Ray would begin it once more.
+            atexit.unregister(ray.shutdown)
+            _is_left_behind.set()
+
+
+class _OwnConnection(Connection):
+    is_own = True
+
+    def __init__(self, num_cpus: int, compiled: str, on_wait: Callable[[], None]) -> None:
+        self._compiled = compiled
+        self._num_cpus = num_cpus
+        self._on_wait = on_wait
+        self._cluster = self._joined()
+
+    def _joined(self) -> OwnCluster:
+        # Ray starts workers with a niceness of 15, so that one busy neighbour on the machine is enough to starve a run.
+        environment = {NICENESS: "0"} | dict(os.environ)
+        with _needing_files():
+            cluster = OwnCluster(self._num_cpus, environment=environment, left=[self._compiled])
+        try:
+            # Takes a second, in which the cluster starts.
+            import ray  # noqa: F401
+
+            address = cluster.started(self._on_wait)
+            with _loopback():
+                _join(address)
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
+    def lost(self) -> str | None:
+        daemon = self._cluster.lost()
+        return None if daemon is None else f"{daemon} of Ray ended on this machine, and the cluster with it"
+
+    def renew(self) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            self.close()
+            self._cluster = self._joined()
+        except SystemExit as left:
+            # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
+            raise StoppedAtStart from left
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
+
+    def close(self) -> None:
+        """Leaves the cluster and ends it."""
+        import ray
+
+        try:
+            ray.shutdown()
+        finally:
+            self._cluster.close()
+
+
+@contextlib.contextmanager
+def connected(
+    num_hosts: int,
+    before_joining: Callable[[str], None] = lambda address: None,
+    *,
+    on_wait: Callable[[], None] = lambda: None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Iterator[Connection]:
+    """Joins or starts a cluster for the length of the block, unless the process is connected already.
+
+    Args:
+      before_joining: called with the address of a cluster that is about to be joined.
+      on_wait: called often while a cluster of the program's own starts; what it raises ends the start.
+      notice: told when the head of a cluster of others falls silent.
+
+    Raises:
+      ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
+      ConfigurationError: the processes of this machine may not open as much as Ray needs.
+    """
+    _settle()
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if os.environ["RAY_AUTH_MODE"] == "token":
+            # Set, so that Ray does not write a token of its own into the home folder.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _has_chosen.set()
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield _ForeignConnection(notice)
+    elif address is not None:
+        before_joining(address)
+        with _loopback() if _is_on_loopback_alone(address) else contextlib.nullcontext():
+            _join(address)
+        connection = _ForeignConnection(notice)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    else:
+        _require_descriptors(num_hosts)
+        with _own(max(os.cpu_count() or 1, 2 * num_hosts), on_wait) as connection:
+            yield connection
+
+
+def _settle() -> None:
+    """What Ray reads when it is imported; a program that imported it before chose its own settings."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # Calls that a generation leaves behind fail with it; nobody asks for their answers any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
+
+def _require_descriptors(num_hosts: int) -> None:
+    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again and again."""
+    try:
+        require_descriptors(
+            DAEMON_DESCRIPTORS + HOST_DESCRIPTORS * num_hosts,
+            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} {'host' if num_hosts == 1 else 'hosts'}",
+        )
+    except DescriptorsExhausted as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _switch_tokens_on() -> None:
+    """As `ray.init` does for a cluster that it starts, where the program imported Ray before it came here.
+
+    Raises:
+      ConfigurationError: this version of Ray does it in another way.
+    """
+    import ray
+
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+
+        enable, ensure = setup.enable_token_auth_by_default, setup.ensure_token_if_auth_enabled
+    except (ImportError, AttributeError) as error:
+        if "RAY_AUTH_MODE" in os.environ or tuple(map(int, ray.__version__.split(".")[:2])) < FIRST_WITH_TOKENS:
+            # The program chose itself, or a version without tokens.
+            return
+        raise ConfigurationError(
+            f"Found Ray {ray.__version__}, imported by the program, in which token authentication is not switched on as it is known here "
+            f"({error}). Expected Ray to be imported by podembed first, or a choice. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_MODE=disabled, before the program imports Ray."
+        ) from error
+    enable()
+    ensure({}, create_token_if_missing=True)
+
+
+@contextlib.contextmanager
+def _own(num_cpus: int, on_wait: Callable[[], None]) -> Iterator[Connection]:
+    if not _has_chosen.is_set():
+        _switch_tokens_on()
+    with contextlib.ExitStack() as stack:
+        with _needing_files():
+            sweep_left()
+            # Not in the cluster's own folder: it outlives a cluster that is started again.
+            compiled, lock = claim_folder(tempfile.gettempdir(), suffix=COMPILED_SUFFIX)
+        stack.callback(os.close, lock)
+        stack.callback(shutil.rmtree, compiled, ignore_errors=True)
+        connection = _OwnConnection(num_cpus, compiled, on_wait)
+        stack.callback(connection.close)
+        yield connection
+
+
+@contextlib.contextmanager
+def _needing_files() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ClusterNotStarted(
+            f"Ray did not start on this machine: {error}. Expected room for a cluster of the program's own, in its folder for temporary files "
+            "(TMPDIR) and among its processes. What is committed stands: see to that, then `podembed resume` goes on."
+        ) from error
+
+
+def _join(address: str) -> None:
+    import ray
+
+    from orchestrator.cluster.worker_path import DriverPath
+
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
+    except (ConnectionError, TimeoutError) as error:
+        raise ClusterNotStarted(
+            f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on this machine. "
+            "What is committed stands: see to the cluster, then `podembed resume` goes on."
+        ) from error
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """While it lasts Ray takes a loopback address as it is. Else it puts the machine's own in its place, where a cluster that only listens on the
+    loopback interface is not found."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_on_loopback_alone(address: str) -> bool:
+    """Whether the cluster at an address is one that a program on this machine started for itself, as `podembed chaos` does."""
+    host, _, port = address.rpartition(":")
+    if host not in (LOOPBACK, "localhost") or not port.isdecimal():
+        return False
+    import ray.util
+
+    asked = {"loopback": (LOOPBACK, int(port)), "machine": (ray.util.get_node_ip_address(), int(port))}
+    return taking_connections(asked) == {"loopback"}
+
+
+def is_left_behind() -> bool:
+    """Whether this process left a cluster without its head, and a thread still waits for that. The interpreter's end would wait, too."""
+    return _is_left_behind.is_set()
+
+
+def cluster_address() -> str:
+    """Where other programs join the cluster that this one is connected to, as `RAY_ADDRESS` has it."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+def compile_cache() -> str:
+    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the user's."""
+    own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
+    return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"

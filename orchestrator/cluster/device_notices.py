@@ -1,0 +1,34 @@
+"""What a user is told about the devices that a generation trains on. Nothing where hosts asked for processors and got them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.api.errors import listed
+from orchestrator.cluster.worker_environment import ACCELERATORS
+from workers.device.process import DeviceReady
+
+
+def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[str]:
+    """One line with the devices that are accelerators, and one where accelerators are reserved and JAX did not find them.
+
+    Args:
+      devices: what each device process said, in the order of the hosts.
+      resources: Ray resources of a host.
+    """
+    by_kind: dict[str, list[str]] = {}
+    for host, device in enumerate(devices):
+        by_kind.setdefault(f"{device.num_devices} x {device.kind or device.platform}", []).append(f"host {host}")
+    notices = []
+    if any(device.platform != "cpu" for device in devices):
+        notices.append("devices: " + "; ".join(f"{kind} for {listed(hosts)}" for kind, hosts in by_kind.items()))
+    reserved = [
+        f"{amount:g} {name}" for name, amount in (resources or {}).items() if name in ACCELERATORS and amount > 0
+    ]
+    without = [f"host {host}" for host, device in enumerate(devices) if device.platform == "cpu"]
+    if reserved and without:
+        notices.append(
+            f"{listed(without)}: found processors only, with {' and '.join(reserved)} reserved for each host. Training goes on there. "
+            f"Install JAX's plugin for the accelerator on every machine (jax[cuda13], jax[tpu]), and see what JAX_PLATFORMS is set to."
+        )
+    return notices

@@ -1,0 +1,66 @@
+"""Worker processes of this machine, found by a mark that they were started with.
+
+Ray tells the process of an actor only once the actor answers, which one that is frozen while it comes up never does. So each gets a mark in
+its environment, by which the driver finds it in the process table from its first moment: to see whether it runs, and to kill it by number,
+since Ray takes seconds to kill a process that is stopped. Processes of other machines, or of other users, are not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterable
+
+from workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
+
+VARIABLE = "PODEMBED_WORKER"
+_LOOK_EVERY_S = 1.0
+
+
+class MarkedProcesses:
+    """The process table as far as it concerns our workers. Mutated: what the last look found."""
+
+    def __init__(self) -> None:
+        self._marks: set[str] = set()
+        self._found: dict[str, ProcessSigns] = {}
+        self._looked_s: float | None = None
+
+    def new_mark(self) -> dict[str, str]:
+        """The variable for the environment of one more process."""
+        mark = secrets.token_hex(8)
+        self._marks.add(mark)
+        return {VARIABLE: mark}
+
+    def signs(self, mark: str) -> ProcessSigns | None:
+        """What the kernel says of the process now; None if it is not of this machine, or not there."""
+        first = self._found.get(mark)
+        if first is None:
+            now_s = time.monotonic()
+            if self._looked_s is None or now_s - self._looked_s >= _LOOK_EVERY_S:
+                self._looked_s = now_s
+                self._look(self._marks)
+            first = self._found.get(mark)
+        signs = None if first is None else read_signs(first.process)
+        # Setting up an environment may replace the program, but neither number nor start of the process.
+        return signs if signs is not None and first is not None and signs.started == first.started else None
+
+    def kill(self, marks: Iterable[str]) -> list[int]:
+        """Kills the processes at once, stopped ones too; forgets the marks. Returns the numbers of those that there were."""
+        wanted = set(marks)
+        killed = []
+        for process in processes_with(VARIABLE, wanted).values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+        self._marks -= wanted
+        self._found = {mark: signs for mark, signs in self._found.items() if mark not in wanted}
+        return killed
+
+    def _look(self, marks: Iterable[str]) -> None:
+        for mark, process in processes_with(VARIABLE, set(marks)).items():
+            signs = read_signs(process)
+            if signs is not None:
+                self._found[mark] = signs

@@ -1,0 +1,510 @@
+"""`RayBackend`: worker processes as actors on a Ray cluster. How the program gets one: `orchestrator.cluster.connection`.
+
+Meshes and JAX gangs of hosts that share a machine listen on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.api.config import ConfigurationError, ScalingConfig
+from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from orchestrator.cluster.connection import LOOPBACK, compile_cache
+from orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses
+from orchestrator.cluster.places import (
+    Address,
+    Place,
+    Search,
+    answering_nodes,
+    bundles_of,
+    daemon_of,
+    key_of,
+    live_nodes,
+    nodes_of,
+    placement_check,
+    taking_connections,
+)
+from orchestrator.cluster.worker_environment import (
+    ACCELERATORS,
+    PLATFORMS,
+    WorkerKind,
+    accelerators_of,
+    worker_environment,
+)
+from orchestrator.group.worker_errors import death, failure_of, first_line
+from orchestrator.group.worker_group import Call, Handle, HostHandles
+from workers.job.job import JobConfig, JobReference
+from workers.liveness.lease_watch import LeaseTerms
+from workers.liveness.process_signs import ProcessSigns
+
+EXIT_TIMEOUT_S = 15.0
+STANDBY_ANSWER_S = 0.5
+NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
+HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RayCall:
+    """A method call of an actor under way."""
+
+    worker: str
+    reference: Any
+    handle: RayHandle
+
+
+class RayHandle:
+    """One actor. `machine`: id of the node that it was placed on."""
+
+    def __init__(
+        self, worker: str, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
+    ) -> None:
+        self.worker = worker
+        self.actor = actor
+        self.machine = machine
+        self._bind_address = bind_address
+        self._compile_cache = compile_cache
+
+    @property
+    def where(self) -> str:
+        return f"actor {self.actor._actor_id.hex()[:12]}"
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        if method in ("start", "rejoin") and self.worker.startswith("host"):
+            spec, *rest = arguments
+            bound = replace(spec, bind_address=self._bind_address)
+            return RayCall(self.worker, getattr(self.actor, method).remote(bound, *rest), self)
+        if method == "start" and self._compile_cache:
+            arguments = (replace(arguments[0], compile_cache=self._compile_cache), *arguments[1:])
+        return RayCall(self.worker, self.actor.run.remote(method, *arguments), self)
+
+    def background(self, method: str, *arguments: Any) -> Call:
+        return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)
+
+    def control(self, method: str, *arguments: Any) -> Call:
+        return RayCall(self.worker, getattr(self.actor, method).remote(*arguments), self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Standby:
+    """An actor that waits to take the place of a lost one on its node. `prepared` is the call that makes it ready."""
+
+    kind: WorkerKind
+    place: Place
+    actor: Any
+    prepared: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    """What the hosts of a generation hold on the cluster. Mutated: `standbys`."""
+
+    groups: list[Any]
+    places: list[Place]
+    bundle: dict[str, float]
+    standbys: list[_Standby]
+
+
+class RayBackend:
+    """Hosts as pairs of actors, one placement group bundle a host. A lost one is replaced in its bundle.
+
+    Args:
+      scaling: resources and threads of a host.
+      notice: told once about facts that a user should know, such as hosts that share a machine.
+      actors: classes of a host's two actors; None for those of a run.
+      lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
+      answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default, while it is not lost.
+
+    Attributes:
+      avoided: nodes on which no host is placed.
+      has_own_machines: whether each host is to have a machine for itself; None finds out.
+      placed: by host, the node on which the newest launch put it.
+    """
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        notice: Any,
+        actors: tuple[Any, Any] | None = None,
+        lost: Callable[[], str | None] = lambda: None,
+        answers: Callable[[], bool] | None = None,
+    ) -> None:
+        self._scaling = scaling
+        self._notice = notice
+        self._actors = actors
+        self._lost = lost
+        self._answers = answers or (lambda: lost() is None)
+        self.avoided: frozenset[str] = frozenset()
+        self.has_own_machines: bool | None = None
+        self.placed: dict[int, str] = {}
+        self._reservations: dict[int, _Reservation] = {}
+        self._daemons: dict[str, Address] = {}
+        self._processes = MarkedProcesses()
+        self._marks: dict[Any, str] = {}
+        self._has_named_idle = False
+
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        bundle = self.bundle(num_hosts)
+        self._name_idle_accelerators(bundle)
+        try:
+            group = self._granted(num_hosts, bundle, on_wait)
+        except ConfigurationError as error:
+            if not self.placed:
+                raise
+            # There was room once, and a moment ago; somebody else took it, and the run can wait for it.
+            taken = Failure(worker="the cluster", kind=FailureKind.PEER, message=str(error))
+            raise WorkerFailure([taken]) from error
+        places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
+        return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
+
+    def _name_idle_accelerators(self, bundle: dict[str, float]) -> None:
+        """Says once that devices will be CPUs although the cluster has something faster: it looks like training that is merely slow."""
+        import ray
+
+        if self._has_named_idle or accelerators_of(bundle) or os.environ.get(PLATFORMS):
+            return
+        self._has_named_idle = True
+        there = ray.cluster_resources()
+        idle = [f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0]
+        if idle:
+            self._notice(
+                f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones for each host with "
+                f"--resources, or resources_per_host, such as --resources CPU=8 GPU=1"
+            )
+
+    def _environment(self, kind: WorkerKind, bundle: dict[str, float]) -> dict[str, str]:
+        threads = self._scaling.threads_per_host
+        return worker_environment(kind, resources=bundle, threads=threads, environ=os.environ)
+
+    def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
+        reservation = self._reservations.get(id(handles))
+        if reservation is None:
+            return frozenset()
+        now = bundles_of(reservation.groups, answering_nodes() - self.avoided)
+        return frozenset(rank for rank, place in enumerate(reservation.places) if now[key_of(place)].node == place.node)
+
+    def relaunch(
+        self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
+    ) -> Sequence[HostHandles]:
+        before = self._reservations[id(handles)]
+        search = Search(self, before.groups, before.bundle, answering=answering_nodes())
+        # A host that lives on keeps its place, and so does one that is replaced, where it can.
+        chosen = {rank: before.places[old] for rank, old in enumerate(kept) if old is not None}
+        search.taken.extend(chosen.values())
+        for rank, old in enumerate(kept):
+            if old is None and rank < len(before.places) and (place := search.same(before.places[rank])):
+                chosen[rank] = place
+        try:
+            missing = [rank for rank in range(len(kept)) if rank not in chosen]
+            chosen |= zip(missing, search.others(len(missing), on_wait), strict=True)
+        except BaseException:
+            search.give_back()
+            raise
+        del self._reservations[id(handles)]
+        places = [chosen[rank] for rank in range(len(kept))]
+        actors = [None if old is None else handles[old].host.actor for old in kept]  # type: ignore[attr-defined]
+        reservation = _Reservation(search.groups, places, before.bundle, before.standbys)
+        self._let_go(reservation)
+        return self._handles(reservation, actors)
+
+    def _let_go(self, reservation: _Reservation) -> None:
+        """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the room of others."""
+        used = {id(place.group) for place in reservation.places}
+        gone = [standby for standby in reservation.standbys if id(standby.place.group) not in used]
+        self._end([standby.actor for standby in gone])
+        reservation.standbys = [standby for standby in reservation.standbys if standby not in gone]
+        for group in reservation.groups:
+            if id(group) not in used:
+                self.give_back(group)
+        reservation.groups = [group for group in reservation.groups if id(group) in used]
+
+    def _handles(self, reservation: _Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
+        """Actors for all places; of the hosts those that are given, all others from the standbys or new."""
+        import ray
+
+        self.placed = {rank: place.node for rank, place in enumerate(reservation.places)}
+        self._daemons = {node["NodeID"]: daemon_of(node) for node in ray.nodes()}
+        # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
+        bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
+        cache = compile_cache() if self._actors is None else ""
+        self._drop_dead(reservation)
+        handles = [
+            HostHandles(
+                RayHandle(
+                    f"host {rank}",
+                    actor or self._take("host", reservation, place),
+                    bind_address=bind_address,
+                    machine=place.node,
+                ),
+                RayHandle(
+                    f"device {rank}",
+                    self._take("device", reservation, place),
+                    compile_cache=cache,
+                    machine=place.node,
+                ),
+            )
+            for rank, (place, actor) in enumerate(zip(reservation.places, hosts, strict=True))
+        ]
+        self._reservations[id(handles)] = reservation
+        return handles
+
+    def _take(self, kind: WorkerKind, reservation: _Reservation, place: Place) -> Any:
+        """A standby on the node of a place, or else a new actor in it."""
+        for standby in reservation.standbys:
+            # Of another placement group it would end with that.
+            if standby.kind == kind and standby.place.group is place.group and standby.place.node == place.node:
+                reservation.standbys.remove(standby)
+                return standby.actor
+        return self._new_actor(kind, reservation.bundle, place)
+
+    def _new_actor(self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, is_standby: bool = False) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from workers.actors import DeviceActor, HostActor
+
+        host_class, device_class = self._actors or (HostActor, DeviceActor)
+        mark = self._processes.new_mark()
+        options: dict[str, Any] = {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=place.group, placement_group_bundle_index=place.index
+            ),
+            "num_cpus": 0 if is_standby else bundle.get("CPU", 0.0) / 2,
+            "runtime_env": {"env_vars": self._environment(kind, bundle) | mark},
+        }
+        if kind == "device":
+            options["num_gpus"] = bundle.get("GPU", 0)
+            options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
+        actor = (host_class if kind == "host" else device_class).options(**options).remote()
+        self._marks[actor._actor_id] = mark[VARIABLE]
+        return actor
+
+    def stand_by(
+        self,
+        handles: Sequence[HostHandles],
+        job: JobConfig | JobReference,
+        table_buckets: tuple[int, ...],
+        lease: LeaseTerms | None = None,
+    ) -> None:
+        reservation = self._reservations[id(handles)]
+        self._drop_dead(reservation)
+        wanted: list[tuple[WorkerKind, Place]] = [("host", reservation.places[0])]
+        # Accelerators belong to the process that Ray gave them to; only on CPUs can another one take its place.
+        if not accelerators_of(reservation.bundle):
+            wanted.extend(("device", place) for place in reservation.places)
+        there = [(standby.kind, standby.place.node) for standby in reservation.standbys]
+        for kind, place in wanted:
+            if (kind, place.node) in there:
+                there.remove((kind, place.node))
+            elif place.node:
+                actor = self._new_actor(kind, reservation.bundle, place, is_standby=True)
+                prepared = actor.prepare.remote(job, table_buckets, lease)
+                reservation.standbys.append(_Standby(kind, place, actor, prepared))
+
+    def _drop_dead(self, reservation: _Reservation) -> None:
+        """Leaves out standbys that do not answer; one that is still coming up is taken for good."""
+        import ray
+        import ray.exceptions
+
+        asked = {standby.actor.identity.remote(): standby for standby in reservation.standbys}
+        if not asked:
+            return
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=STANDBY_ANSWER_S)
+        for reference in answered:
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                silent.append(reference)
+        for reference in silent:
+            standby = asked[reference]
+            if reference in answered or ray.wait([standby.prepared], timeout=0)[0]:
+                reservation.standbys.remove(standby)
+                self._end([standby.actor])
+
+    def _granted(self, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]) -> Any:
+        """A placement group for so many hosts, with its room."""
+        group = self.reserve(num_hosts, strategy=self._strategy(num_hosts), bundle=bundle)
+        try:
+            self._await_placement(group, num_hosts, bundle, on_wait)
+        except BaseException:
+            self.give_back(group)
+            raise
+        return group
+
+    def reserve(
+        self,
+        num_hosts: int,
+        *,
+        strategy: str,
+        bundle: dict[str, float] | None = None,
+        avoid: Collection[str] = (),
+    ) -> Any:
+        """A placement group for so many hosts, off the avoided nodes and these; its room may come later."""
+        from ray.util.placement_group import placement_group
+
+        avoided = {*self.avoided, *avoid}
+        selector = {NODE_ID_LABEL: f"!in({', '.join(sorted(avoided))})"} if avoided else {}
+        return placement_group(
+            [bundle or self.bundle(num_hosts)] * num_hosts,
+            strategy=strategy,
+            bundle_label_selector=[selector] * num_hosts if selector else None,  # type: ignore[arg-type]
+        )
+
+    def give_back(self, group: Any) -> None:
+        """Removes a placement group of `reserve`. Without a head nobody could; Ray removes those of a driver that is gone by itself."""
+        import ray.util
+
+        if self._answers():
+            ray.util.remove_placement_group(group)
+
+    def held_places(self, others: Sequence[Any] = ()) -> dict[str, int]:
+        """By node, how many hosts this backend has room reserved for.
+
+        Args:
+          others: placement groups of `reserve`.
+        """
+        from ray.util.placement_group import placement_group_table
+
+        counts: dict[str, int] = {}
+        own = {id(group): group for reservation in self._reservations.values() for group in reservation.groups}
+        for group in [*own.values(), *others]:
+            table = placement_group_table(group)
+            for node in table["bundles_to_node_id"].values() if table.get("state") in HELD_STATES else ():
+                counts[node] = counts.get(node, 0) + 1
+        return counts
+
+    def _await_placement(
+        self, group: Any, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]
+    ) -> None:
+        """Waits until the cluster has room for all hosts.
+
+        Raises:
+          ConfigurationError: it has none within the deadline.
+          WorkerFailure: a machine left meanwhile, perhaps the one that was counted on.
+        """
+        import ray
+
+        ready = group.ready()
+        check = placement_check(num_hosts, bundle, live_nodes(), on_wait)
+        while not ray.wait([ready], timeout=0.2)[0]:
+            check()
+        ray.get(ready)
+
+    def bundle(self, num_hosts: int) -> dict[str, float]:
+        """Ray resources of one of so many hosts.
+
+        Raises:
+          ConfigurationError: the cluster has no CPUs.
+        """
+        import ray
+
+        if self._scaling.resources_per_host is not None:
+            return dict(self._scaling.resources_per_host)
+        total = ray.cluster_resources().get("CPU", 0.0)
+        # Rounded down to what Ray can count; both processes of a host take half.
+        share = min(1.0, int(total / num_hosts * 1000) / 1000)
+        if share <= 0:
+            raise ConfigurationError(f"The cluster has {total} CPUs for {num_hosts} hosts. Expected some. Start nodes.")
+        return {"CPU": share}
+
+    def _strategy(self, num_hosts: int) -> str:
+        import ray
+
+        able = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        machines = len([node for node in able if node["NodeID"] not in self.avoided])
+        if machines >= num_hosts if self.has_own_machines is None else self.has_own_machines:
+            return "STRICT_SPREAD"
+        self._notice(f"{num_hosts} hosts share {machines} machine{'s' if machines > 1 else ''}")
+        return "SPREAD"
+
+    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
+        import ray
+
+        if self._lost() is not None:
+            return list(calls), []
+        by_reference = {call.reference: call for call in calls}  # type: ignore[attr-defined]
+        ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
+        if not ended and timeout_s > 0:
+            ended, running = ray.wait(running, num_returns=1, timeout=timeout_s)
+        return [by_reference[r] for r in ended], [by_reference[r] for r in running]
+
+    def result(self, call: Call) -> Any | Failure:
+        import ray
+        import ray.exceptions
+
+        if (failure := self.lost_call(call)) is not None:
+            return failure
+        try:
+            return ray.get(call.reference)  # type: ignore[attr-defined]
+        except ray.exceptions.ActorDiedError as error:
+            return Failure(
+                worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
+            )
+        except ray.exceptions.RayTaskError as error:
+            source = error.cause if isinstance(error.cause, BaseException) else error
+            return failure_of(call.worker, source, details=str(error))
+        except ray.exceptions.OutOfMemoryError as error:
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
+        except ray.exceptions.RayError as error:
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
+
+    def lost_call(self, call: Call) -> Failure | None:
+        """What became of a call if the cluster is lost: its value must not be asked for then."""
+        if (lost := self._lost()) is None:
+            return None
+        return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
+
+    def signs(self, handle: Handle) -> ProcessSigns | None:
+        mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
+        return None if mark is None else self._processes.signs(mark)
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        machine_of = {handle.worker: handle.machine for handle in workers}  # type: ignore[attr-defined]
+        asked = {machine: self._daemons[machine] for machine in machine_of.values() if machine in self._daemons}
+        taking = taking_connections(asked)
+        return frozenset(worker for worker, machine in machine_of.items() if machine in asked.keys() - taking)
+
+    def end(self, workers: Sequence[Handle]) -> None:
+        self._end([worker.actor for worker in workers])  # type: ignore[attr-defined]
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        reservation = self._reservations.pop(id(handles), None)
+        actors = [handle.actor for pair in handles for handle in (pair.host, pair.device)]  # type: ignore[attr-defined]
+        self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
+        for group in reservation.groups if reservation else []:
+            self.give_back(group)
+
+    def forget(self) -> None:
+        """The cluster is gone, and another one takes its place: what was reserved and started there is, too."""
+        self._reservations.clear()
+        self._daemons.clear()
+        self._processes.kill(self._marks.values())
+        self._marks.clear()
+
+    def _end(self, actors: Sequence[Any]) -> None:
+        """Kills actors and waits until those on this machine are gone: only then are their memory and their chips free."""
+        import ray
+
+        marked = {
+            actor._actor_id: self._marks.pop(actor._actor_id) for actor in actors if actor._actor_id in self._marks
+        }
+        marks = list(marked.values())
+        for actor in actors if self._answers() else []:
+            # One that has no mark was ended before, perhaps with its cluster.
+            if actor._actor_id in marked:
+                ray.kill(actor, no_restart=True)
+        # A frozen process takes Ray seconds to kill, and the kernel none.
+        processes = self._processes.kill(marks)
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

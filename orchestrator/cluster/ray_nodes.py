@@ -1,0 +1,239 @@
+"""`RayNodes`: the machines of a Ray cluster as `orchestrator.decisions.membership` sees them: alive, free, draining, and what this run holds there.
+
+Ray marks a node as draining when its autoscaler takes it away, when a cloud announces a preemption, when somebody calls `ray drain-node`, and
+when `ray start --block` gets a SIGTERM; with the time by which it goes, if that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from orchestrator.api.config import ScalingConfig
+from orchestrator.cluster.connection import Connection
+from orchestrator.cluster.places import daemon_of, taking_connections
+from orchestrator.cluster.ray_backend import RayBackend, RayHandle
+from orchestrator.decisions.membership import Node, Rules
+from orchestrator.group.worker_group import Handle, HostHandles
+
+ANSWER_S = 1.0
+# Of Ray's NodeDeathInfo: told to end (a SIGTERM to its daemon), drained and preempted, drained and idle.
+ANNOUNCED_DEATHS = (1, 3, 4)
+
+
+class RayNodes:
+    """See the module. Mutated: what is asked of the cluster, and what the backend avoids.
+
+    Args:
+      backend: which places the hosts.
+      scaling: what the user asked for.
+      connection: one to a cluster of the program's own is renewed where that is lost; others have to mend theirs.
+      notice: told about that.
+    """
+
+    def __init__(
+        self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, notice: Callable[[str], None]
+    ) -> None:
+        self._backend = backend
+        self._scaling = scaling
+        self._connection = connection
+        self._notice = notice
+        self._is_own = connection.is_own
+        self._demand: Any = None
+        self._asked: tuple[int, frozenset[str]] | None = None
+        self._handles: Sequence[HostHandles] = ()
+        self._announced: frozenset[str] = frozenset()
+        self._usable: frozenset[str] = frozenset()
+        self._unreachable: frozenset[str] = frozenset()
+        self._kills = KillCounters()
+        self._niceness: list[Any] | None = None
+
+    def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
+        """Live machines. A handful of calls to Ray's head, some milliseconds; None where it does not answer.
+
+        Args:
+          is_careful: leave out those whose daemon takes no connection. Ray itself needs some 15 s to miss a machine that was lost, and a
+            minute for one that is cut off.
+        """
+        import ray
+        import ray.exceptions
+        from ray._private.state import available_resources_per_node, state
+
+        if not self._connection.answers():
+            return None
+        self._tell_niceness()
+        try:
+            # Ray has no public name for draining nodes; its own libraries (Train, Data) ask in this way.
+            draining = state.get_draining_nodes()
+            free = available_resources_per_node()
+            known = ray.nodes()
+            held = self._backend.held_places([self._demand] if self._demand is not None else [])
+        except (ray.exceptions.RayError, ConnectionError, TimeoutError):
+            return None
+        self._announced = frozenset(node["NodeID"] for node in known if node.get("DeathReason") in ANNOUNCED_DEATHS)
+        alive = [node for node in known if node["Alive"]]
+        if is_careful:
+            taking = taking_connections({node["NodeID"]: daemon_of(node) for node in alive})
+            self._unreachable = frozenset(node["NodeID"] for node in alive) - taking
+            alive = [node for node in alive if node["NodeID"] in taking]
+        self._usable = frozenset(node["NodeID"] for node in alive)
+        return [
+            Node(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                total=dict(node["Resources"]),
+                free=dict(free.get(node["NodeID"], {})),
+                own_hosts=held.get(node["NodeID"], 0),
+                is_draining=node["NodeID"] in draining,
+                # 0 stands for no deadline.
+                drain_unix_s=draining[node["NodeID"]] / 1000 if draining.get(node["NodeID"]) else None,
+            )
+            for node in alive
+        ]
+
+    def left(self) -> frozenset[str]:
+        """Machines that have left as they were announced or told to, at the last look."""
+        return self._announced
+
+    def rules(self) -> Rules:
+        """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a fixed number may share.
+
+        Raises:
+          TooFewHosts: it is one of others, and its head is gone.
+        """
+        self._renew()
+        scaling = self._scaling
+        has_resources = scaling.resources_per_host is not None
+        return Rules(
+            least=scaling.least_hosts,
+            most=scaling.most_hosts,
+            resources=self._backend.bundle(scaling.least_hosts),
+            is_one_a_machine=scaling.is_range and not has_resources,
+            may_share=not has_resources and (self._is_own or not scaling.is_range),
+        )
+
+    def _renew(self) -> None:
+        """Brings the cluster back where the program started it; nobody else would start a cluster again that this program started."""
+        lost = self._connection.lost() if self._is_own else None
+        if lost is None:
+            self._connection.require()
+            return
+        self._notice(f"{lost}: the program starts its cluster again")
+        self._backend.forget()
+        self._demand, self._asked, self._handles = None, None, ()
+        self._connection.renew()
+
+    def _tell_niceness(self, *, timeout_s: float = 0.0) -> None:
+        """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely slow."""
+        import ray
+        import ray.exceptions
+
+        asked = self._niceness or []
+        if not asked or len(ray.wait(asked, num_returns=len(asked), timeout=timeout_s)[0]) < len(asked):
+            return
+        self._niceness = []
+        try:
+            found = max(ray.get(asked))
+        except ray.exceptions.RayError:
+            # One of them is lost; those of the next generation are asked.
+            self._niceness = None
+            return
+        if found > 0:
+            self._notice(
+                f"Ray runs the hosts with a niceness of {found}: beside other busy programs they starve. For the usual priority put "
+                f"RAY_worker_niceness=0 into the environment of `ray start` on every machine"
+            )
+
+    def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
+        """How the next hosts are placed."""
+        # Ray goes on to place on machines that it has not missed yet.
+        self._backend.avoided = avoid | self._unreachable
+        self._backend.has_own_machines = has_own_machines
+
+    def machine_of(self, handle: Handle) -> str | None:
+        """The machine that a process is on, as it was placed."""
+        return handle.machine if isinstance(handle, RayHandle) else None
+
+    def began(self, handles: Sequence[HostHandles]) -> None:
+        """A generation runs with these hosts."""
+        self._handles = handles
+        self._kills.begin(handles)
+        if not self._is_own and self._niceness is None:
+            self._niceness = [pair.host.actor.niceness.remote() for pair in handles if isinstance(pair.host, RayHandle)]
+            # They answer at once, as a rule, and a short run has no later look at its machines.
+            self._tell_niceness(timeout_s=ANSWER_S)
+
+    def killed_for_memory(self, workers: Collection[str]) -> set[str]:
+        """Those of these dead processes that the kernel may have killed for want of memory."""
+        return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
+
+    def placed(self) -> Mapping[int, str]:
+        """By host, the machine on which it was put last."""
+        return self._backend.placed
+
+    def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
+        """A placement group that nobody uses yet: Ray's autoscaler starts nodes for what waits for room. Hosts that live on keep theirs."""
+        if self._asked == (num_hosts, avoid):
+            return
+        self.unask()
+        self._asked = (num_hosts, avoid)
+        self._backend.avoided = avoid | self._unreachable
+        is_one_a_machine = self.rules().is_one_a_machine
+        held = {node: count for node, count in self._backend.held_places().items() if node in self._usable - avoid}
+        missing = num_hosts - (len(held) if is_one_a_machine else sum(held.values()))
+        if missing > 0:
+            self._demand = self._backend.reserve(
+                missing,
+                strategy="STRICT_SPREAD" if is_one_a_machine else "SPREAD",
+                avoid=held if is_one_a_machine else (),
+            )
+
+    def unask(self) -> None:
+        """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the hosts."""
+        if self._demand is not None:
+            self._backend.give_back(self._demand)
+        self._demand = self._asked = None
+
+
+class KillCounters:
+    """Whether the kernel killed hosts for want of memory. A process that is gone cannot say, so the other one of its host is asked, whose
+    machine is the same. Mutated: the counts at the start of the generation.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+
+    def begin(self, handles: Sequence[HostHandles]) -> None:
+        """Asks all processes of a generation for their counts; the answers come when they come."""
+        self._before = {handle.worker: _asked(handle) for pair in handles for handle in (pair.host, pair.device)}
+
+    def grown(self, workers: Collection[str], handles: Sequence[HostHandles]) -> set[str]:
+        """Those of the workers on whose machine the kernel has killed since. Waits a moment for the answers."""
+        partners = {
+            own.worker: other for pair in handles for own, other in ((pair.host, pair.device), (pair.device, pair.host))
+        }
+        asked = {
+            worker: (self._before.get(partners[worker].worker), _asked(partners[worker]))
+            for worker in workers
+            if worker in partners
+        }
+        found = set()
+        for worker, calls in asked.items():
+            before, now = (_answer(call) for call in calls)
+            if before is not None and now is not None and now > before:
+                found.add(worker)
+        return found
+
+
+def _asked(handle: Handle) -> Any:
+    return handle.actor.oom_kills.remote() if isinstance(handle, RayHandle) else None
+
+
+def _answer(call: Any) -> int | None:
+    import ray
+    import ray.exceptions
+
+    try:
+        return None if call is None else ray.get(call, timeout=ANSWER_S)
+    except (ray.exceptions.RayError, TimeoutError):
+        return None

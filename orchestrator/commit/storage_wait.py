@@ -1,0 +1,98 @@
+"""Waiting for a storage that is away, where a run cannot go on without it: while it claims its next generation.
+
+Between two commits training goes on without the storage, and a save that it fails is another one's business (`background_commit`). After a fault
+nothing trains, so the driver asks again until there is an answer or the time is over. Damage is no outage and is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from orchestrator.api.clock import Clock
+from orchestrator.api.signals import StoppedAtStart, StopSignals
+from workers.storage.errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
+
+Answer = TypeVar("Answer")
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 30.0
+_LOOK_S = 0.25
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a storage that failed so may answer later: it was not reached, has no room, or refuses rights that can be renewed."""
+    return isinstance(error, StoreUnavailable | StorageFull | ServiceRefused | OSError)
+
+
+class StorageWait:
+    """Asks again and again.
+
+    Args:
+      timeout_s: for each question; 0 never asks twice.
+      stop: a run that was asked to end does not wait.
+      notice: told when a wait begins.
+      meanwhile: called several times a second while it waits.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        *,
+        stop: StopSignals,
+        notice: Callable[[str], None],
+        clock: Clock,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._stop = stop
+        self._notice = notice
+        self._meanwhile = meanwhile
+
+    def __call__(self, ask: Callable[[], Answer]) -> Answer:
+        """The answer.
+
+        Raises:
+          StorageError: what `ask` raised when the time was over; errors of the operating system come as `StoreUnavailable`.
+          Exception: what `ask` raised, if it is no outage.
+          StoppedAtStart: the run was asked to end meanwhile; what is committed stands.
+        """
+        started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return ask()
+            except Exception as error:
+                over_s = started_s + self._timeout_s
+                if not is_away(error):
+                    raise
+                if self._stop.reason is not None:
+                    self._notice(f"the run ends without waiting for the storage. {type(error).__name__}: {error}")
+                    raise StoppedAtStart from error
+                if self._clock.monotonic_s() + wait_s > over_s:
+                    if isinstance(error, StorageError):
+                        raise
+                    elapsed_s = self._clock.monotonic_s() - started_s
+                    raise StoreUnavailable(
+                        "asking the storage", attempts=attempts, elapsed_s=elapsed_s, last=error
+                    ) from error
+                if wait_s == FIRST_WAIT_S:
+                    self._notice(
+                        f"the storage is away, and the run cannot go on without it; it is asked again for up to {self._timeout_s:.0f} s. "
+                        f"{type(error).__name__}: {error}"
+                    )
+            self._rest(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _rest(self, seconds: float) -> None:
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > 0 and self._stop.reason is None:
+            self._meanwhile()
+            self._clock.sleep(min(_LOOK_S, left_s))
+
+
+def at_once(ask: Callable[[], Answer]) -> Answer:
+    """Asks once."""
+    return ask()

@@ -1,0 +1,164 @@
+"""Comparing a commit with the files on storage: sizes through listings, or every byte.
+
+Used before publishing, before resuming, and offline. It reports all damage instead of stopping at the first, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
+from workers.checkpoint.chunks import ChunkDamaged, crc32c
+from workers.checkpoint.files import DenseFile, TableFiles, check_with_changes, read_base_array, read_dense
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """One file that is not as committed."""
+
+    name: str
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+      damages: everything that is missing or differs.
+      extras: files in the commit's own folder that it does not name; ignored by every reader.
+    """
+
+    commit: str
+    num_files: int
+    num_bytes: int
+    damages: tuple[Damage, ...]
+    extras: tuple[str, ...]
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.damages
+
+
+def verify(store: Store, manifest: Manifest) -> Verification:
+    """Reads every file of a commit and compares it with the manifest: sizes, checksums, and the digest of each bucket.
+
+    Memory: the largest bucket with its slots, or the largest dense leaf.
+    """
+    sizes = manifest.file_sizes()
+    folder = f"data/{manifest.name}"
+    extras = tuple(name for name in store.sizes(folder) if name not in sizes)
+    damages = (*_manifest_damages(store, manifest), *content_damages(store, manifest))
+    return Verification(
+        commit=manifest.name,
+        num_files=len(sizes),
+        num_bytes=sum(sizes.values()),
+        damages=damages,
+        extras=extras,
+    )
+
+
+def _manifest_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
+    name = commit_file(manifest.name)
+    try:
+        stored = store.read(name, max_bytes=MAX_MANIFEST_BYTES)
+    except StorageError as error:
+        yield Damage(name=name, found=str(error), expected="the manifest")
+        return
+    if stored != to_json(manifest):
+        yield Damage(name=name, found="other bytes", expected="the manifest given")
+
+
+def size_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
+    """Compares sizes through listings: one request per thousand files instead of one per file."""
+    expected = manifest.file_sizes()
+    folders = sorted({"/".join(name.split("/", 2)[:2]) for name in expected})
+    found: dict[str, int] = {}
+    for folder in folders:
+        found |= store.sizes(folder)
+    for name, size_bytes in expected.items():
+        if name not in found:
+            yield Damage(name=name, found="no file", expected=f"{size_bytes} bytes")
+        elif found[name] != size_bytes:
+            yield Damage(name=name, found=f"{found[name]} bytes", expected=f"{size_bytes} bytes")
+
+
+def content_damages(store: Store, manifest: Manifest) -> Iterator[Damage]:
+    """What differs of the files that a commit names."""
+    return file_damages(store, manifest.tables, manifest.dense)
+
+
+def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> Iterator[Damage]:
+    """What differs of the files of tables and dense arrays. Memory as `verify`."""
+    for table in tables:
+        for array in table.arrays:
+            yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
+        damaged = [damage for file in delta_files(table) for damage in _array_damages(store, file)]
+        yield from damaged
+        for bucket in range(table.num_buckets):
+            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged)
+    for leaf in dense:
+        yield from _array_damages(store, leaf)
+
+
+def require_metadata(store: Store, table: TableFiles) -> None:
+    """Compares the descriptions of a table's arrays with the manifest, by which they are read: a reader of the files alone must see the same.
+
+    Raises:
+      ChunkDamaged: one is missing or differs.
+    """
+    described = [
+        (f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c) for array in table.arrays
+    ]
+    described += [
+        (f"{file.path}/zarr.json", file.metadata_size_bytes, file.metadata_crc32c) for file in delta_files(table)
+    ]
+    for damage in (
+        damage for name, size, checksum in described for damage in _file_damages(store, name, size, checksum)
+    ):
+        raise ChunkDamaged(damage.name, damage.found, damage.expected, place=f"table '{table.name}', shape")
+
+
+def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
+    yield from _file_damages(store, f"{file.path}/zarr.json", file.metadata_size_bytes, file.metadata_crc32c)
+    try:
+        read_dense(store, file)
+    except StorageError as error:
+        yield _damage(file.chunk_file, error)
+
+
+def _bucket_damages(store: Store, table: TableFiles, bucket: int, *, has_deltas: bool) -> Iterator[Damage]:
+    """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well."""
+    values = []
+    for array in table.arrays:
+        try:
+            values.append(read_base_array(store, table, array, bucket))
+        except StorageError as error:
+            yield _damage(table.chunk(array, bucket).name, error)
+    if len(values) < len(table.arrays) or not has_deltas:
+        return
+    try:
+        check_with_changes(store, table, bucket, values)
+    except ChunkDamaged as error:
+        yield _damage(error.name, error)
+
+
+def _file_damages(store: Store, name: str, size_bytes: int, checksum: int) -> Iterator[Damage]:
+    try:
+        data = store.read(name, max_bytes=size_bytes)
+    except StorageError as error:
+        yield _damage(name, error)
+        return
+    if len(data) != size_bytes or crc32c(data) != checksum:
+        found = f"{len(data)} bytes with CRC-32C {crc32c(data):08x}"
+        yield Damage(name=name, found=found, expected=f"{size_bytes} bytes with {checksum:08x}")
+
+
+def _damage(name: str, error: StorageError) -> Damage:
+    if isinstance(error, ChunkDamaged):
+        return Damage(name=error.name, found=error.found, expected=error.expected)
+    return Damage(name=name, found=str(error), expected="a file that can be read")

@@ -1,0 +1,218 @@
+"""Which machines a run uses, as pure functions of what one look at the cluster saw: how many hosts it can have, and when hosts leave.
+
+No clock, no Ray: `orchestrator.cluster.ray_nodes` looks, `orchestrator.decisions.host_watch` remembers and acts. A machine is a node of the cluster; a host is
+a pair of processes with resources of its own on one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+# A commit takes about as long as the last one, but not surely.
+COMMIT_MARGIN_S = 3.0
+COMMIT_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A live machine of the cluster, as one look saw it.
+
+    Attributes:
+      id: of the machine's life in the cluster; one that comes back has another.
+      address: for messages.
+      total: its resources.
+      free: those that nobody has reserved.
+      own_hosts: places for hosts that this run has reserved there; not in `free`.
+      is_draining: it was announced to go.
+      drain_unix_s: when it goes at the latest; None if that was not said.
+    """
+
+    id: str
+    address: str = ""
+    total: Mapping[str, float] = field(default_factory=dict)
+    free: Mapping[str, float] = field(default_factory=dict)
+    own_hosts: int = 0
+    is_draining: bool = False
+    drain_unix_s: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.address or 'machine'} ({self.id[:8]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a run asks of the cluster.
+
+    Attributes:
+      least, most: hosts.
+      resources: of one host.
+      is_one_a_machine: a machine has one host, however much it could carry.
+      may_share: where there are fewer machines than `least`, hosts share them, however small their part becomes.
+    """
+
+    least: int
+    most: int
+    resources: Mapping[str, float]
+    is_one_a_machine: bool
+    may_share: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Train on so many hosts.
+
+    Attributes:
+      avoid: machines on which none may be placed.
+      has_own_machines: there is a machine for each.
+    """
+
+    num_hosts: int
+    avoid: frozenset[str]
+    has_own_machines: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """There are not enough. `why` says what was found."""
+
+    found: int
+    needed: int
+    avoid: frozenset[str]
+    why: str
+
+
+def room(node: Node, rules: Rules, *, as_if_free: bool = False) -> int:
+    """Hosts that a machine has room for, with those that this run has there."""
+    if as_if_free:
+        places = _fits(node.total, rules.resources)
+    else:
+        places = node.own_hosts + _fits(node.free, rules.resources)
+    return min(places, 1) if rules.is_one_a_machine else places
+
+
+def _fits(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
+    # What is counted in thousandths comes back with an error in its last digits.
+    needed = [(name, amount) for name, amount in resources.items() if amount > 0]
+    return min((int(amounts.get(name, 0.0) / amount + 1e-6) for name, amount in needed), default=0)
+
+
+def choose_hosts(
+    nodes: Sequence[Node], rules: Rules, *, quarantined: Mapping[str, float], as_if_free: bool = False
+) -> Use | Wait:
+    """As many hosts as there is room for, within the rules.
+
+    Args:
+      quarantined: machines not to be used, and for how many seconds yet. Not heeded for the only machine of a cluster.
+      as_if_free: count what others have reserved as well, and what is not yet known to be free again.
+    """
+    able = [node for node in nodes if _fits(node.total, rules.resources) or (rules.may_share and node.total.get("CPU"))]
+    is_only = len(able) == 1
+    leaving = {node.id for node in able if node.is_draining}
+    resting = {node.id: quarantined[node.id] for node in able if node.id in quarantined and not is_only} | {}
+    avoid = frozenset(leaving | resting.keys())
+    places = [room(node, rules, as_if_free=as_if_free) for node in able if node.id not in avoid]
+    found, machines = sum(places), sum(1 for count in places if count)
+    why = _found(able, leaving=leaving, resting={at: s for at, s in resting.items() if at not in leaving}, places=found)
+    if found >= rules.least:
+        num_hosts = min(found, rules.most)
+        return Use(num_hosts=num_hosts, avoid=avoid, has_own_machines=machines >= num_hosts, why=why)
+    if rules.may_share and len(able) > len(avoid):
+        return Use(num_hosts=rules.least, avoid=avoid, has_own_machines=False, why=why)
+    return Wait(found=found, needed=rules.least, avoid=avoid, why=why)
+
+
+def _found(able: Sequence[Node], *, leaving: Collection[str], resting: Mapping[str, float], places: int) -> str:
+    parts = [f"{len(able)} machine{'' if len(able) == 1 else 's'}"]
+    if leaving:
+        parts.append(f"{len(leaving)} of them about to leave")
+    if resting:
+        parts.append(f"{len(resting)} in quarantine, the next one for {min(resting.values()):.0f} s yet")
+    return f"{', '.join(parts)}; room for {places} host{'' if places == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """Go on as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAtCommit:
+    """Change hosts after the next commit of the schedule."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAfterWindow:
+    """Commit at the end of this window and change hosts then: a machine goes before the next commit of the schedule."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveNow:
+    """A machine goes before a commit can be made. `hosts`: those on it; they are lost, and the steps since the last commit with them."""
+
+    why: str
+    hosts: tuple[int, ...]
+
+
+Change = Stay | LeaveAtCommit | LeaveAfterWindow | LeaveNow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How soon a commit can be had.
+
+    Attributes:
+      to_commit_s: until the step of the next commit of the schedule; None if that is not known.
+      commit_s: seconds that a commit takes.
+    """
+
+    to_commit_s: float | None
+    commit_s: float
+
+    @property
+    def needed_s(self) -> float:
+        """For a commit that begins now."""
+        return COMMIT_FACTOR * self.commit_s + COMMIT_MARGIN_S
+
+
+def when_to_change(
+    nodes: Sequence[Node],
+    hosts: Sequence[str | None],
+    *,
+    wanted: Use | Wait,
+    pace: Pace,
+    now_unix_s: float,
+) -> Change:
+    """Whether the hosts of a generation should change, and when.
+
+    Args:
+      nodes: of the last look.
+      hosts: by host, the machine that it is on.
+      wanted: what `choose_hosts` says to these nodes.
+    """
+    going = {node.id: node for node in nodes if node.is_draining}
+    leaving = tuple(host for host, machine in enumerate(hosts) if machine in going)
+    if leaving:
+        labels = sorted({going[str(hosts[host])].label for host in leaving})
+        why = (
+            f"{', '.join(labels)} is about to leave" if len(labels) == 1 else f"{', '.join(labels)} are about to leave"
+        )
+        deadlines = [at for host in leaving if (at := going[str(hosts[host])].drain_unix_s) is not None]
+        if not deadlines:
+            return LeaveAtCommit(why=why)
+        left_s = min(deadlines) - now_unix_s
+        why = f"{why} in {max(0.0, left_s):.0f} s"
+        if pace.to_commit_s is not None and pace.to_commit_s + pace.needed_s <= left_s:
+            return LeaveAtCommit(why=why)
+        if pace.needed_s <= left_s:
+            return LeaveAfterWindow(why=why)
+        return LeaveNow(why=f"{why}, and a commit may take {pace.needed_s:.0f} s", hosts=leaving)
+    if isinstance(wanted, Use) and wanted.num_hosts > len(hosts):
+        return LeaveAtCommit(why=wanted.why)
+    return Stay()

@@ -1,0 +1,126 @@
+"""Hosts that hold the others up by their own work, and owners that are asked for more rows than the others: pure functions over windows.
+
+A host's *own work* is the time of the phases in which it does not wait for other hosts or for its device process. All hosts take the same
+steps, so in a window every host spends the same time; the slow one works while the others wait. What a slow device costs cannot be told
+apart here: its gang waits for it inside of one compiled program.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from workers.liveness.progress import is_waiting_phase
+
+SLOW_RATIO = 2.0
+WELL_RATIO = 1.5
+# Below this part of a window a difference is of no use to anybody, and mostly noise.
+LEAST_EXCESS = 0.1
+LEAST_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowHost:
+    """A host whose own work takes much longer than that of the others, in one window.
+
+    Attributes:
+      ratio: own work over the median of the others'.
+      phase: the one that takes the most more than with the others.
+      phase_s, others_phase_s: seconds in it, here and the median of the others.
+    """
+
+    host: int
+    ratio: float
+    phase: str
+    phase_s: float
+    others_phase_s: float
+
+    def describe(self) -> str:
+        return (
+            f"host {self.host} is slow: {self.ratio:.1f} times the work time of the others, most of it in {self.phase} "
+            f"({self.phase_s:.2f} s a window, the others {self.others_phase_s:.2f} s)"
+        )
+
+
+def own_work_s(phase_s: Mapping[str, float]) -> float:
+    """Seconds in phases that wait for nobody."""
+    return sum(spent for phase, spent in phase_s.items() if not is_waiting_phase(phase))
+
+
+def work_ratios(phase_s: Sequence[Mapping[str, float]]) -> list[float]:
+    """Per host its own work over the median of the others'; 1 for a host alone."""
+    work = [own_work_s(phases) for phases in phase_s]
+    if len(work) < 2:
+        return [1.0] * len(work)
+    others = [statistics.median(work[:at] + work[at + 1 :]) for at in range(len(work))]
+    return [own / other if other > 0 else 1.0 for own, other in zip(work, others, strict=True)]
+
+
+def slow_hosts(phase_s: Sequence[Mapping[str, float]], *, window_s: float, ratio: float = SLOW_RATIO) -> list[SlowHost]:
+    """The slow hosts of a window, by number.
+
+    Args:
+      phase_s: per host, seconds of each phase.
+      window_s: how long the window took.
+      ratio: from which a host is slow.
+    """
+    found = []
+    for host, found_ratio in enumerate(work_ratios(phase_s)):
+        others = [phases for at, phases in enumerate(phase_s) if at != host]
+        excess_s = own_work_s(phase_s[host]) * (1 - 1 / found_ratio) if found_ratio > 1 else 0.0
+        if found_ratio < ratio or excess_s < LEAST_EXCESS * window_s:
+            continue
+        usual = {phase: statistics.median(other.get(phase, 0.0) for other in others) for phase in phase_s[host]}
+        working = [phase for phase in phase_s[host] if not is_waiting_phase(phase)]
+        phase = max(working, key=lambda name: phase_s[host][name] - usual[name])
+        found.append(
+            SlowHost(
+                host=host,
+                ratio=found_ratio,
+                phase=phase,
+                phase_s=phase_s[host][phase],
+                others_phase_s=usual[phase],
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance:
+    """How unevenly rows were asked of their owners in a window.
+
+    Attributes:
+      ratio: rows asked of the busiest owner over the mean; 1 is even, the number of hosts the worst.
+      host: the busiest owner.
+      table: number of the table that adds the most to it.
+      rows: asked of that owner.
+    """
+
+    ratio: float
+    host: int
+    table: int
+    rows: int
+
+
+def imbalance(rows_asked: Sequence[Sequence[int]]) -> Imbalance:
+    """The imbalance of a window.
+
+    Args:
+      rows_asked: per owner and table, the rows that all hosts asked for.
+    """
+    totals = [sum(rows) for rows in rows_asked]
+    mean = statistics.fmean(totals) if totals else 0.0
+    if mean < LEAST_ROWS:
+        return Imbalance(ratio=1.0, host=0, table=0, rows=0)
+    host = max(range(len(totals)), key=totals.__getitem__)
+    excess = [
+        rows_asked[host][at] - statistics.fmean(rows[at] for rows in rows_asked) for at in range(len(rows_asked[host]))
+    ]
+    table = max(range(len(excess)), key=excess.__getitem__)
+    return Imbalance(ratio=totals[host] / mean, host=host, table=table, rows=totals[host])
+
+
+def is_notable(ratio: float, num_hosts: int) -> bool:
+    """Whether an imbalance should be told: twice the mean, or three quarters of the way to the worst for two hosts."""
+    return num_hosts > 1 and ratio >= min(2.0, 1 + 0.75 * (num_hosts - 1))

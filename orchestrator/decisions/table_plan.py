@@ -1,0 +1,160 @@
+"""What a job's tables need on so many hosts, and how they would lie there: `podembed plan`. Starts nothing and reads no rows.
+
+The placement is the driver's own, so what is printed is what a run would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding.lookup.placement import Way, place_tables, ways
+from embedding.table_spec import TableSpec
+from orchestrator.api.text import columns, printable
+from orchestrator.inspect.inspect_run import format_bytes
+from workers.job.job import JobConfig
+from workers.job.tables import features_per_table, table_specs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTable:
+    """One table. `hosts`: who owns buckets of it, rising."""
+
+    spec: TableSpec
+    way: Way
+    num_features: int
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedHost:
+    """One host.
+
+    Attributes:
+      shard_bytes: rows and slots that it holds.
+      num_pooled: features that are pooled here for all hosts.
+      incoming_bytes: rows and slots that it must read, since it did not hold them before; None for a new run.
+    """
+
+    shard_bytes: int
+    num_pooled: int
+    incoming_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Tables in the job's order, hosts by number."""
+
+    tables: tuple[PlannedTable, ...]
+    hosts: tuple[PlannedHost, ...]
+
+
+def plan(
+    job: JobConfig,
+    *,
+    num_hosts: int,
+    table_buckets: Sequence[int | None] | None = None,
+    previous: Mapping[str, Sequence[int]] | None = None,
+) -> Plan:
+    """Places a job's tables as the driver would.
+
+    Args:
+      table_buckets: as recorded with a run, in the job's order; None chooses by size, as for a new run.
+      previous: per table the owner of each bucket before, as in a manifest; None for a new run.
+    """
+    specs = table_specs(job, table_buckets or (None,) * len(job.tables))
+    before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
+    counts = features_per_table(job)
+    owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before)
+    found = ways(specs, num_hosts=num_hosts)
+    tables = tuple(
+        PlannedTable(spec=spec, way=way, num_features=count, hosts=tuple(int(host) for host in np.unique(placed)))
+        for spec, way, count, placed in zip(specs, found, counts, owners, strict=True)
+    )
+    return Plan(tables=tables, hosts=tuple(_host(host, tables, owners, before) for host in range(num_hosts)))
+
+
+def _host(
+    host: int, tables: Sequence[PlannedTable], owners: Sequence[np.ndarray], before: Sequence[np.ndarray] | None
+) -> PlannedHost:
+    def held(placed: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [owner == host for owner in placed]
+
+    def size(masks: Sequence[np.ndarray]) -> int:
+        return sum(int(mask.sum()) * table.spec.bucket_bytes for mask, table in zip(masks, tables, strict=True))
+
+    now = held(owners)
+    incoming = None
+    if before is not None:
+        incoming = size([mask & ~was for mask, was in zip(now, held(before), strict=True)])
+    pooled = sum(table.num_features for table in tables if table.way.is_whole and table.hosts == (host,))
+    return PlannedHost(shard_bytes=size(now), num_pooled=pooled, incoming_bytes=incoming)
+
+
+def summary(found: Plan) -> str:
+    """One line: how many tables lie which way, and what a host holds."""
+    whole = sum(table.way.is_whole for table in found.tables)
+    sizes = [host.shard_bytes for host in found.hosts]
+    cut = len(found.tables) - whole
+    parts = [f"{whole} whole at one host"] * bool(whole) + [f"{cut} cut over the hosts"] * bool(cut)
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return (
+        f"tables: {', '.join(parts)}; a host holds {least if least == most else f'{least} to {most}'} of rows and slots"
+    )
+
+
+def render(found: Plan) -> str:
+    """Text for `podembed plan`."""
+    lines = [("table", "rows", "dim", "optimizer", "size", "buckets", "features", "on", "why")]
+    lines += [_line(tables, len(found.hosts)) for tables in _alike(found.tables)]
+    hosts = [("host", "holds", "pools features", "reads")]
+    for number, host in enumerate(found.hosts):
+        incoming = "-" if host.incoming_bytes is None else format_bytes(host.incoming_bytes)
+        hosts.append((str(number), format_bytes(host.shard_bytes), str(host.num_pooled), incoming))
+    return printable(f"{columns(lines)}\n\n{columns(hosts)}\n\n{summary(found)}")
+
+
+def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
+    """Tables that differ in nothing but their names and hosts, together, in the order of the first of each kind."""
+    groups: dict[tuple[object, ...], list[PlannedTable]] = {}
+    for table in tables:
+        spec = table.spec
+        rule = (type(spec.optimizer), *spec.widths.items())
+        kind = (spec.num_rows, spec.dim, rule, spec.layout.num_buckets, table.num_features, table.way)
+        # A cut table lies on all hosts; whole ones may lie anywhere.
+        groups.setdefault((*kind, () if table.way.is_whole else table.hosts), []).append(table)
+    return [*groups.values()]
+
+
+def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
+    table = tables[0]
+    spec = table.spec
+    rule = type(spec.optimizer).__name__ if spec.optimizer else "none"
+    name, each = spec.name, ""
+    if len(tables) > 1:
+        name, each = f"{len(tables)} tables: {spec.name} ... {tables[-1].spec.name}", " each"
+    return (
+        name,
+        f"{spec.num_rows:,}",
+        str(spec.dim),
+        rule,
+        f"{format_bytes(table.way.size_bytes)}{each}",
+        str(spec.layout.num_buckets),
+        str(table.num_features),
+        _where(tables, num_hosts),
+        table.way.reason,
+    )
+
+
+def _where(tables: Sequence[PlannedTable], num_hosts: int) -> str:
+    hosts = sorted({host for table in tables for host in table.hosts})
+    if len(tables) == 1:
+        return "all hosts" if len(hosts) == num_hosts > 1 else f"host {', '.join(map(str, hosts))}"
+    if not tables[0].way.is_whole:
+        return "all hosts"
+    counts = [sum(table.hosts == (host,) for table in tables) for host in hosts]
+    least, most = min(counts), max(counts)
+    share = f"{least}" if least == most else f"{least} to {most}"
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts, {share} on each"

@@ -1,0 +1,129 @@
+"""`WindowHealth`: what the windows of one generation say about its hosts, told once and not in every window.
+
+The driver shows it each window. It keeps the little that a judgement needs: the last steps' times, for the deadlines of the next ones, and how
+many windows in a row a host was slow, or an owner asked for too much. A thing is told when it has lasted for `WINDOWS`, and again when it
+changes: another phase, another table, or over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+
+from orchestrator.api.config import FailureConfig
+from orchestrator.decisions.stragglers import (
+    WELL_RATIO,
+    Imbalance,
+    SlowHost,
+    imbalance,
+    is_notable,
+    slow_hosts,
+    work_ratios,
+)
+from orchestrator.group.watch import Deadlines
+from workers.host.host import HostWindow
+
+WINDOWS = 3
+_KEPT_STEPS = 20
+
+
+class _Lasting:
+    """A finding that must hold for `WINDOWS` windows to be told, and to be absent for as many to be over. Mutable."""
+
+    def __init__(self) -> None:
+        self._candidate: Hashable = None
+        self._count = 0
+        self.told: Hashable = None
+
+    def see(self, found: Hashable) -> bool:
+        """Whether `found` (None for nothing) has now lasted and is not what was told last. It then is."""
+        self._count = self._count + 1 if found == self._candidate else 1
+        self._candidate = found
+        if self._count < WINDOWS or found == self.told:
+            return False
+        self.told = found
+        return True
+
+
+class WindowHealth:
+    """See the module.
+
+    Args:
+      deadlines: those that the group began with.
+      is_fixed: whether the user set the deadline of a step.
+      tables: names, for the notices.
+      notice: told them by `take`.
+
+    Attributes:
+      slowest: the largest ratio of a host's own work to the others' in the last window.
+      imbalance: of the last window.
+    """
+
+    def __init__(
+        self, deadlines: Deadlines, *, is_fixed: bool, tables: Sequence[str], notice: Callable[[str], None]
+    ) -> None:
+        self._deadlines = deadlines
+        self._is_fixed = is_fixed
+        self._tables = tables
+        self._notice = notice
+        self._step_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another in each window.
+        self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
+        self._uneven = _Lasting()
+        self.slowest = 1.0
+        self.imbalance = Imbalance(ratio=1.0, host=0, table=0, rows=0)
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """For the next window."""
+        return self._deadlines.for_steps(self._step_s, is_fixed=self._is_fixed)
+
+    @staticmethod
+    def of(config: FailureConfig, tables: Sequence[str], *, notice: Callable[[str], None]) -> WindowHealth:
+        """For a group that begins."""
+        step_s = config.worker_step_timeout_s
+        deadlines = Deadlines(start_s=config.start_timeout_s, step_s=step_s, storage_s=step_s)
+        return WindowHealth(deadlines, is_fixed=config.step_timeout_s is not None, tables=tables, notice=notice)
+
+    def take(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> Deadlines:
+        """Takes a window in, tells what is to be told, and returns the deadlines of the next one."""
+        for told in self.window(hosts, seconds=seconds, num_steps=num_steps):
+            self._notice(told)
+        return self.deadlines
+
+    def window(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> list[str]:
+        """Takes a window in. Returns what should be told about it."""
+        self._step_s.append(seconds / num_steps)
+        phase_s = [host.phase_s for host in hosts]
+        self.slowest = max(work_ratios(phase_s), default=1.0)
+        self.imbalance = imbalance([host.rows_asked for host in hosts])
+        return self._tell_slow(phase_s, seconds) + self._tell_uneven(len(hosts))
+
+    def _tell_slow(self, phase_s: Sequence[dict[str, float]], window_s: float) -> list[str]:
+        slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
+        limping = {found.host for found in slow_hosts(phase_s, window_s=window_s, ratio=WELL_RATIO)}
+        told = []
+        for host in range(len(phase_s)):
+            lasting, by_phase = self._slow.setdefault(host, (_Lasting(), _Lasting()))
+            found: SlowHost | None = slow.get(host)
+            if found is None and host in limping and lasting.told is not None:
+                continue  # neither slow nor well: what was told still holds
+            was_slow, is_other_phase = lasting.told is not None, by_phase.see(found and found.phase)
+            if not lasting.see(found and host) and not (found and was_slow and is_other_phase):
+                continue
+            by_phase.told = found and found.phase
+            told += [found.describe()] if found else [f"host {host} keeps up with the others again"] if was_slow else []
+        return told
+
+    def _tell_uneven(self, num_hosts: int) -> list[str]:
+        found = self.imbalance
+        was_uneven = self._uneven.told is not None
+        if not self._uneven.see((found.host, found.table) if is_notable(found.ratio, num_hosts) else None):
+            return []
+        if self._uneven.told is None:
+            return ["rows are asked of all owners evenly again"] if was_uneven else []
+        name = self._tables[found.table] if found.table < len(self._tables) else f"number {found.table}"
+        return [
+            f"host {found.host} is asked for {found.ratio:.1f} times the rows of the mean owner ({found.rows:,} in a window), most of them of "
+            f"table '{name}': its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are looked up"
+        ]

@@ -1,0 +1,55 @@
+"""From the scored samples of all hosts to the figures of an evaluation. Numbers only: no Ray, no clock.
+
+AUC and log loss are for labels 0 and 1. Other labels, or one of the two alone, are no fault of the run: what has no meaning is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from orchestrator.api.config import CheckpointConfig, ConfigurationError, Evaluation, with_metric
+from workers.host.spec import ScoredSamples
+from workers.job.job import JobConfig
+from workers.job.quality import Scores, are_binary, has_logits, weighted_mean
+
+
+def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
+    """The figures of all samples.
+
+    Raises:
+      QualityError: there is no weight at all, a score is NaN, or a metric of the job is not defined for these samples.
+    """
+    scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights, part.groups) for part in parts])
+    loss = weighted_mean(np.concatenate([part.losses for part in parts]), scores.weights)
+    is_binary = are_binary(scores.labels, scores.weights)
+    has_both = is_binary and len(np.unique(scores.labels[scores.weights > 0])) == 2
+    return Evaluation(
+        step=step,
+        auc=scores.auc() if has_both else math.nan,
+        log_loss=scores.log_loss() if is_binary and has_logits(job.loss) else math.nan,
+        num_samples=len(scores.labels),
+        metrics={metric.name: metric.of(scores) for metric in job.metrics},
+        loss=loss,
+    )
+
+
+def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:
+    """Refuses to go on where the best commits hang on a metric that evaluations do not have: none would ever be the best.
+
+    Raises:
+      ConfigurationError: with the metrics that are there.
+    """
+    metric = with_metric(job, config).metric
+    if config.uses_metric and metric not in evaluation.values:
+        reason = (
+            "AUC needs labels 0 and 1, and some of both, in the evaluation data"
+            if metric == "auc"
+            else "It needs labels 0 and 1"
+        )
+        raise ConfigurationError(
+            f"Found no {metric} in the evaluation after step {evaluation.step}, and the best commits are told by it. {reason}. Expected one of "
+            f"{', '.join(evaluation.values)}. Choose one of them (--metric, CheckpointConfig.metric)."
+        )

@@ -1,0 +1,104 @@
+"""`Saves`: what the save policies are asked with, kept up to date along a generation; and the pauses of a run that follow from it.
+
+The policies know neither a clock nor what was committed before; this small object does, and nothing else. Used by the driver's thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.api.keep_policies import Committed
+from orchestrator.api.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
+from orchestrator.decisions.failure import Schedule
+
+
+@dataclass(slots=True)
+class Saves:
+    """See the module. Mutated: what was saved last, and the best metrics so far.
+
+    Attributes:
+      monotonic: the clock, in seconds.
+    """
+
+    schedule: Schedule
+    monotonic: Callable[[], float] = time.monotonic
+    _saved_step: int = 0
+    _saved_s: float = 0.0
+    _best: dict[str, float] = field(default_factory=dict)
+    _taken: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    def begin(self, step: int, commits: Sequence[Committed]) -> None:
+        """A generation starts from `step`.
+
+        Args:
+          commits: of the lineage; their metrics are what a new best has to beat.
+        """
+        self._saved(step)
+        self._taken = {commit.step: commit.metrics for commit in commits}
+        self._compare()
+
+    def next_boundary(self, step: int) -> int:
+        """The step at which the run must pause next."""
+        now = Moment(step=step, saved_step=self._saved_step)
+        return self.schedule.next_boundary(step, next_save=next_known(self.schedule.save_policies, now))
+
+    def to_next_save(self, step: int, step_s: float) -> float | None:
+        """Seconds to the next commit whose step is known, None if there is none before the end.
+
+        Args:
+          step_s: seconds of a step.
+        """
+        known = next_known(self.schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
+        return None if known is None else (known - step) * step_s
+
+    def may_follow(self, step: int) -> bool:
+        """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run answers alike.
+
+        A policy that waits for an evaluation may ask for one whenever there is an evaluation; one that follows the clock is not asked.
+        """
+        schedule = self.schedule
+        if step == schedule.total_steps:
+            return True
+        if schedule.evaluates_at(step) and any(policy.needs_evaluation for policy in schedule.save_policies):
+            return True
+        return is_due(schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether a commit is due after `step` steps; if so, it is taken for made.
+
+        Args:
+          metrics: of an evaluation at this very step.
+        """
+        now = Moment(
+            step=step,
+            saved_step=self._saved_step,
+            since_save_s=self.monotonic() - self._saved_s,
+            metrics=metrics,
+            best=self._best,
+        )
+        if step != self.schedule.total_steps and not is_due(self.schedule.save_policies, now):
+            return False
+        self._saved(step)
+        self._taken[step] = metrics
+        self._compare()
+        return True
+
+    def failed(self, step: int) -> None:
+        """The commit of this step was not made after all; what is best is so among the others."""
+        self._taken.pop(step, None)
+        self._compare()
+
+    def _saved(self, step: int) -> None:
+        self._saved_step, self._saved_s = step, self.monotonic()
+
+    def _compare(self) -> None:
+        self._best = {}
+        orders: dict[str, Order | None] = {
+            policy.metric: policy.order for policy in self.schedule.save_policies if isinstance(policy, OnBest)
+        }
+        for metrics in self._taken.values():
+            for name, value in metrics.items():
+                if name not in self._best or is_better(name, value, self._best[name], order=orders.get(name)):
+                    self._best[name] = value

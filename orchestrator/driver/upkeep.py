@@ -1,0 +1,127 @@
+"""`Upkeep`: what a driver does for the run's folder beside each commit. It looks whether what was committed is still there, and deletes old commits.
+
+Called from the thread that publishes; what there is to say is kept and told by the driver's thread. A commit is whole by itself: its manifest
+names all of its files. So the loss of an older one stops nothing, but its owner should hear of it while a copy may still exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.api.config import CheckpointConfig
+from orchestrator.api.records import encode
+from orchestrator.commit.keep import keep_latest
+from orchestrator.commit.lease import Lease, read_commit_names
+from orchestrator.commit.manifest import Manifest, commit_file
+from orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
+from orchestrator.commit.vanished import RunVanished
+from orchestrator.commit.verification import size_damages
+from workers.storage.errors import NameNotFound, StorageError
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
+
+
+class Upkeep:
+    """See the module. Mutated: what is to be told, and which commits were there after the last one."""
+
+    def __init__(
+        self, store: Store, record: RunRecord, config: CheckpointConfig, *, unix_s: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._config = config
+        self._unix_s = unix_s
+        self._known: set[str] = set()
+        self._told: set[str] = set()
+        self._untold: list[str] = []
+
+    def take(self) -> list[str]:
+        """What is to be told since the last call, a sentence each."""
+        told, self._untold = self._untold, []
+        return told
+
+    def look(self, lease: Lease, parent: Manifest | None) -> None:
+        """Before a commit: whether the run is still there, and the commits before it.
+
+        Raises:
+          Fenced, RunVanished: as `Lease.check`.
+          RunVanished: another run lies here.
+        """
+        lease.check()
+        self._restore_record()
+        gone = {name for name in self._known if not self._store.exists(commit_file(name))}
+        if parent is not None:
+            if parent.name not in gone and not self._store.exists(commit_file(parent.name)):
+                gone.add(parent.name)
+            self._look_at_files(parent)
+        for name in sorted(gone):
+            self._say(
+                f"commit {name} has VANISHED: somebody removed {commit_file(name)}. The next commit is whole without it; restore the file from a "
+                f"copy to be able to go back to it"
+            )
+        self._known -= gone
+
+    def clean(self, lease: Lease) -> None:
+        """After a commit: carries out the keep policies. The commit stands already; a storage that does not delete is no reason to stop."""
+        config = self._config
+        try:
+            if config.num_to_keep is not None:
+                keep_latest(
+                    self._store,
+                    lease,
+                    num_to_keep=config.num_to_keep,
+                    also=config.keep_policies,
+                    unix_s=self._unix_s,
+                )
+            self._known = set(read_commit_names(self._store))
+        except RunVanished:
+            raise
+        except (StorageError, OSError) as error:
+            self._untold.append(f"old commits were not deleted: {error}")
+
+    def require(self, lease: Lease, head: Manifest | None) -> None:
+        """At the end of a run: whether its last commit is still there. A storage that does not answer now is not asked again.
+
+        Raises:
+          Fenced, RunVanished: it is not.
+        """
+        try:
+            lease.check()
+            damage = next(size_damages(self._store, head), None) if head else None
+            if head and not self._store.exists(commit_file(head.name)):
+                raise RunVanished(commit_file(head.name), "no file", self._store)
+        except RunVanished:
+            raise
+        except (StorageError, OSError):
+            return
+        if damage is not None:
+            raise RunVanished(damage.name, f"{damage.found} instead of {damage.expected}", self._store)
+
+    def _look_at_files(self, parent: Manifest) -> None:
+        damages = [*size_damages(self._store, parent)]
+        if damages:
+            self._say(
+                f"{len(damages)} of the {len(parent.file_sizes())} files of commit {parent.name} have VANISHED or changed, first {damages[0].name} "
+                f"({damages[0].found}). A fault before the next commit would end the run; `podembed fsck {self._store.location}` names all"
+            )
+
+    def _restore_record(self) -> None:
+        """Writes `RUN.json` again where it is gone or damaged: it never changes, so every driver would write the same."""
+        try:
+            found = read_run(self._store)
+        except NameNotFound:
+            how = "removed"
+        except DocumentRefused:
+            how = "damaged"
+            self._store.delete(RUN_FILE)
+        else:
+            if found.run_id != self._record.run_id:
+                raise RunVanished(RUN_FILE, f"run {found.run_id[:60]}", self._store)
+            return
+        self._store.create_exclusive(RUN_FILE, encode(self._record))
+        self._untold.append(f"{RUN_FILE} had been {how}; it was written again, as it was")
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._untold.append(text)

@@ -1,0 +1,131 @@
+"""What each process of a generation is told: who owns which buckets and lanes, where the generation starts, and what all must agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding.buckets import split_evenly
+from embedding.lookup.placement import place_tables
+from orchestrator.api.config import RunConfig
+from orchestrator.commit.manifest import Manifest
+from orchestrator.run.run import OpenRun
+from workers.device.process import DeviceSpec
+from workers.host.spec import HostReady, HostSpec
+from workers.job.tables import features_per_table, table_specs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """The specs of a generation.
+
+    Attributes:
+      hosts: one a host.
+      device: (host number, the host's answer, gang coordinator) → spec of its device process.
+      placement: table → owner of each bucket, for manifests.
+    """
+
+    hosts: Sequence[HostSpec]
+    device: Callable[[int, HostReady, str], DeviceSpec]
+    placement: Mapping[str, tuple[int, ...]]
+
+
+def renumbered(
+    placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], *, num_hosts: int
+) -> dict[str, tuple[int, ...]]:
+    """Who of the next generation holds each bucket already, by the numbers of that generation.
+
+    Args:
+      placement: table → owner of each bucket, by the numbers of the generation before.
+      kept: number of a host of the next generation → its number before.
+      num_hosts: of the next generation.
+
+    Returns:
+      As `placement`. A bucket of a host that is gone belongs to the new one of its number, if there is one, and else to -1, nobody.
+    """
+    now = {old: new for new, old in kept.items()}
+
+    def owner(old: int) -> int:
+        return now.get(old, old if old < num_hosts and old not in kept else -1)
+
+    return {table: tuple(owner(old) for old in owners) for table, owners in placement.items()}
+
+
+def plan_generation(
+    run: OpenRun,
+    config: RunConfig,
+    generation: int,
+    base: Manifest | None,
+    before: Mapping[str, Sequence[int]] | None,
+    *,
+    num_hosts: int,
+) -> GenerationPlan:
+    """Plans who owns what. Buckets stay where they were, as far as that is even.
+
+    Args:
+      base: the commit that the generation starts from; None for the beginning of the run.
+      before: table → owner of each bucket, -1 for nobody; None where nobody has any.
+    """
+    job, failures = run.job, config.failure_config
+    specs = table_specs(job, run.table_buckets)
+    previous = None if before is None else [np.asarray(before[spec.name], np.int32) for spec in specs]
+    placement = tuple(place_tables(specs, num_features=features_per_table(job), num_hosts=num_hosts, previous=previous))
+    lanes = tuple(split_evenly(job.num_lanes, num_hosts))
+    token, plan_hash = secrets.token_bytes(32), _plan_hash(placement, lanes)
+    hosts = [
+        HostSpec(
+            job=run.job_for_workers,
+            run_id=run.record.run_id,
+            generation=generation,
+            token=token,
+            plan_hash=plan_hash,
+            host=host,
+            num_hosts=num_hosts,
+            lanes=lanes,
+            table_buckets=run.table_buckets,
+            placement=placement,
+            storage_url=run.url,
+            train_index=run.train_index,
+            eval_index=run.eval_index,
+            bind_address="",
+            step_timeout_s=failures.worker_step_timeout_s,
+            lease_timeout_s=failures.lease_timeout_s,
+            fault_plan=config.fault_plan,
+            tracks_changes=config.checkpoint_config.full_every > 1,
+            base=base.name if base else None,
+            undo_share=failures.undo_share,
+        )
+        for host in range(num_hosts)
+    ]
+
+    def device(host: int, ready: HostReady, coordinator: str) -> DeviceSpec:
+        return DeviceSpec(
+            job=run.job_for_workers,
+            host=host,
+            num_hosts=num_hosts,
+            coordinator=coordinator,
+            num_samples=ready.num_samples,
+            invitation=ready.invitation,
+            storage_url=run.url,
+            start_timeout_s=failures.start_timeout_s,
+            step_timeout_s=failures.worker_step_timeout_s,
+            lease_timeout_s=failures.lease_timeout_s,
+            fault_plan=config.fault_plan,
+            is_filled_later=base is not None,
+        )
+
+    owners = {spec.name: tuple(int(o) for o in owned) for spec, owned in zip(specs, placement, strict=True)}
+    return GenerationPlan(hosts=hosts, device=device, placement=owners)
+
+
+def _plan_hash(placement: Sequence[np.ndarray], lanes: Sequence[range]) -> bytes:
+    """32 bytes that hosts compare before they exchange anything: they must agree on who owns what."""
+    digest = hashlib.sha256()
+    for owners in placement:
+        digest.update(np.ascontiguousarray(owners, "<i4").tobytes() + b";")
+    digest.update(repr([(lane.start, lane.stop) for lane in lanes]).encode())
+    return digest.digest()

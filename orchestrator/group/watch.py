@@ -1,0 +1,231 @@
+"""`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were asked to do.
+
+Once a second it asks the control side of workers how far they are. Three things are told apart. *Frozen*: no answer, and the kernel says
+that the process uses no processor time; where the process is on another machine, the others must say that they stand still. *Cut off*: no
+answer, and its machine takes no connection while others do; or all answer, and two hosts hear nothing of each other's machines. *Starved*: no
+answer, but signs of life; such a worker has `silence_s`. *Stuck*: all answer, and nothing is finished within the deadline.
+
+Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not waited a minute for
+anybody. What is known of a silent worker goes on from one round of calls to the next, since a start is made of several. While steps are
+finished only the first workers are asked: hosts wait for each other in every step, so one that is frozen stops them all, and then all are
+asked. So a watch over a thousand hosts costs the driver no more than one over ten.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import Failure, FailureKind
+from orchestrator.group.waiting import blocked, severed
+from workers.liveness.process_signs import ProcessSigns
+from workers.liveness.progress import STORAGE_PHASES, Progress
+
+if TYPE_CHECKING:
+    from orchestrator.group.worker_group import Call, Handle, WorkerGroup
+
+LEAST_STEP_S = 30.0
+STEP_FACTOR = 10.0
+LEAST_STALL_S = 2.0
+STALL_FACTOR = 3.0
+# A check that comes later than this was late itself; what passed in between says nothing about the workers.
+_LONGEST_GAP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds.
+
+    Attributes:
+      start_s: for a worker to start, join, restore and compile; starts again with each finished file.
+      step_s: without a finished step, batch or file.
+      storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by themselves.
+      silence_s: how long a process with signs of life may leave a control call unanswered.
+      frozen_s: the same for one without.
+      grace_s: how long after a first failure the others are waited for, so that equal causes are reported together.
+      close_s: to leave in order.
+      salvage_s: for a host to answer when its generation is given up.
+      settle_s: to end what it does then.
+      poll_s: between two rounds of questions.
+      stall_s: without progress for so long, every process is asked for its status, not only the first `sample`.
+    """
+
+    start_s: float = 300.0
+    step_s: float = 120.0
+    storage_s: float = 120.0
+    silence_s: float = 30.0
+    frozen_s: float = 5.0
+    grace_s: float = 1.5
+    close_s: float = 20.0
+    salvage_s: float = 2.0
+    settle_s: float = 8.0
+    poll_s: float = 1.0
+    stall_s: float = LEAST_STALL_S
+    sample: int = 16
+
+    def for_steps(self, step_s: Sequence[float], *, is_fixed: bool) -> Deadlines:
+        """The deadlines of a group whose last steps took so long.
+
+        Args:
+          step_s: seconds of a step, one number a window; empty before the first.
+          is_fixed: whether the user set the deadline of a step, which then stays.
+        """
+        if not step_s:
+            return self
+        median_s = statistics.median(step_s)
+        limit_s = self.step_s if is_fixed else max(LEAST_STEP_S, STEP_FACTOR * median_s)
+        return replace(self, step_s=limit_s, stall_s=max(LEAST_STALL_S, STALL_FACTOR * median_s))
+
+
+@dataclass(slots=True, kw_only=True)
+class Silence:
+    """A status call under way. Mutable.
+
+    Attributes:
+      silent_s: how long it has been unanswered.
+      idle_s: how long the process is known to have used no processor time; None where that cannot be seen.
+      signs: the last look at the process.
+    """
+
+    call: Call
+    handle: Handle
+    silent_s: float = 0.0
+    idle_s: float | None = None
+    signs: ProcessSigns | None = None
+
+    def pass_time(self, passed_s: float, signs: ProcessSigns | None) -> None:
+        """Counts the time since the last look, at the end of which the process looked like `signs`."""
+        self.silent_s += passed_s
+        before, self.signs = self.signs, signs
+        if signs is None:
+            self.idle_s = None
+        elif before is None or (before.process, before.started, before.cpu_s) != (
+            signs.process,
+            signs.started,
+            signs.cpu_s,
+        ):
+            self.idle_s = 0.0
+        else:
+            self.idle_s = (self.idle_s or 0.0) + passed_s
+
+
+def why_frozen(
+    silence: Silence,
+    *,
+    has_answered: bool,
+    others_stand_still_s: float,
+    deadlines: Deadlines,
+    is_cut_off: bool = False,
+) -> str | None:
+    """Why a silent process is given up, or None while it is not.
+
+    Args:
+      has_answered: any call before. One that never has may still be coming up, and gives no sign that it should.
+      others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they need not wait for it.
+      is_cut_off: whether its machine does not answer, while that of another worker does.
+    """
+    said = f"no answer to a status call for {silence.silent_s:.0f} s"
+    if is_cut_off and silence.silent_s >= deadlines.frozen_s:
+        return f"{said}, and its machine takes no connection; it is lost, or cut off"
+    if silence.signs is not None and silence.idle_s is not None:
+        is_given_up = has_answered or silence.signs.is_stopped
+        if is_given_up and min(silence.silent_s, silence.idle_s) >= deadlines.frozen_s:
+            state = "it is stopped by a signal" if silence.signs.is_stopped else f"state {silence.signs.state}"
+            return f"{said} and no processor time used ({state}); the process is frozen"
+    elif has_answered and min(silence.silent_s, others_stand_still_s) >= deadlines.frozen_s:
+        return f"{said} while the others stand still; the process is frozen, or its machine cannot be reached"
+    if silence.silent_s >= (deadlines.silence_s if has_answered else max(deadlines.silence_s, deadlines.start_s)):
+        return f"{said}; the process is frozen, cut off, or does not get any processor time"
+    return None
+
+
+class Watch:
+    """The watch over one round of calls.
+
+    Args:
+      timeout_s: for all calls together.
+      counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
+    """
+
+    def __init__(self, group: WorkerGroup, *, timeout_s: float, counts_marks: bool) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+        self._counts_marks = counts_marks
+        self._checked = group.clock.monotonic_s()
+        self._next = self._checked + group.deadlines.poll_s
+        self._still_s = 0.0
+        # A worker that was silent before this round is so still.
+        self._asked = group.silences
+        self._handles = [handle for pair in group.handles for handle in (pair.host, pair.device)]
+
+    def check(self, running: Sequence[Call]) -> list[Failure]:
+        """Failures found since the last call; called often, asks once per poll interval."""
+        now, deadlines = self._group.clock.monotonic_s(), self._group.deadlines
+        if now < self._next:
+            return []
+        self._next = now + deadlines.poll_s
+        passed_s, self._checked = min(now - self._checked, max(_LONGEST_GAP_S, 2 * deadlines.poll_s)), now
+        self._still_s += passed_s
+        answered = self._collect()
+        for silence in self._asked.values():
+            silence.pass_time(passed_s, self._group.backend.signs(silence.handle))
+        self._ask()
+        if frozen := self._frozen(others_answer=answered):
+            return frozen
+        if self._still_s > self._limit_s():
+            return blocked(self._group.progress, [call.worker for call in running], timeout_s=self._still_s)
+        return []
+
+    def _collect(self) -> bool:
+        """Takes the answers that came; whether there were any."""
+        progress: Mapping[str, Progress] = self._group.progress
+        before = dict(progress)
+        calls = [silence.call for silence in self._asked.values()]
+        ended, _ = self._group.backend.settled(calls, timeout_s=0.0) if calls else ([], [])
+        for call in ended:
+            self._group.note(call)
+            self._asked.pop(call.worker, None)
+        if self._counts_marks and any(p.marks != before.get(w, p).marks for w, p in progress.items()):
+            self._still_s = 0.0
+        return bool(ended)
+
+    def _ask(self) -> None:
+        is_stalled = self._still_s >= self._group.deadlines.stall_s
+        for handle in self._handles if is_stalled else self._handles[: self._group.deadlines.sample]:
+            if handle.worker not in self._asked:
+                self._asked[handle.worker] = Silence(call=handle.control("status"), handle=handle)
+
+    def _frozen(self, *, others_answer: bool) -> list[Failure]:
+        # Workers that do different things, as at the start, do not wait for each other.
+        still_s = self._still_s if others_answer and self._counts_marks else 0.0
+        # Where nobody answers, it is the driver that is cut off, and others may soon be back.
+        cut_off = self._cut_off() if others_answer else frozenset()
+        found = []
+        for worker, silence in self._asked.items():
+            why = why_frozen(
+                silence,
+                has_answered=worker in self._group.progress,
+                others_stand_still_s=still_s,
+                deadlines=self._group.deadlines,
+                is_cut_off=worker in cut_off,
+            )
+            if why is not None:
+                found.append(Failure(worker=worker, kind=FailureKind.HUNG, message=why))
+        if not found and still_s >= self._group.deadlines.frozen_s:
+            silent = [
+                worker for worker, silence in self._asked.items() if silence.silent_s > 2 * self._group.deadlines.poll_s
+            ]
+            return severed(self._group.progress, silent=silent, unheard_s=self._group.deadlines.frozen_s)
+        return found
+
+    def _cut_off(self) -> frozenset[str]:
+        """Silent workers of other machines whose machines are silent, too."""
+        least_s = self._group.deadlines.frozen_s
+        silent = [s.handle for s in self._asked.values() if s.signs is None and s.silent_s >= least_s]
+        return self._group.cut_off(silent) if silent else frozenset()
+
+    def _limit_s(self) -> float:
+        waits_for_storage = any(state.phase in STORAGE_PHASES for state in self._group.progress.values())
+        return max(self._timeout_s, self._group.deadlines.storage_s) if waits_for_storage else self._timeout_s

@@ -1,0 +1,75 @@
+"""What a worker's exception says: whether it is the cause of a failure or only reports another process, and whether it may pass.
+
+Types decide where there are some; of JAX, which has one type for everything, and of Ray's reports of a death, the words.
+"""
+
+from __future__ import annotations
+
+from orchestrator.api.errors import Failure, FailureKind
+
+
+def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failure:
+    """An exception of a worker as a failure: those that only report another process are told apart by type."""
+    from workers.checkpoint.shard import CheckpointMismatch
+    from workers.data.errors import InputError
+    from workers.descriptors import DescriptorsExhausted
+    from workers.device.gang_errors import GangError
+    from workers.device.shared_memory import HandoverError
+    from workers.job.job import JobError
+    from workers.mesh.errors import MeshConnectTimeout, MeshError
+    from workers.storage.errors import StorageError, may_pass
+
+    is_peer = isinstance(error, MeshError | HandoverError) or _is_broken_collective(error)
+    kind = FailureKind.PEER if is_peer else FailureKind.ERROR
+    return Failure(
+        worker=worker,
+        kind=kind,
+        message=f"{type(error).__name__}: {first_line(str(error))}",
+        details=details,
+        is_refusal=isinstance(
+            error, StorageError | InputError | CheckpointMismatch | JobError | GangError | DescriptorsExhausted
+        ),
+        memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
+        is_storage=not is_peer and may_pass(error),
+        unreached=tuple(f"host {rank}" for rank in error.missing) if isinstance(error, MeshConnectTimeout) else (),
+    )
+
+
+def _is_device_full(error: BaseException) -> bool:
+    return _is_jax(error) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _is_jax(error: BaseException) -> bool:
+    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+
+
+def _is_broken_collective(error: BaseException) -> bool:
+    """Whether JAX reports a member of the gang that is gone; it has one type for everything, so the words decide."""
+    text = str(error)
+    # NCCL's name for processes that cannot work together, such as two on one GPU; they cannot the next time either.
+    return _is_jax(error) and "invalid usage" not in text and any(word in text for word in _COLLECTIVE_WORDS)
+
+
+_COLLECTIVE_WORDS = (
+    "Gloo",
+    "gloo",
+    "NCCL",
+    "coordination service",
+    "Connection reset",
+    "Connection closed",
+    "UNAVAILABLE",
+    "heartbeat",
+)
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+def death(text: str) -> str:
+    """The part of Ray's message that says how the process ended."""
+    for line in text.splitlines():
+        if "exit detail" in line or "exit type" in line:
+            detail = line.split("exit detail:")[-1].strip()
+            return detail.split(" Some common causes")[0][:200]
+    return first_line(text)

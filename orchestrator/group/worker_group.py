@@ -1,0 +1,476 @@
+"""`WorkerGroup`: the hosts of one generation, and the calls that the driver makes to all of them at once.
+
+It knows what is asked of a host and of a device process, in which order and with which deadline; it does not know how they are reached.
+That is a `Backend`: Ray actors (`orchestrator.cluster.ray_backend`) or threads of this process (`orchestrator.cluster.in_process`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from orchestrator.commit.manifest import Manifest
+from orchestrator.group.waiting import charged
+from orchestrator.group.watch import Deadlines, Silence, Watch
+from orchestrator.run.beginning import Beginning
+from workers.checkpoint.shard import ShardReceipt
+from workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
+from workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
+from workers.host.surviving_shard import Filled
+from workers.job.job import JobConfig, JobReference
+from workers.liveness.lease_watch import LeaseTerms
+from workers.liveness.process_signs import ProcessSigns
+from workers.liveness.progress import Laps, Progress
+
+__all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "WorkerGroup"]
+
+Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
+DEATH_GRACE_S = 0.2
+
+
+class Call(Protocol):
+    """A call under way."""
+
+    @property
+    def worker(self) -> str: ...
+
+
+class Handle(Protocol):
+    """One worker process."""
+
+    @property
+    def worker(self) -> str:
+        """Label such as `host 1`."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Process id and address, for messages."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> Call:
+        """Starts a method that works: one at a time per process."""
+        ...
+
+    def background(self, method: str, *arguments: Any) -> Call:
+        """Starts a long method beside those that work: one at a time per process."""
+        ...
+
+    def control(self, method: str, *arguments: Any) -> Call:
+        """Starts a method that answers while another one works."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostHandles:
+    """The two processes of a host."""
+
+    host: Handle
+    device: Handle
+
+
+class Backend(Protocol):
+    """How worker processes are started, waited for and stopped."""
+
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at least once a second."""
+        ...
+
+    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
+        """Waits up to `timeout_s` for at least one call to end. Returns (ended, still running)."""
+        ...
+
+    def result(self, call: Call) -> Any | Failure:
+        """What an ended call returned, or how it failed."""
+        ...
+
+    def signs(self, handle: Handle) -> ProcessSigns | None:
+        """What the kernel says of a worker's process; None where it is on another machine, or cannot be found."""
+        ...
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        """Ends all processes and waits until they are gone."""
+        ...
+
+
+@runtime_checkable
+class Locating(Backend, Protocol):
+    """A backend whose processes are on several machines."""
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        """Labels of those whose machine does not answer, not even with a refusal. Takes a second or two; asked of silent ones only."""
+        ...
+
+
+@runtime_checkable
+class Reforming(Backend, Protocol):
+    """A backend that can keep host processes while it replaces the others. Without that, a fault costs all processes."""
+
+    def end(self, workers: Sequence[Handle]) -> None:
+        """Ends single processes and waits until they are gone, frozen ones too."""
+        ...
+
+    def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
+        """Those hosts of a generation whose machine is there and may be used by the next one."""
+        ...
+
+    def relaunch(
+        self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
+    ) -> Sequence[HostHandles]:
+        """The processes of another generation: host processes that live on, and new ones for all else, without waiting for those.
+
+        Args:
+          handles: of the generation before; only the host processes that are kept still live. They belong to the answer from now on.
+          kept: per host of the new generation, which host of the one before it was; None for a new process.
+          on_wait: as for `launch`.
+        """
+        ...
+
+    def stand_by(
+        self,
+        handles: Sequence[HostHandles],
+        job: JobConfig | JobReference,
+        table_buckets: tuple[int, ...],
+        lease: LeaseTerms | None = None,
+    ) -> None:
+        """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop` ends them, too.
+
+        Args:
+          lease: what they follow, so that they end themselves without a driver.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class WorkerGroup:
+    """The hosts of one generation. Mutated: `progress`, the last answers of the workers' status, and `silences`, the questions without one yet.
+
+    Attributes:
+      handles: one entry a host.
+      ready, devices: what each host and each device process said when it had started.
+      spent_s: seconds of the parts of the start, for the recovery report.
+      start_s: the same in more detail; of what all devices do at once, that of the slowest.
+      refusals: connections that hosts did not let in while they joined, one line each.
+      filled: what each host said of how its shard was filled.
+      activity: told what a start is doing.
+    """
+
+    backend: Backend
+    handles: Sequence[HostHandles]
+    deadlines: Deadlines
+    on_poll: Callable[[], None]
+    progress: dict[str, Progress] = field(default_factory=dict)
+    silences: dict[str, Silence] = field(default_factory=dict)
+    ready: Sequence[HostReady] = ()
+    devices: Sequence[DeviceReady] = ()
+    spent_s: dict[str, float] = field(default_factory=dict)
+    start_s: dict[str, float] = field(default_factory=dict)
+    filled: Sequence[Filled] = ()
+    _filling: list[Call] = field(default_factory=list)
+    _spec: HostSpec | None = None
+    is_stopped: bool = False
+    refusals: Sequence[str] = ()
+    clock: Clock = SYSTEM_CLOCK
+    activity: Callable[[str], None] = lambda what: None
+
+    @staticmethod
+    def start(
+        backend: Backend,
+        host_specs: Sequence[HostSpec],
+        device_spec: Callable[[int, HostReady, str], DeviceSpec],
+        *,
+        deadlines: Deadlines,
+        on_poll: Callable[[], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> WorkerGroup:
+        """Starts all processes, joins the mesh and the gang, and compiles.
+
+        Args:
+          host_specs: one a host.
+          device_spec: (host number, the host's answer, gang coordinator) → spec of its device process.
+
+        Raises:
+          WorkerFailure: a process failed or did not answer in time. Everything that was started is stopped.
+        """
+        group = WorkerGroup(backend, backend.launch(len(host_specs), on_poll), deadlines, on_poll, clock=clock)
+        try:
+            group.form(host_specs, device_spec)
+        except BaseException:
+            group.stop()
+            raise
+        return group
+
+    def form(
+        self,
+        host_specs: Sequence[HostSpec],
+        device_spec: Callable[[int, HostReady, str], DeviceSpec],
+        *,
+        kept: Collection[int] = (),
+        base: Manifest | None = None,
+    ) -> None:
+        """Starts what was launched, joins the mesh and the gang, and compiles.
+
+        Args:
+          kept: hosts that live on from the generation before, with their rows.
+          base: a commit that `restore` will ask for; hosts begin to fill their shards while devices compile, and each device when it has.
+
+        Raises:
+          WorkerFailure: a process failed or did not answer in time.
+        """
+        started, deadlines, laps = self.clock.monotonic_s(), self.deadlines, Laps(self.clock.monotonic_s)
+        self._spec = host_specs[0]
+        self.activity("host processes load their code, the index of the data and the tables")
+        starts = [
+            h.host.call("rejoin" if rank in kept else "start", spec)
+            for rank, (h, spec) in enumerate(zip(self.handles, host_specs, strict=True))
+        ]
+        ready = self.ready = self._gather(starts, deadlines.start_s)
+        laps.end("host processes")
+        reserve = self.handles[0].device.call("reserve_coordinator", ready[0].mesh_address[0])
+        (coordinator,) = self._gather([reserve], deadlines.start_s)
+        laps.end("coordinator")
+        self.activity("hosts connect, device processes compile the model")
+        addresses = [host.mesh_address for host in ready]
+        calls = [h.host.call("connect", addresses, deadlines.start_s) for h in self.handles]
+        calls += [
+            h.device.call("start", device_spec(rank, ready[rank], coordinator)) for rank, h in enumerate(self.handles)
+        ]
+        if base is not None:
+            self._filling = [h.host.call("restore", base.tables) for h in self.handles]
+            self._filling += [h.device.call("restore", base.dense) for h in self.handles]
+        answers = self._gather(calls, deadlines.start_s)
+        self.refusals = [line for lines in answers[: self.num_hosts] for line in lines or ()]
+        self.devices = answers[self.num_hosts :]
+        self.start_s = laps.seconds | _slowest([device.start_s for device in self.devices])
+        self.spent_s["compile"] = max(device.compile_s for device in self.devices)
+        self.spent_s["start"] = self.clock.monotonic_s() - started - self.spent_s["compile"]
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.handles)
+
+    @property
+    def filling(self) -> dict[str, Any]:
+        """How the shards were filled, for the recovery report: the slowest host's seconds, and sums over all hosts."""
+        seconds = ("undo_s", "move_s", "verify_s", "read_s")
+        counts = ("buckets_kept", "buckets_moved", "bytes_moved", "buckets_read", "bytes_read")
+        return {name: max((getattr(one, name) for one in self.filled), default=0.0) for name in seconds} | {
+            name: sum(getattr(one, name) for one in self.filled) for name in counts
+        }
+
+    def restore(self, manifest: Manifest | None) -> None:
+        """Brings every shard and every dense replica to a commit, or to its first values."""
+        started = self.clock.monotonic_s()
+        calls, self._filling = self._filling, []
+        self.activity(f"reading the rows of {manifest.name}" if manifest else "giving the tables their first values")
+        if not calls:
+            calls = [h.host.call("restore", manifest and manifest.tables) for h in self.handles]
+            calls += [h.device.call("restore", manifest and manifest.dense) for h in self.handles]
+        answers = self._gather(calls, self.deadlines.start_s, counts_marks=True)
+        self.filled = [answer for answer in answers if isinstance(answer, Filled)]
+        self.spent_s["restore"] = self.clock.monotonic_s() - started
+
+    def warm_start(self, beginning: Beginning) -> None:
+        """Brings every shard and every dense replica to the state that a new run begins from."""
+        started = self.clock.monotonic_s()
+        location, plan = beginning.location, beginning.plan
+        calls = [h.host.call("warm_start", location, plan.tables) for h in self.handles]
+        calls += [h.device.call("warm_start", location, plan.dense, plan.dense_parts) for h in self.handles]
+        self._gather(calls, self.deadlines.start_s, counts_marks=True)
+        self.spent_s["restore"] = self.clock.monotonic_s() - started
+
+    def train(
+        self, first_step: int, last_step: int, *, is_followed: bool = False
+    ) -> tuple[list[HostWindow], list[DeviceWindow]]:
+        """Runs steps `first_step` to `last_step - 1` on all hosts; `is_followed` as in `HostWorker.train`."""
+        calls = [h.host.call("train", first_step, last_step, is_followed) for h in self.handles]
+        calls += [h.device.call("serve_window") for h in self.handles]
+        answers = self._gather(calls, self.deadlines.step_s, counts_marks=True)
+        return answers[: self.num_hosts], answers[self.num_hosts :]
+
+    def evaluate(self) -> list[ScoredSamples]:
+        """Scores the evaluation data once. Returns each host's part."""
+        calls = [h.host.call("evaluate") for h in self.handles]
+        calls += [h.device.call("serve_window") for h in self.handles]
+        return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
+
+    def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call]:
+        """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on at once.
+
+        Args:
+          is_delta: of the tables only the rows that changed since the last save that became a commit, or since the commit that was restored.
+          before_failed: the save before this one did not become a commit.
+
+        Returns:
+          The calls under way, for `receipts` and `await_receipts`.
+        """
+        # A worker does these calls in order, and its writing thread waits for the first: nobody here waits for an answer before the next step.
+        begun = [h.host.call("begin_save", attempt, before_failed) for h in self.handles]
+        begun += [h.device.call("begin_save") for h in self.handles]
+        writing = [h.host.background("write_save", attempt, is_delta) for h in self.handles]
+        writing += [h.device.background("write_save", attempt, rank == 0) for rank, h in enumerate(self.handles)]
+        return begun + writing
+
+    def receipts(self, writing: Sequence[Call]) -> Receipts | None:
+        """What a save wrote, or None while it is still being written. Does not wait.
+
+        A process that is gone makes this None for ever: the calls that work report it.
+
+        Raises:
+          WorkerFailure: a worker could not write. If that was the storage's fault, all workers have ended.
+        """
+        ended, running = self.backend.settled(writing, timeout_s=0.0)
+        answers = {id(call): self.backend.result(call) for call in ended}
+        failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+        errors = [failure for failure in failures if failure.kind is FailureKind.ERROR]
+        if errors and not (running and all(error.is_storage for error in errors)):
+            raise WorkerFailure(errors)
+        return None if running or failures else self._sides([answers[id(call)] for call in writing])
+
+    def await_receipts(self, writing: Sequence[Call]) -> Receipts:
+        """Waits for what a save wrote. Every device answers with the digest of its replica; one of them wrote it.
+
+        Raises:
+          WorkerFailure: a worker could not write, is gone, or has written nothing for too long. If it was the storage's fault alone, all
+            workers have ended.
+        """
+        return self._sides(self._gather(writing, self.deadlines.start_s, counts_marks=True, bears_storage=True))
+
+    def _sides(self, answers: Sequence[Any]) -> Receipts:
+        """Answers to the calls of `begin_save`, of which the first half says nothing."""
+        written = answers[2 * self.num_hosts :]
+        return list(written[: self.num_hosts]), list(written[self.num_hosts :])
+
+    def acknowledge(self, commit: str) -> None:
+        """Tells the hosts that a commit stands, which lets them forget the one before. Nobody waits for the answers."""
+        for h in self.handles:
+            h.host.control("acknowledge", commit)
+
+    def stand_by(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+        """Starts processes that wait to take the place of lost ones, where the backend can."""
+        if not isinstance(self.backend, Reforming):
+            return
+        spec, lease = self._spec, None
+        if spec is not None:
+            lease = LeaseTerms(storage_url=spec.storage_url, generation=spec.generation, timeout_s=spec.lease_timeout_s)
+        self.backend.stand_by(self.handles, job, table_buckets, lease)
+
+    def salvage(self, reason: str) -> frozenset[int]:
+        """Ends the generation, but for the host processes that can go on in another one. The group is stopped then.
+
+        A host is told to give up what it does; one that answers within `salvage_s` has `settle_s` for it. All device processes are ended,
+        since a gang of JAX processes cannot lose a member, and so is every other host: a frozen one must be gone before its memory is
+        allocated again.
+
+        Returns:
+          The hosts that live. With none, nothing is left, as after `stop`.
+        """
+        if self.is_stopped or not isinstance(self.backend, Reforming):
+            self.stop()
+            return frozenset()
+        aborting = {rank: h.host.control("abort", reason) for rank, h in enumerate(self.handles)}
+        # One of each kind of call: what a host was doing has ended when these have.
+        settling = {rank: [h.host.call("settle"), h.host.background("settle")] for rank, h in enumerate(self.handles)}
+        self.backend.end([h.device for h in self.handles])
+        # A process that is frozen does not answer at all; one that is, may still have a read or a write to end.
+        awake = self._answered({rank: [call] for rank, call in aborting.items()}, self.deadlines.salvage_s)
+        alive = self._answered({rank: settling[rank] for rank in awake}, self.deadlines.settle_s)
+        if not alive:
+            self.stop()
+            return alive
+        self.backend.end([h.host for rank, h in enumerate(self.handles) if rank not in alive])
+        self.is_stopped = True
+        return alive
+
+    def _answered(self, calls: Mapping[int, Sequence[Call]], timeout_s: float) -> frozenset[int]:
+        """The hosts of which all calls return within a time."""
+        rank_of = {id(call): rank for rank, own in calls.items() for call in own}
+        left = {rank: len(own) for rank, own in calls.items()}
+        running, deadline = [call for own in calls.values() for call in own], self.clock.monotonic_s() + timeout_s
+        while running and (left_s := deadline - self.clock.monotonic_s()) > 0:
+            ended, running = self.backend.settled(running, timeout_s=min(left_s, 0.2))
+            for call in ended:
+                left[rank_of[id(call)]] -= not isinstance(self.backend.result(call), Failure)
+        return frozenset(rank for rank, count in left.items() if not count)
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+        """Labels of those silent workers whose machine does not answer either, where the backend can tell."""
+        return self.backend.cut_off(workers) if isinstance(self.backend, Locating) else frozenset()
+
+    def last_progress(self) -> list[Progress]:
+        """What each host last said of itself; survivors of a fault are asked once more."""
+        calls = [h.host.control("status") for h in self.handles]
+        deadline = self.clock.monotonic_s() + 1.0
+        while calls and self.clock.monotonic_s() < deadline:
+            ended, calls = self.backend.settled(calls, timeout_s=max(0.0, deadline - self.clock.monotonic_s()))
+            for call in ended:
+                self.note(call)
+        return list(self.progress.values())
+
+    def close(self) -> None:
+        """Lets every worker leave in order: meshes say goodbye, the gang dissolves. For healthy groups; `stop` follows."""
+        calls = [h.device.call("close") for h in self.handles] + [h.host.call("close") for h in self.handles]
+        self._gather(calls, self.deadlines.close_s)
+
+    def stop(self) -> None:
+        """Ends every process of the group and waits until they are gone. Safe to call twice."""
+        if not self.is_stopped:
+            self.backend.stop(self.handles)
+            self.is_stopped = True
+
+    def _gather(
+        self, calls: Sequence[Call], timeout_s: float, *, counts_marks: bool = False, bears_storage: bool = False
+    ) -> list[Any]:
+        """Waits for all calls; their results in order.
+
+        Args:
+          timeout_s: for all calls together.
+          counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
+          bears_storage: failures of the storage do not end the wait for the others.
+
+        Raises:
+          WorkerFailure: with every failure that was seen within the grace period after the first.
+        """
+        results: dict[int, Any] = {}
+        failures: list[Failure] = []
+        borne: list[Failure] = []
+        number = {id(call): at for at, call in enumerate(calls)}
+        running = list(calls)
+        watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks)
+        failed_at: float | None = None
+        while running:
+            ended, running = self.backend.settled(running, timeout_s=0.05 if failures else 0.2)
+            for call in ended:
+                result = self.backend.result(call)
+                if isinstance(result, Failure):
+                    (borne if bears_storage and result.is_storage else failures).append(result)
+                else:
+                    results[number[id(call)]] = result
+            if failures:
+                failed_at = failed_at or self.clock.monotonic_s()
+                # A death is the root; whoever else failed by now is its echo.
+                has_died = any(failure.kind is FailureKind.DIED for failure in failures)
+                grace_s = min(self.deadlines.grace_s, DEATH_GRACE_S) if has_died else self.deadlines.grace_s
+                if not running or self.clock.monotonic_s() - failed_at > grace_s:
+                    raise WorkerFailure(charged(failures))
+            else:
+                self.on_poll()
+                if found := watch.check(running):
+                    # Who waits for a frozen process has nothing to add.
+                    raise WorkerFailure(found)
+        if failures or borne:
+            raise WorkerFailure(charged(failures) or borne)
+        return [results[at] for at in range(len(calls))]
+
+    def note(self, call: Call) -> None:
+        answer = self.backend.result(call)
+        if isinstance(answer, Progress):
+            self.progress[call.worker] = answer
+
+
+def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each part the most that anybody spent on it, in their order."""
+    return {name: max(spent[name] for spent in parts if name in spent) for name in {n: None for p in parts for n in p}}

@@ -1,0 +1,104 @@
+"""Making a full commit of a run whose newest one is a chain of deltas, by hand, under a lease of its own.
+
+The state does not change: it is written once more, whole, under the same step, and becomes the newest commit. Commits before it stay until
+the keep policy or `prune` removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.api.config import ConfigurationError
+from orchestrator.commit import checkpoint
+from orchestrator.commit.lease import Holder, Lease, acquire, read_lineage
+from orchestrator.commit.manifest import Manifest, commit_name
+from orchestrator.commit.writable_store import open_for_writing
+from orchestrator.run.reference import open_run_store
+from workers.checkpoint.files import (
+    TableFiles,
+    TablePlan,
+    assemble_table,
+    read_bucket,
+    write_bucket,
+    write_table_metadata,
+)
+from workers.checkpoint.zarr_metadata import DTYPES
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+
+
+def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float] = time.time) -> Manifest:
+    """Writes the newest commit of a run whole. Memory: one bucket with its slots.
+
+    Claims the next generation, as `prune` does.
+
+    Args:
+      single_writer: accept a storage that cannot keep a driver out while this goes on.
+      unix_s: the wall clock, for heartbeats and the record of when it was done.
+
+    Returns:
+      The new commit, or the newest one if that is full already.
+
+    Raises:
+      ConfigurationError: no run, or nothing committed in it.
+      StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
+      RunIsHeld: a driver is at work.
+      NoLoadableCommit, ChunkDamaged: the newest commit is damaged; nothing has changed.
+    """
+    store = open_run_store(url)
+    open_for_writing(url, single_writer=single_writer)
+    lineage = read_lineage(store)
+    if not lineage:
+        raise ConfigurationError(f"Found no commit in {store.location}. Expected one to compact. Train first.")
+
+    def check(newest: str | None) -> str | None:
+        return checkpoint.newest_loadable(store, newest, allow_ancestors=False, on_skip=lambda name, why: None)
+
+    # Before the claim too: a run that cannot be compacted should not lose a generation to the attempt.
+    check(lineage[0])
+    head = checkpoint.load(store, lineage[0])
+    if not head.num_deltas:
+        return head
+    holder = Holder.current(f"compact-{uuid.uuid4().hex[:12]}")
+    lease = acquire(store, holder=holder, choose_base=check, unix_s=unix_s)
+    try:
+        if lease.head != head.name:
+            raise ConfigurationError(
+                f"Found commit {lease.head} made while {head.name} was to be compacted. Expected a run at rest. Try again."
+            )
+        attempt = commit_name(step=head.step, generation=lease.generation)
+        tables = tuple(_whole_table(store, table, attempt, lambda: _beat(lease)) for table in head.tables)
+        manifest = replace(head, generation=lease.generation, parent=head.name, created_unix_s=unix_s(), tables=tables)
+        checkpoint.commit(store, manifest, lease)
+        return manifest
+    finally:
+        lease.release()
+
+
+def _beat(lease: Lease) -> None:
+    """Says that somebody is at work. Advisory: a storage that is really away is noticed by the next write."""
+    with contextlib.suppress(StorageError, OSError):
+        lease.heartbeat()
+
+
+def _whole_table(store: Store, table: TableFiles, attempt: str, on_bucket: Callable[[], None]) -> TableFiles:
+    if not table.deltas:
+        return table
+    plan = TablePlan(
+        attempt=attempt,
+        name=table.name,
+        num_rows=table.num_rows,
+        num_buckets=table.num_buckets,
+        widths={array.name: array.width for array in table.arrays},
+        dtypes={array.name: DTYPES[array.dtype] for array in table.arrays},
+    )
+    arrays = write_table_metadata(store, plan)
+    receipts = []
+    for bucket in range(table.num_buckets):
+        receipts.append(write_bucket(store, plan, bucket, read_bucket(store, table, bucket)))
+        on_bucket()
+    return assemble_table(plan, arrays, receipts)

@@ -1,0 +1,256 @@
+"""What a run's folder holds, for people: its record, its commits, and how to read a table without us.
+
+`describe` reads manifests and returns a value; `render` turns it into text. Neither opens an array, so both are quick on any size.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from orchestrator.api.text import columns, plural, printable
+from orchestrator.commit.checkpoint import CommitInfo, list_commits
+from orchestrator.commit.lease import Heartbeat, read_claims, read_heartbeat
+from orchestrator.commit.manifest import TableFiles
+from orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
+from orchestrator.run.history_record import HistoryRecord, read_history
+from orchestrator.run.input_record import AcceptedChange, read_input, shortened
+from orchestrator.run.job_settings import SettingsRecord, read_settings
+from workers.checkpoint.arrays import safe_segment
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+
+SHOWN_EVALUATIONS = 8
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """A run at one moment.
+
+    Attributes:
+      record: None if the folder is no run.
+      generation: the highest claimed; 0 before the first driver.
+      heartbeat: of that generation, if its driver left one.
+      commits: those that count, newest first, then leftovers.
+      input_changes: of its data files, accepted since it began.
+      settings: changed arguments of the job, oldest first.
+      history: loss and evaluations up to the newest commit; None if its record is damaged.
+      damaged: records of data files that cannot be read.
+    """
+
+    location: str
+    described_unix_s: float
+    record: RunRecord | None
+    generation: int
+    heartbeat: Heartbeat | None
+    commits: tuple[CommitInfo, ...]
+    input_changes: tuple[AcceptedChange, ...]
+    history: HistoryRecord | None
+    damaged: tuple[str, ...] = ()
+    settings: tuple[SettingsRecord, ...] = ()
+
+    @property
+    def head(self) -> CommitInfo | None:
+        return next((commit for commit in self.commits if commit.is_head), None)
+
+
+def describe(store: Store, *, now_unix_s: float) -> RunDescription:
+    """Reads what `render` shows. Damaged manifests are part of the answer, not errors.
+
+    Raises:
+      DocumentRefused: RUN.json or a base is damaged, so nothing can be said about which commits count.
+    """
+    claims, known = read_claims(store), read_input(store)
+    commits = list_commits(store)
+    return RunDescription(
+        location=store.location,
+        described_unix_s=now_unix_s,
+        record=find_run(store),
+        generation=claims[-1] if claims else 0,
+        heartbeat=read_heartbeat(store, claims[-1]) if claims else None,
+        commits=commits,
+        input_changes=known.accepted,
+        settings=read_settings(store),
+        history=_history(store, next((commit.step for commit in commits if commit.is_head), 0)),
+        damaged=tuple(error.name for error in known.damaged),
+    )
+
+
+def _history(store: Store, step: int) -> HistoryRecord | None:
+    try:
+        return read_history(store).cut(step)
+    except StorageError:
+        return None
+
+
+def render(description: RunDescription) -> str:
+    """Text of the description, ready to print."""
+    parts = [_header(description), _commits(description), *_evaluations(description)]
+    head = description.head
+    if head and head.manifest:
+        tables = head.manifest.tables
+        parts.append(f"Tables of {head.name}\n" + columns(_table_lines(tables)))
+        parts += [reading_example(description.location, tables[0])] if tables else []
+    return printable("\n\n".join(parts))
+
+
+def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
+    """Three lines of Python that read one array of a table with zarr, and the way without it: zarr is not installed with this program.
+
+    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's padding is cut off.
+    """
+    files = table.arrays[array]
+    path = f"{location.rstrip('/')}/{files.path}"
+    if table.deltas:
+        return (
+            f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr alone, make it one: "
+            f"podembed compact {location}. To get rows out: podembed export, podembed extract."
+        )
+    words = ["podembed", "export", location, "--table", table.name, "--out", f"{safe_segment(table.name)}.npy"]
+    words += ["--slots"] if array else []
+    return (
+        f"Read table '{table.name}' in Python with zarr (install it first: pip install 'zarr>=3'):\n"
+        f"  import zarr\n"
+        f'  array = zarr.open({path!r}, mode="r")  # [bucket, position, column]\n'
+        f"  {files.name if files.name.isidentifier() else 'values'} = "
+        f"array[:].transpose(1, 0, 2).reshape(-1, {files.width})[:{table.num_rows}]\n"
+        f"Without zarr, as a file for numpy.load: {shlex.join(words)}"
+    )
+
+
+def format_bytes(num_bytes: int) -> str:
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def format_age(seconds: float) -> str:
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds / size))} {unit}"
+    return f"{int(seconds / 86400)} d"
+
+
+def _header(description: RunDescription) -> str:
+    record = description.record
+    if record is None:
+        return f"{description.location} is not a run: RUN.json is missing."
+    age = format_age(description.described_unix_s - record.created_unix_s)
+    job = f"{record.job_function} {record.job_arguments}" if record.job_function else "given as a value"
+    lines = [
+        f"Run {record.run_id} in {description.location}, created {age} ago",
+        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}, "
+        f"wire {record.wire_dtype}, samples {'shuffled' if record.order == SHUFFLED else 'in the order of the files'}",
+        f"Generation {description.generation}{_holder(description)}",
+    ]
+    if record.warm_start is not None:
+        start = record.warm_start
+        rules = f" with {' '.join(start.rules)}" if start.rules else ""
+        lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
+    lines += [
+        f"From step {change.step} on other data files, accepted {format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
+        f"{shortened(change.changes)}"
+        for change in description.input_changes
+    ]
+    lines += [f"{name} is DAMAGED; podembed fsck says what follows" for name in description.damaged]
+    lines += [
+        f"From step {change.step} on {change.describe()}, set "
+        f"{format_age(description.described_unix_s - change.changed_unix_s)} ago"
+        for change in description.settings
+    ]
+    return "\n".join(lines)
+
+
+def _holder(description: RunDescription) -> str:
+    beat = description.heartbeat
+    if beat is None:
+        return ", no driver"
+    age = format_age(description.described_unix_s - beat.written_unix_s)
+    return f", driver {beat.holder.submission} (process {beat.holder.process} on {beat.holder.hostname}) seen {age} ago"
+
+
+def _commits(description: RunDescription) -> str:
+    if not description.commits:
+        return "No commits yet"
+    rows = [("commit", "step", "gen", "parent", "age", "size", "written", "hosts", "")]
+    rows += [_commit_line(commit, description.described_unix_s) for commit in description.commits]
+    return "Commits\n" + columns(rows)
+
+
+def _evaluations(description: RunDescription) -> list[str]:
+    """The newest evaluations and the best one, and the loss of the last steps; nothing where none were recorded."""
+    history = description.history
+    if history is None:
+        return [
+            "Loss and evaluations: the record is damaged. podembed fsck names it; delete the file, nothing else needs it"
+        ]
+    parts = []
+    if history.windows:
+        last = history.windows[-1]
+        parts.append(f"Loss {last.loss:.4f} in steps {last.first_step} to {last.step - 1}")
+    if history.evaluations:
+        # Of a metric of the job's own only the job knows which end is the best.
+        bests = {
+            name: history.best(name) if name == "auc" or name.endswith("loss") else None
+            for name in sorted(history.evaluations[-1].metrics)
+        }
+        steps = {made.step for made in history.evaluations[-SHOWN_EVALUATIONS:]} | {
+            best.step for best in bests.values() if best
+        }
+        shown = [made for made in history.evaluations if made.step in steps]
+        names = {commit.step: commit.name for commit in description.commits if commit.counts}
+        rows = [("step", "gen", "samples", *bests, "commit")]
+        for made in shown:
+            values = [
+                f"{made.metrics[name]:.4f}{' best' if best and best.step == made.step else ''}"
+                if name in made.metrics
+                else "-"
+                for name, best in bests.items()
+            ]
+            samples = f"{made.num_samples:,}"
+            rows.append((str(made.step), str(made.generation), samples, *values, names.get(made.step, "none kept")))
+        count = len(history.evaluations)
+        head = (
+            "Evaluations"
+            if count == len(shown)
+            else f"Evaluations, the newest {SHOWN_EVALUATIONS} of {count} and the best"
+        )
+        parts.append(f"{head}\n{columns(rows)}")
+    return parts
+
+
+def _commit_line(commit: CommitInfo, now_unix_s: float) -> tuple[str, ...]:
+    state = "head" if commit.is_head else "" if commit.counts else "leftover, does not count"
+    manifest = commit.manifest
+    if manifest is None:
+        state = f"{state or 'lineage'}, DAMAGED: {commit.problem}"
+        return (commit.name, str(commit.step), str(commit.generation), "?", "?", "?", "?", "?", state)
+    age = format_age(now_unix_s - manifest.created_unix_s)
+    size = format_bytes(manifest.size_bytes)
+    parent = manifest.parent or "-"
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.metrics.items()))
+    state = "; ".join(filter(None, (state, metrics)))
+    kind = f"delta {manifest.num_deltas}, " if manifest.num_deltas else "full, "
+    written = kind + format_bytes(manifest.written_bytes)
+    return (
+        commit.name,
+        str(commit.step),
+        str(commit.generation),
+        parent,
+        age,
+        size,
+        written,
+        str(manifest.hosts),
+        state,
+    )
+
+
+def _table_lines(tables: tuple[TableFiles, ...]) -> list[tuple[str, ...]]:
+    rows = [("table", "rows", "dim", "buckets", "slots", "size")]
+    for table in tables:
+        slots = ", ".join(f"{slot.name} ({slot.width})" for slot in table.slots) or "-"
+        sizes = (f"{table.num_rows:,}", str(table.dim), str(table.num_buckets), slots, format_bytes(table.size_bytes))
+        rows.append((table.name, *sizes))
+    return rows

@@ -1,0 +1,67 @@
+"""Deleting old commits and leftovers by hand, under a lease of its own, so that never two programs write to a run."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.keep_policies import KeepPolicy
+from orchestrator.commit import checkpoint
+from orchestrator.commit.keep import MIN_KEPT, Removal, keep_latest
+from orchestrator.commit.lease import Holder, acquire, read_lineage
+from orchestrator.commit.writable_store import open_for_writing
+from orchestrator.run.policy_record import read_policies
+from orchestrator.run.reference import open_run_store
+
+
+def prune(
+    url: str,
+    *,
+    num_to_keep: int,
+    also: Sequence[KeepPolicy] | None = None,
+    single_writer: bool = False,
+    unix_s: Callable[[], float] = time.time,
+) -> Removal:
+    """Keeps the newest commits of a run and deletes what they do not need, attempts that were never finished included.
+
+    Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as `resume` would.
+
+    Args:
+      num_to_keep: commits; at least 2.
+      also: further reasons to keep a commit; None for those of the run's last driver.
+      single_writer: accept a storage that cannot keep a driver out while this goes on.
+      unix_s: the wall clock, for heartbeats and the age of half-written files.
+
+    Raises:
+      ConfigurationError: no run, or fewer than 2 to keep.
+      RunIsHeld: a driver is at work.
+      DocumentRefused: the record of the run's policies is damaged, and others were not given.
+      NoLoadableCommit: the newest commit is damaged; nothing is deleted, as an older one may be needed.
+    """
+    if num_to_keep < MIN_KEPT:
+        raise ConfigurationError(
+            f"Found --keep {num_to_keep}. Expected at least {MIN_KEPT}, so that a damaged commit has an ancestor. Keep more."
+        )
+    store = open_run_store(url)
+    if also is None:
+        recorded = read_policies(store)
+        also = recorded.config.keep_policies if recorded else ()
+    open_for_writing(url, single_writer=single_writer)
+    lineage = read_lineage(store)
+    if not lineage:
+        # Nothing that counts: an attempt may be the first commit of a driver that is just starting.
+        return Removal(commits=(), attempts=(), num_files=0, num_bytes=0)
+
+    def check(newest: str | None) -> str | None:
+        return checkpoint.newest_loadable(store, newest, allow_ancestors=False, on_skip=lambda name, why: None)
+
+    # Before the claim too: a run that cannot be pruned should not lose a generation to the attempt.
+    check(lineage[0])
+    holder = Holder.current(f"prune-{uuid.uuid4().hex[:12]}")
+    lease = acquire(store, holder=holder, choose_base=check, unix_s=unix_s)
+    try:
+        return keep_latest(store, lease, num_to_keep=num_to_keep, also=also, unix_s=unix_s)
+    finally:
+        lease.release()

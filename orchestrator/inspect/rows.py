@@ -1,0 +1,176 @@
+"""Reading rows of a committed table: all of them in order a batch at a time, or those of given numbers.
+
+Neither needs the table in memory. In order means one piece of every bucket per batch, so the checksum of each chunk grows piece by piece and
+is compared at its end: the last batch arrives only if every byte of the array was what was committed. Rows of deltas are put over them; of
+those only the numbers are in memory, 8 bytes a changed row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import google_crc32c
+import numpy as np
+
+from orchestrator.api.config import ConfigurationError
+from orchestrator.commit.verification import require_metadata
+from workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged
+from workers.checkpoint.deltas import read_part, read_slice
+from workers.checkpoint.files import (
+    ArrayFiles,
+    DeltaPart,
+    DenseFile,
+    TableFiles,
+    describe_bucket,
+    naming_changes,
+    read_bucket,
+    read_bucket_array,
+    read_dense,
+)
+from workers.checkpoint.zarr_metadata import DTYPES
+from workers.storage.errors import NameNotFound, WrongSize
+from workers.storage.store import Store
+
+BATCH_BYTES = 64 << 20
+_MAX_IDS_SHOWN = 5
+
+
+def row_batches(
+    store: Store, table: TableFiles, array: ArrayFiles, *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[np.ndarray]:
+    """All rows of one array in order, `[rows, width]` at a time; the buffer is used again for the next batch.
+
+    Args:
+      batch_bytes: memory to use. One row of each bucket is the least.
+
+    Raises:
+      ChunkDamaged: a file is missing or differs from the manifest; at the latest instead of the last batch.
+    """
+    require_metadata(store, table)
+    dtype = DTYPES[array.dtype]
+    position_bytes = array.width * dtype.itemsize
+    at_once = min(table.rows_per_bucket, max(1, batch_bytes // (position_bytes * table.num_buckets)))
+    buffer = np.empty((at_once, table.num_buckets, array.width), dtype)
+    checksums = [0] * table.num_buckets
+    changed = _ChangedRows(store, table, array)
+    for start in range(0, table.rows_per_bucket, at_once):
+        num_positions = min(at_once, table.rows_per_bucket - start)
+        is_last = start + num_positions == table.rows_per_bucket
+        for bucket in range(table.num_buckets):
+            data = _read_piece(
+                store,
+                table,
+                array,
+                bucket,
+                start=start * position_bytes,
+                length=num_positions * position_bytes + (CRC_BYTES if is_last else 0),
+            )
+            payload = data[: num_positions * position_bytes]
+            checksums[bucket] = google_crc32c.extend(checksums[bucket], payload)
+            if is_last:
+                _check(table.chunk(array, bucket).name, checksums[bucket], data[-CRC_BYTES:], table, array, bucket)
+            values = np.frombuffer(payload, dtype.newbyteorder("<"))
+            buffer[:num_positions, bucket] = values.reshape(num_positions, array.width)
+            changed.apply(bucket, buffer[:num_positions, bucket], start=start)
+        num_rows = min(num_positions * table.num_buckets, table.num_rows - start * table.num_buckets)
+        yield buffer[:num_positions].reshape(-1, array.width)[:num_rows]
+
+
+class _ChangedRows:
+    """Where the rows of a table's deltas lie, for one array. All files are verified when this is made.
+
+    Raises:
+      ChunkDamaged: one of them is missing or differs from the manifest.
+    """
+
+    def __init__(self, store: Store, table: TableFiles, array: ArrayFiles) -> None:
+        self._store = store
+        # Per bucket, oldest first: positions of rows, the file with their values, and where in it they begin.
+        self._pieces: dict[int, list[tuple[np.ndarray, DenseFile, int]]] = {}
+        for delta in table.deltas:
+            for part in delta.parts:
+                with naming_changes(table, delta, part):
+                    self._take(table, part, part.files[1 + table.arrays.index(array)])
+
+    def _take(self, table: TableFiles, part: DeltaPart, file: DenseFile) -> None:
+        read_dense(self._store, file)
+        changes = read_part(
+            self._store, part, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket, with_values=False
+        )
+        first = 0
+        for bucket, positions, _ in changes:
+            self._pieces.setdefault(bucket, []).append((positions, file, first))
+            first += len(positions)
+
+    def apply(self, bucket: int, values: np.ndarray, *, start: int) -> None:
+        """Replaces those of the positions `start` and following of a bucket that changed."""
+        for positions, file, first in self._pieces.get(bucket, ()):
+            low, high = np.searchsorted(positions, (start, start + len(values)))
+            if low < high:
+                values[positions[low:high] - start] = read_slice(self._store, file, slice(first + low, first + high))
+
+
+def read_rows(
+    store: Store, table: TableFiles, ids: Sequence[int] | np.ndarray, *, with_slots: bool = True
+) -> dict[str, np.ndarray]:
+    """Rows of given numbers, array name → `[len(ids), width]` in the order of `ids`; an id may come twice.
+
+    Reads only the buckets in which they lie, one at a time, and verifies them.
+
+    Args:
+      ids: row numbers, 0 to num_rows - 1.
+      with_slots: else only `rows`, whose chunks are read alone.
+
+    Raises:
+      ConfigurationError: an id is not a row of the table.
+      ChunkDamaged: a bucket is not what was committed.
+    """
+    numbers = check_ids(table, ids)
+    require_metadata(store, table)
+    arrays = table.arrays if with_slots else table.arrays[:1]
+    found = {array.name: np.empty((len(numbers), array.width), DTYPES[array.dtype]) for array in arrays}
+    buckets = numbers % table.num_buckets
+    for bucket in np.unique(buckets):
+        wanted = np.flatnonzero(buckets == bucket)
+        positions = numbers[wanted] // table.num_buckets
+        if with_slots:
+            values = read_bucket(store, table, int(bucket))
+        else:
+            values = [read_bucket_array(store, table, table.arrays[0], int(bucket))]
+        for array, value in zip(arrays, values, strict=True):
+            found[array.name][wanted] = value[positions]
+    return found
+
+
+def check_ids(table: TableFiles, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The ids as int64.
+
+    Raises:
+      ConfigurationError: one is not a row of the table.
+    """
+    wrong = [int(row) for row in ids if not 0 <= int(row) < table.num_rows]
+    if wrong:
+        more = f" and {len(wrong) - _MAX_IDS_SHOWN} more" if len(wrong) > _MAX_IDS_SHOWN else ""
+        raise ConfigurationError(
+            f"Found row numbers {', '.join(map(str, wrong[:_MAX_IDS_SHOWN]))}{more} for table '{table.name}'. "
+            f"Expected 0 to {table.num_rows - 1}. Pass numbers of rows, after any hashing of raw ids."
+        )
+    return np.fromiter((int(row) for row in ids), np.int64, count=len(ids))
+
+
+def _read_piece(store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, start: int, length: int) -> bytes:
+    chunk, place = table.chunk(array, bucket), describe_bucket(table, array.name, bucket)
+    try:
+        if start == 0 and (size_bytes := store.size(chunk.name)) != chunk.size_bytes:
+            raise ChunkDamaged(chunk.name, f"{size_bytes} bytes", f"{chunk.size_bytes} bytes as written", place=place)
+        return store.read_range(chunk.name, start=start, length=length)
+    except (NameNotFound, WrongSize) as error:
+        raise ChunkDamaged(chunk.name, error.found, f"{chunk.size_bytes} bytes as written", place=place) from error
+
+
+def _check(name: str, checksum: int, trailer: bytes, table: TableFiles, array: ArrayFiles, bucket: int) -> None:
+    expected = table.chunk(array, bucket).crc32c
+    if checksum != expected or struct.unpack("<I", trailer)[0] != expected:
+        place = describe_bucket(table, array.name, bucket)
+        raise ChunkDamaged(name, f"bytes with CRC-32C {checksum:08x}", f"{expected:08x} as written", place=place)

@@ -1,0 +1,82 @@
+"""The commit that a new run begins from: found and checked when the run is created, recorded in `RUN.json`, opened again by every
+generation until the run has a commit of its own.
+
+So a run that is lost before its first commit begins from the same state again. Which table comes from where is `orchestrator.run.warm_start`'s
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embedding.table_spec import TableSpec
+from orchestrator.api.config import ConfigurationError, WarmStart
+from orchestrator.commit.manifest import Manifest
+from orchestrator.commit.run_record import RunRecord, WarmStartRecord
+from orchestrator.commit.verification import size_damages
+from orchestrator.run.reference import CommittedState, open_commit, split_reference
+from orchestrator.run.warm_start import WarmStartPlan, parse_dense_rule, parse_rules, plan_warm_start
+from workers.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What the workers of a run without a commit start from: files below `location`, as the plan says."""
+
+    location: str
+    plan: WarmStartPlan
+
+
+def record_of(warm_start: WarmStart, specs: Sequence[TableSpec], existing: RunRecord | None) -> WarmStartRecord:
+    """What a run that is created records of its beginning.
+
+    Args:
+      specs: the tables of the run.
+      existing: the record of a run that is there already. "The newest commit" was decided when it was created.
+
+    Raises:
+      ConfigurationError: there is no such run or commit, or some of its files are missing.
+      WarmStartRefused: its tables are not those of the job, and no rule says that this is meant.
+    """
+    url, commit = split_reference(warm_start.source)
+    location = Store(url).location
+    known = existing.warm_start if existing else None
+    if known is not None and commit is None and (known.location, known.rules) == (location, warm_start.rules):
+        return known
+    state = open_commit(warm_start.source)
+    _plan(state.manifest, specs, warm_start.rules)
+    _check_files(state)
+    return WarmStartRecord(
+        location=location, run_id=state.manifest.run_id, commit=state.manifest.name, rules=warm_start.rules
+    )
+
+
+def open_beginning(record: WarmStartRecord, specs: Sequence[TableSpec]) -> Beginning:
+    """The files to start from, and what comes from which.
+
+    Raises:
+      ConfigurationError: the commit is gone, or another run lies there now.
+      WarmStartRefused: the tables of the job have changed since.
+    """
+    state = open_commit(record.location, commit=record.commit)
+    if state.manifest.run_id != record.run_id:
+        raise ConfigurationError(
+            f"Found run {state.manifest.run_id[:60]} in {record.location}. Expected {record.run_id[:60]}, from whose commit {record.commit} "
+            f"this run began. Restore that run, or begin a new one."
+        )
+    _check_files(state)
+    return Beginning(location=record.location, plan=_plan(state.manifest, specs, record.rules))
+
+
+def _plan(manifest: Manifest, specs: Sequence[TableSpec], rules: Sequence[str]) -> WarmStartPlan:
+    return plan_warm_start(manifest, specs, parse_rules(rules), dense=parse_dense_rule(rules))
+
+
+def _check_files(state: CommittedState) -> None:
+    damage = next(size_damages(state.store, state.manifest), None)
+    if damage is not None:
+        raise ConfigurationError(
+            f"Found {damage.found} in {damage.name} of {state.location}. Expected {damage.expected}. "
+            f"Choose another commit; `podembed fsck {state.store.location}` names all damage."
+        )

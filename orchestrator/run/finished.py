@@ -1,0 +1,46 @@
+"""Whether a run has nothing left to do, told from its folder alone: no cluster, no lease and no compilation is needed to say so."""
+
+from __future__ import annotations
+
+from orchestrator.api.config import Result, RunConfig
+from orchestrator.run.history_record import read_history
+from orchestrator.run.run import OpenRun, newest_commit
+from workers.storage.errors import StorageError
+
+
+def finished(run: OpenRun, config: RunConfig) -> Result | None:
+    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is asked for; None for any other.
+
+    A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still owed.
+
+    Raises:
+      NameNotFound, DocumentRefused: as `newest_commit`.
+    """
+    head = newest_commit(run)
+    total_steps = config.last_step(run.total_steps)
+    if head is None or head.step < total_steps:
+        return None
+    owes_evaluation = config.evaluate_at_end and run.eval_index is not None and head.step == total_steps
+    if owes_evaluation and not _is_evaluated(run, head.step):
+        return None
+    return Result(
+        path=run.url,
+        step=head.step,
+        total_steps=total_steps,
+        num_samples=0,
+        samples_per_s=0.0,
+        losses={},
+        evaluations=(),
+        recoveries=(),
+        phase_s={},
+        commit=head.name,
+        staleness=run.job.staleness,
+    )
+
+
+def _is_evaluated(run: OpenRun, step: int) -> bool:
+    try:
+        return any(made.step == step for made in read_history(run.store).evaluations)
+    except StorageError:
+        # A damaged history is no reason to refuse the run; evaluating once more writes a good one.
+        return False

@@ -1,0 +1,136 @@
+"""`History`: what one call of the driver has trained and seen, cut back whenever a generation is lost; and the rate that follows from it.
+
+Pure bookkeeping: the driver says what happened and reads the clock, and nothing here waits or writes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.api.config import Evaluation, Recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Steps that were trained in one go.
+
+    Attributes:
+      generation: of the driver that trained them.
+      first_step, step: steps done before it and after it.
+      loss: mean over its steps.
+      num_samples: without padding.
+      seconds: wall time.
+    """
+
+    generation: int
+    first_step: int
+    step: int
+    loss: float
+    num_samples: int
+    seconds: float
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.num_samples / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class History:
+    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is lost.
+
+    Attributes:
+      losses: of each step.
+      windows: in the order of their steps, without those that were lost.
+      phase_s: seconds of each phase on host 0, over all windows.
+    """
+
+    losses: dict[int, float] = field(default_factory=dict)
+    windows: list[Window] = field(default_factory=list)
+    phase_s: dict[str, float] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+    failed_saves: int = 0
+    _began_s: float | None = None
+    _ended_s: float = 0.0
+    _evaluated_s: float = 0.0
+    _evaluated_before_end_s: float = 0.0
+
+    def window(
+        self,
+        *,
+        generation: int,
+        first_step: int,
+        losses: Sequence[float],
+        num_samples: int,
+        phase_s: Mapping[str, float],
+        began_s: float,
+        ended_s: float,
+    ) -> Window:
+        """A window was trained.
+
+        Args:
+          losses: of its steps.
+          began_s, ended_s: the clock's readings.
+        """
+        if self._began_s is None:
+            self._began_s = began_s
+        self._ended_s, self._evaluated_before_end_s = ended_s, self._evaluated_s
+        done = Window(
+            generation=generation,
+            first_step=first_step,
+            step=first_step + len(losses),
+            loss=statistics.fmean(losses),
+            num_samples=num_samples,
+            seconds=ended_s - began_s,
+        )
+        self.windows.append(done)
+        self.losses.update(enumerate(losses, first_step))
+        for phase, spent_s in phase_s.items():
+            self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
+        return done
+
+    def evaluation(self, evaluation: Evaluation, *, seconds: float) -> None:
+        """An evaluation was made; it took so long."""
+        self.evaluations.append(evaluation)
+        if self._began_s is not None:
+            self._evaluated_s += seconds
+
+    def cut(self, step: int) -> None:
+        """Forgets what was done after `step` steps; the time that it took was spent all the same."""
+        self.losses = {at: loss for at, loss in self.losses.items() if at < step}
+        self.windows = [window for window in self.windows if window.step <= step]
+        self.evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were trained and not lost, each counted once an epoch."""
+        return sum(window.num_samples for window in self.windows)
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds from the beginning of the first window to the end of the last one, but for evaluations.
+
+        Everything else in between counts: recoveries, changes of hosts, steps that were lost, waiting for commits.
+        """
+        return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
+
+    def left_s(self, num_steps: int) -> float | None:
+        """Seconds for so many steps more, at the pace of this call with all that came in between; None before it has one.
+
+        The first window is a single step with cold caches, so it tells nothing.
+        """
+        done = sum(window.step - window.first_step for window in self.windows)
+        return self.trained_s / done * num_steps if len(self.windows) > 1 else None
+
+    @property
+    def median_samples_per_s(self) -> float:
+        """Half of the time of the windows went at least so fast. Windows differ in length, so each counts with its seconds."""
+        windows = sorted(self.windows, key=lambda window: window.samples_per_s)
+        half_s, passed_s = sum(window.seconds for window in windows) / 2, 0.0
+        for window in windows:
+            passed_s += window.seconds
+            if passed_s >= half_s:
+                return window.samples_per_s
+        return 0.0

@@ -1,0 +1,199 @@
+"""`INPUT.json` and `input/`: the data files that a run began with and those that were accepted in their place since.
+
+What tells a changed file is its size, and its etag or time of change as the filesystem reports it; for a set of `.npy` files those of all
+three. Content is not read again: a file that is rewritten with the same size and the same time passes. `INPUT.json` is written once, right
+after `RUN.json`; a run without it (its first start was killed in between) is checked by the fingerprint in `RUN.json` alone. A change that
+is accepted is written to `input/change-<number>.json` by the driver that holds the lease, before its first step on the new files, and is
+what later starts compare with. Which changes can be accepted is decided in `orchestrator.run.input_change`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from orchestrator.api.records import Record, decode, encode, read_document
+from orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
+from workers.data.input_files import InputFile
+from workers.input.index import InputIndex, changed_files
+from workers.input.lanes import LanePlan
+from workers.storage.errors import NameNotFound
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused
+
+INPUT_FILE = "INPUT.json"
+CHANGES_FOLDER = "input"
+_MAX_INPUT_BYTES = 256 << 20
+_NAMED_FILES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedChange:
+    """Files that took the place of others.
+
+    Attributes:
+      step: the run's step from which on the new files were read.
+      accepted_unix_s: wall clock, for people.
+      changes: a phrase for every file that differed from those before.
+      now: the files from there on.
+    """
+
+    step: int
+    accepted_unix_s: float
+    changes: tuple[str, ...]
+    now: InputRecord
+
+
+def write_input(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
+    """Records the files of a new run; leaves the record of an existing one."""
+    store.create_exclusive(INPUT_FILE, encode(record_of(train, evaluation)))
+
+
+def read_changes(store: Store) -> tuple[AcceptedChange, ...]:
+    """What was accepted since the run began, in that order.
+
+    Raises:
+      DocumentRefused: a record is damaged.
+    """
+    return tuple(_read(store, name, AcceptedChange) for name in _change_files(store))
+
+
+def _change_files(store: Store) -> list[str]:
+    return [f"{CHANGES_FOLDER}/{name}" for name in sorted(store.children(CHANGES_FOLDER))]
+
+
+def _read(store: Store, name: str, kind: type[Record]) -> Record:
+    return decode(kind, name, read_document(store, name, max_bytes=_MAX_INPUT_BYTES), max_bytes=_MAX_INPUT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInput:
+    """What a run has recorded of its files.
+
+    Attributes:
+      began: the files that it began with; None if that is not known.
+      accepted: in the order in which they were accepted.
+      damaged: records that cannot be read.
+    """
+
+    began: InputRecord | None
+    accepted: tuple[AcceptedChange, ...]
+    damaged: tuple[DocumentRefused, ...] = ()
+    is_newest_damaged: bool = False
+
+    @property
+    def newest(self) -> InputRecord | None:
+        """The files that a start is compared with; None if that is not known."""
+        if self.is_newest_damaged:
+            return None
+        return self.accepted[-1].now if self.accepted else self.began
+
+    def at(self, step: int) -> InputRecord | None:
+        """The files that the step was read from, or will be."""
+        return next((change.now for change in reversed(self.accepted) if change.step <= step), self.began)
+
+
+def read_input(store: Store) -> RunInput:
+    """The records, as far as they can be read: what data a run had is advice, which must not keep anybody from going on."""
+    began, accepted, damaged = None, [], []
+    try:
+        began = _read(store, INPUT_FILE, InputRecord)
+    except NameNotFound:
+        pass  # The first start was killed before it wrote it.
+    except DocumentRefused as error:
+        damaged.append(error)
+    is_newest_damaged = False
+    for name in _change_files(store):
+        try:
+            accepted.append(_read(store, name, AcceptedChange))
+            is_newest_damaged = False
+        except DocumentRefused as error:
+            damaged.append(error)
+            is_newest_damaged = True
+    return RunInput(began=began, accepted=tuple(accepted), damaged=tuple(damaged), is_newest_damaged=is_newest_damaged)
+
+
+def write_input_again(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
+    """Replaces a damaged record of the files that the run began with. For the holder of the lease, with those very files."""
+    store.delete(INPUT_FILE)
+    write_input(store, train, evaluation)
+
+
+def differences(known: RunInput, train: InputIndex, evaluation: InputIndex | None) -> list[str] | None:
+    """A phrase for each file that is not as the run knows it; None if the run has no record of its files."""
+    if known.newest is None:
+        return None
+    newest = known.newest
+    files = (*train.files, *train.vocabularies)
+    return [
+        *_changed((*newest.training, *newest.vocabularies), files),
+        *_changed(newest.evaluation, evaluation.files if evaluation else ()),
+    ]
+
+
+def check_order(
+    known: RunInput, train: InputIndex, evaluation: InputIndex | None, plan: LanePlan, *, step: int
+) -> None:
+    """Checks that the run can go on at a step with these files: a step counts their rows in their order.
+
+    Raises:
+      InputChanged: it cannot, whatever was accepted.
+    """
+    if known.newest is None:
+        return
+    judge(
+        record_of(train, evaluation),
+        began=known.newest,
+        ordered_as=known.at(step) or known.newest,
+        train=train,
+        step=step,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
+
+
+def record_change(
+    store: Store, changes: list[str], train: InputIndex, evaluation: InputIndex | None, *, step: int
+) -> None:
+    """Writes that these files are the run's from a step on. For the holder of the lease."""
+    change = AcceptedChange(
+        step=step, accepted_unix_s=time.time(), changes=tuple(changes), now=record_of(train, evaluation)
+    )
+    number = len(store.children(CHANGES_FOLDER)) + 1
+    while not store.create_exclusive(f"{CHANGES_FOLDER}/change-{number:05d}.json", encode(change)):
+        number += 1
+
+
+def input_changed(store: Store, changed: list[str]) -> InputChanged:
+    """The error that names the files, as far as they are known."""
+    named = shortened(changed) or "names, sizes, times or row counts differ"
+    return InputChanged(
+        f"The data files of the run in {store.location} changed since it began: {named}. Expected the same, since the position in the "
+        "data counts their rows. Restore them, or pass --accept-input-change to podembed resume (RunConfig(accept_input_change=True)) if the "
+        "rows are the same."
+    )
+
+
+def shortened(changed: list[str] | tuple[str, ...]) -> str:
+    """The first of some phrases and the number of the others."""
+    more = f"; and {len(changed) - _NAMED_FILES} more" if len(changed) > _NAMED_FILES else ""
+    return "; ".join(changed[:_NAMED_FILES]) + more
+
+
+def record_of(train: InputIndex, evaluation: InputIndex | None) -> InputRecord:
+    """What is recorded of the files of a run."""
+    return InputRecord(
+        training=tuple(map(FileRecord.of, train.files)),
+        evaluation=tuple(map(FileRecord.of, evaluation.files)) if evaluation else (),
+        vocabularies=tuple(map(FileRecord.of, train.vocabularies)),
+    )
+
+
+def _changed(before: tuple[FileRecord, ...], now: tuple[InputFile, ...]) -> list[str]:
+    phrases = changed_files([(file.path, file.size_bytes, file.version) for file in before], InputIndex(files=now))
+    # The same file in other parts: a job that declares other id columns, or another number of rows in a block.
+    found = {file.path: FileRecord.of(file) for file in now}
+    for file in before:
+        new = found.get(file.path)
+        if new not in (None, file) and (new.size_bytes, new.version) == (file.size_bytes, file.version):
+            phrases.append(f"{file.path} is read in other parts or columns")
+    return phrases

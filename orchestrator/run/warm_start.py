@@ -1,0 +1,287 @@
+"""Beginning a new run from another run's commit: which table and which dense arrays come from where, decided before any of them is read.
+
+Every difference between the commit and the job needs a rule that says it is meant; without one the plan is refused with all of them at once.
+The plan is a pure function; `workers.host.warm_start` carries it out. The new run begins with step 0 and its own data: only state is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from embedding.table_spec import TableSpec
+from orchestrator.api.config import ConfigurationError
+from orchestrator.api.text import columns
+from orchestrator.commit.manifest import Manifest
+from workers.checkpoint.files import DenseFile, TableFiles
+from workers.host.warm_start import TableStart
+from workers.job.job import DENSE_PARTS, JobConfig
+
+DENSE = "@dense"
+
+
+class WarmStartRefused(ConfigurationError):
+    """The commit's tables are not those of the job, and no rule says that this is meant.
+
+    Attributes:
+      differences: one sentence each.
+    """
+
+    def __init__(self, differences: Sequence[str], commit: str) -> None:
+        super().__init__(
+            f"Found differences between the tables of commit {commit} and those of the job:\n"
+            + "\n".join(f"  - {difference}" for difference in differences)
+            + "\nExpected the same tables, or a rule for each that is not: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop."
+        )
+        self.differences = tuple(differences)
+
+
+class RuleKind(Enum):
+    """What becomes of a table."""
+
+    SAME = "same"  # loaded from the table of the same name
+    REINIT = "reinit"  # begins with initial values, whatever the commit has
+    DROP = "drop"  # the commit's table is left behind
+    RENAME = "rename"  # loaded from a table of another name
+    GROW = "grow"  # the table has more rows now: those of the commit are loaded with their slots, the others begin with initial values
+    ROWS = "rows"  # rows are loaded, from a table of the same or another name; slots begin with their initial values
+
+
+class DenseRule(Enum):
+    """What becomes of the dense model."""
+
+    SAME = "same"  # parameters and the state of the dense optimizer are loaded
+    PARAMS = "params"  # parameters are loaded; the optimizer begins anew
+    REINIT = "reinit"  # all of it begins anew
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Which parts of the dense state are loaded."""
+        return {DenseRule.SAME: DENSE_PARTS, DenseRule.PARAMS: DENSE_PARTS[:1], DenseRule.REINIT: ()}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRule:
+    """A rule for one table. `source` is the commit's table to load, for RENAME, and for ROWS if it has another name."""
+
+    kind: RuleKind
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartPlan:
+    """The beginning of a run.
+
+    Attributes:
+      run_id, commit: where the tables come from.
+      tables: in the job's order.
+      left_behind: tables of the commit that the new run does not use.
+      dense: files of the dense arrays that are loaded.
+      dense_parts: parts of the dense state that must be loaded whole; the others keep their first values.
+    """
+
+    run_id: str
+    commit: str
+    tables: tuple[TableStart, ...]
+    left_behind: tuple[str, ...]
+    dense: tuple[DenseFile, ...]
+    dense_parts: tuple[str, ...]
+
+    def describe(self) -> str:
+        """The plan as a table, for people."""
+        rows = [("table", "from", "buckets")]
+        for start in self.tables:
+            cut = f"{start.source.num_buckets} -> {start.num_buckets}" if start.source else f"{start.num_buckets}"
+            origin = start.source.name if start.source else "initial values"
+            if start.source and start.num_rows is not None and start.num_rows > start.source.num_rows:
+                origin += f" ({start.source.num_rows:,} rows, {start.num_rows - start.source.num_rows:,} new ones)"
+            rows.append((start.table, origin if start.with_slots else f"{origin} (rows alone)", cut))
+        rows += [("-", f"{name} (left behind)", "-") for name in self.left_behind]
+        rows.append((DENSE, f"{len(self.dense)} arrays" if self.dense else "initial values", "-"))
+        return f"Warm start from {self.commit} of run {self.run_id}\n" + columns(rows)
+
+
+def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
+    """Rules for tables as people type them: `users=same`, `users=reinit`, `users=rows`, `users=rows=members`, `users=rename=members`,
+    `users=grow`, `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
+
+    Raises:
+      ConfigurationError: another form, or two rules for one table.
+    """
+    rules: dict[str, TableRule] = {}
+    for text in texts:
+        table, _, rest = text.partition("=")
+        if table == DENSE:
+            continue
+        kind, separator, source = rest.partition("=")
+        is_whole = {
+            RuleKind.RENAME.value: bool(source),
+            RuleKind.ROWS.value: bool(source) or not separator,
+        }.get(kind, not separator)
+        if not table or kind not in {known.value for known in RuleKind} or not is_whole:
+            raise ConfigurationError(
+                f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, TABLE=rename=OLD, OLD=drop "
+                f"or {DENSE}=... Write it in one of these forms."
+            )
+        if table in rules:
+            raise ConfigurationError(f"Found two rules for table '{table}'. Expected one. Leave one out.")
+        rules[table] = TableRule(kind=RuleKind(kind), source=source or None)
+    return rules
+
+
+def parse_dense_rule(texts: Iterable[str]) -> DenseRule:
+    """The rule for the dense model, `@dense=same|params|reinit`; SAME if there is none.
+
+    Raises:
+      ConfigurationError: another word, or two rules.
+    """
+    words = [text.partition("=")[2] for text in texts if text.partition("=")[0] == DENSE]
+    if len(words) > 1 or any(word not in {known.value for known in DenseRule} for word in words):
+        raise ConfigurationError(
+            f"Found {', '.join(f'{DENSE}={word}' for word in words)}. Expected one of {DENSE}=same, {DENSE}=params, {DENSE}=reinit. "
+            f"Write it in one of these forms."
+        )
+    return DenseRule(words[0]) if words else DenseRule.SAME
+
+
+def plan_warm_start(
+    manifest: Manifest,
+    specs: Sequence[TableSpec],
+    rules: Mapping[str, TableRule] | None = None,
+    *,
+    dense: DenseRule = DenseRule.SAME,
+) -> WarmStartPlan:
+    """Decides where each table of a new run begins.
+
+    The optimizer is compared by the names and widths of its slots: a commit says nothing of the rule's constants, such as the learning rate,
+    which may differ.
+
+    Args:
+      manifest: of the commit to start from.
+      specs: the tables of the new run.
+      rules: by table of the new run; DROP by table of the commit. Tables without a rule are SAME.
+      dense: for the dense model. Whether its arrays fit is found by the device processes, which alone know its shapes.
+
+    Raises:
+      WarmStartRefused: with every table that was added, removed or changed without a rule, and every rule that fits nothing.
+    """
+    rules = rules or {}
+    sources = {table.name: table for table in manifest.tables}
+    wanted = {spec.name for spec in specs}
+    dropped = {name for name, rule in rules.items() if rule.kind is RuleKind.DROP}
+    differences: list[str] = []
+    starts: list[TableStart] = []
+    used: set[str] = set()
+    for spec in specs:
+        rule = rules.get(spec.name, TableRule(kind=RuleKind.SAME))
+        source_name = None if rule.kind in (RuleKind.REINIT, RuleKind.DROP) else rule.source or spec.name
+        found = _differences(spec, rule, source_name, sources, dropped)
+        differences += found
+        used |= {source_name} if source_name in sources else set()
+        source = sources[source_name] if source_name and not found else None
+        starts.append(
+            TableStart(
+                table=spec.name,
+                num_buckets=spec.layout.num_buckets,
+                num_rows=spec.num_rows,
+                source=source,
+                with_slots=rule.kind is not RuleKind.ROWS,
+            )
+        )
+    differences += [
+        f"table '{name}' of the commit is not in the job ({name}=drop leaves it behind, TABLE=rename={name} loads it)"
+        for name in sources
+        if name not in used | dropped | wanted
+    ]
+    differences += _rule_differences(rules, wanted, sources)
+    if differences:
+        raise WarmStartRefused(differences, manifest.name)
+    loaded = {start.source.name for start in starts if start.source}
+    return WarmStartPlan(
+        run_id=manifest.run_id,
+        commit=manifest.name,
+        tables=tuple(starts),
+        left_behind=tuple(name for name in sources if name not in loaded),
+        dense=tuple(leaf for leaf in manifest.dense if leaf.key.split("/", 1)[0] in dense.parts),
+        dense_parts=dense.parts,
+    )
+
+
+def _differences(
+    spec: TableSpec, rule: TableRule, source_name: str | None, sources: Mapping[str, TableFiles], dropped: set[str]
+) -> list[str]:
+    """Why a table of the job cannot begin as its rule says."""
+    name = spec.name
+    if rule.kind is RuleKind.DROP:
+        return [f"table '{name}' is in the job, but its rule is drop ({name}=reinit begins it anew)"]
+    if source_name is None:
+        return []
+    if source_name in dropped:
+        return [f"table '{name}' is to be loaded from '{source_name}', whose rule is drop (take one of the two away)"]
+    if source_name not in sources:
+        if rule.source is not None:
+            return [f"table '{name}' is to be loaded from '{source_name}', which the commit does not have"]
+        return [f"table '{name}' is not in the commit ({name}=reinit begins it anew, {name}=rename=OLD loads another)"]
+    source = sources[source_name]
+    found = {array.name: array.width for array in source.arrays}
+    hint = f"({name}=reinit begins it anew)"
+    differences = []
+    if source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
+        differences.append(
+            f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow {hint}"
+        )
+    elif source.num_rows < spec.num_rows and rule.kind is not RuleKind.GROW:
+        grows = f"({name}=grow keeps the rows of the commit and adds new ones, {name}=reinit begins it anew)"
+        differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {grows}")
+    elif source.num_rows > spec.num_rows:
+        differences.append(f"table '{name}' has {spec.num_rows} rows, in the commit {source.num_rows} {hint}")
+    if source.dim != spec.dim:
+        differences.append(f"table '{name}' has dimension {spec.dim}, in the commit {source.dim} {hint}")
+    elif rule.kind is not RuleKind.ROWS and (found != spec.widths or [*found] != [*spec.widths]):
+        differences.append(
+            f"table '{name}' has an optimizer with slots {_slots(spec.widths)}, in the commit {_slots(found)} "
+            f"({name}=rows loads the rows alone, {name}=reinit begins it anew)"
+        )
+    types = {array.dtype for array in source.arrays} - {"float32"}
+    if types:
+        differences.append(f"table '{name}' is float32, in the commit partly {', '.join(sorted(types))} {hint}")
+    return differences
+
+
+def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources: Mapping[str, TableFiles]) -> list[str]:
+    """Rules that name nothing: most likely a slip of the pen."""
+    found = []
+    for name, rule in rules.items():
+        if rule.kind is RuleKind.DROP and name not in sources:
+            found.append(f"the rule {name}=drop names no table of the commit (it has {', '.join(sorted(sources))})")
+        if rule.kind is not RuleKind.DROP and name not in wanted:
+            found.append(f"a rule for '{name}' names no table of the job (it has {', '.join(sorted(wanted))})")
+        needs, may_have = rule.kind is RuleKind.RENAME, rule.kind in (RuleKind.RENAME, RuleKind.ROWS)
+        if (needs and rule.source is None) or (not may_have and rule.source is not None):
+            found.append(f"the rule for '{name}' is {rule.kind.value} with source {rule.source}")
+    return found
+
+
+def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None:
+    """Refuses to grow a table whose rows are chosen by hash: with another size each value has another row, so the old rows would be others' now.
+
+    Raises:
+      ConfigurationError: naming the table and the column.
+    """
+    names = dict(zip(map(id, job.tables), job.table_names, strict=True))
+    columns_of = job.resolved_data.features
+    for feature, declared in job.features.items():
+        rule = rules.get(names[id(declared.table)])
+        column = columns_of[feature]
+        if rule is not None and rule.kind is RuleKind.GROW and getattr(column, "mode", "") == "hash":
+            name = names[id(declared.table)]
+            raise ConfigurationError(
+                f"Found {name}=grow for a table whose rows feature '{feature}' chooses by hash. Expected ids or a vocabulary: a hash is taken modulo "
+                f"the rows, so the old ones would belong to other values. Keep its size, or begin it anew ({name}=reinit)."
+            )
+
+
+def _slots(widths: Mapping[str, int]) -> str:
+    slots = [f"{name} ({width})" for name, width in widths.items() if name != "rows"]
+    return ", ".join(slots) or "none"

@@ -1,0 +1,166 @@
+"""The Ray actors: `HostWorker` and `DeviceProcess` with a control side that answers while they work. Nothing else of a host knows Ray.
+
+The `control` group has a thread of its own, and so has `background`, which writes checkpoints while training goes on. Actors are never
+restarted by Ray and calls never retried: a restarted actor would answer with empty tables and no error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from workers.host.host import HostWorker
+from workers.host.spec import HostReady, HostSpec
+from workers.job.job import JobConfig, JobReference
+from workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
+from workers.liveness.memory import oom_kills
+from workers.liveness.progress import Progress, machine_identity
+
+
+def _leave_signals_to_the_driver() -> None:
+    """Ctrl-C reaches every process of a terminal; only the driver decides what it means."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    from workers.device.standby import prepare_host
+
+    prepare_host(job, table_buckets)
+
+
+def _device_process() -> Any:
+    # Imported here, so that the environment of the actor is complete before JAX reads it.
+    from workers.device.process import DeviceProcess
+
+    return DeviceProcess()
+
+
+def _prepare_device(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    """JAX is imported by now."""
+    from workers.device.standby import prepare_device
+
+    prepare_device(job)
+
+
+class _Actor:
+    """What both kinds of actor do: work for the driver that is heard, and answer beside it.
+
+    Args:
+      new_worker: makes who does the work.
+      prepare: makes this process ready for the work of a job with so many buckets a table.
+    """
+
+    def __init__(
+        self,
+        new_worker: Callable[[], Any],
+        prepare: Callable[[JobConfig | JobReference, tuple[int, ...]], None],
+    ) -> None:
+        _leave_signals_to_the_driver()
+        self._driver = LeaseWatch()
+        self._worker = new_worker()
+        self._prepare = prepare
+
+    def _watch_over(self, storage_url: str, generation: int, lease_timeout_s: float) -> None:
+        """To be called for every generation that this process is part of: it follows the heartbeat of that one."""
+        self._driver.heard()
+        self._driver.begin(StoredLease(storage_url), generation=generation, timeout_s=lease_timeout_s)
+
+    def prepare(
+        self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
+    ) -> None:
+        """Makes this process ready to take a lost one's place at once. Without its driver it ends itself, where it is told of a lease."""
+        self._driver.heard()
+        if lease is not None:
+            self._driver.stand_by(lease)
+        self._prepare(job, table_buckets)
+
+    def run(self, method: str, *arguments: Any) -> Any:
+        """Any working method of the worker."""
+        self._driver.heard()
+        return getattr(self._worker, method)(*arguments)
+
+    @ray.method(concurrency_group="background")
+    def run_in_background(self, method: str, *arguments: Any) -> Any:
+        """A method of the worker that may run beside a working one."""
+        self._driver.heard()
+        return getattr(self._worker, method)(*arguments)
+
+    @ray.method(concurrency_group="control")
+    def identity(self) -> tuple[str, int]:
+        """Which process this is: machine and process id."""
+        return machine_identity(), os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def oom_kills(self) -> int:
+        """As `workers.liveness.memory.oom_kills`, of the machine that this is on."""
+        return oom_kills()
+
+    @ray.method(concurrency_group="control")
+    def niceness(self) -> int:
+        """Of this process: 0 is usual, and with 19 everybody else goes first."""
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> Progress:
+        self._driver.heard()
+        return self._worker.status()
+
+    @ray.method(concurrency_group="control")
+    def abort(self, reason: str) -> None:
+        self._driver.heard()
+        self._worker.abort(reason)
+
+
+class _HostActor(_Actor):
+    """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
+
+    def __init__(self) -> None:
+        super().__init__(HostWorker, _prepare_host)
+
+    def start(self, spec: HostSpec) -> HostReady:
+        """As `HostWorker.start`, on the address by which the cluster knows this machine."""
+        return self._worker.start(self._taken(spec))
+
+    def rejoin(self, spec: HostSpec) -> HostReady:
+        """As `HostWorker.rejoin`, on the address by which the cluster knows this machine."""
+        return self._worker.rejoin(self._taken(spec))
+
+    def _taken(self, spec: HostSpec) -> HostSpec:
+        self._watch_over(spec.storage_url, spec.generation, spec.lease_timeout_s)
+        return replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address())
+
+    @ray.method(concurrency_group="control")
+    def acknowledge(self, commit: str) -> None:
+        self._driver.heard()
+        self._worker.acknowledge(commit)
+
+
+class _DeviceActor(_Actor):
+    """One host's member of the JAX gang."""
+
+    def __init__(self) -> None:
+        super().__init__(_device_process, _prepare_device)
+
+    def run(self, method: str, *arguments: Any) -> Any:
+        """Any working method of `DeviceProcess`."""
+        if method == "start":
+            (spec,) = arguments
+            self._watch_over(spec.storage_url, spec.invitation.generation, spec.lease_timeout_s)
+        return super().run(method, *arguments)
+
+
+# Ray's annotations do not know the options of `remote` in this form.
+_OPTIONS: dict[str, Any] = {
+    "max_restarts": 0,
+    "max_task_retries": 0,
+    "concurrency_groups": {"control": 1, "background": 1},
+}
+HostActor: Any = ray.remote(**_OPTIONS)(_HostActor)
+DeviceActor: Any = ray.remote(**_OPTIONS)(_DeviceActor)

@@ -1,0 +1,230 @@
+"""Arrays on storage in the Zarr v3 format, with the codecs `bytes` (little-endian) and `crc32c` and nothing else.
+
+A chunk file is the array's bytes followed by four bytes of checksum, so a write hands the kernel the array itself and a read fills the
+caller's array: the payload is never copied on a local disk. A table array is `[V, rows per bucket, width]` with one chunk a bucket;
+a dense leaf is one chunk. zarr-python and tensorstore open these files, and files they wrote with the same codecs open here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+
+from workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
+from workers.storage.errors import NameNotFound, StorageError, WrongSize
+from workers.storage.store import Store, validate_name
+
+CRC_BYTES = 4
+_MAX_METADATA_BYTES = 1 << 16
+# The checksum routine holds the interpreter lock, so it gets its input in pieces that others can wait for.
+_CRC_PIECE_BYTES = 1 << 18
+
+
+class ChunkDamaged(StorageError):
+    """A chunk is missing, has the wrong length, or its bytes do not match a checksum. `place` says in words what the chunk holds."""
+
+    def __init__(self, name: str, found: str, expected: str, *, place: str = ""):
+        super().__init__(
+            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. Restore the file from a copy, or load an "
+            "older commit."
+        )
+        self.name = name
+        self.found = found
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReceipt:
+    """What a writer promises about one file.
+
+    Attributes:
+      name: of the file, relative to the store.
+      size_bytes: of the whole file, trailer included.
+      crc32c: of the array's bytes, which is also what the trailer holds.
+    """
+
+    name: str
+    size_bytes: int
+    crc32c: int
+
+
+def crc32c(data: np.ndarray | bytes) -> int:
+    """CRC-32C (Castagnoli, RFC 3720) of an array's bytes in C order."""
+    if isinstance(data, bytes):
+        return google_crc32c.value(data)
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    value = 0
+    for start in range(0, flat.size, _CRC_PIECE_BYTES):
+        # The C routine takes any read-only buffer; its annotation says bytes.
+        value = google_crc32c.extend(value, flat[start : start + _CRC_PIECE_BYTES])  # pyright: ignore[reportArgumentType]
+    return value
+
+
+def write_array_metadata(store: Store, metadata: ArrayMetadata) -> ChunkReceipt:
+    """Writes `zarr.json` of one array. One writer of a save does this; the others only need the value.
+
+    Returns:
+      A receipt of the file; its checksum covers all of it.
+    """
+    name, data = f"{metadata.path}/zarr.json", metadata_bytes(metadata)
+    store.write_new(name, [data])
+    return ChunkReceipt(name=name, size_bytes=len(data), crc32c=crc32c(data))
+
+
+def read_array_metadata(store: Store, path: str) -> ArrayMetadata:
+    """Reads `zarr.json` of one array.
+
+    Raises:
+      DocumentRefused: it is not a Zarr v3 array with our codecs and one of our element types.
+    """
+    name = f"{validate_name(path)}/zarr.json"
+    return parse_metadata(path, name, store.read(name, max_bytes=_MAX_METADATA_BYTES))
+
+
+def chunk_name(metadata: ArrayMetadata, index: Sequence[int]) -> str:
+    """The file of one chunk, relative to the store.
+
+    Raises:
+      IndexError: the index is not inside the grid of chunks.
+    """
+    if len(index) != len(metadata.grid) or any(not 0 <= at < end for at, end in zip(index, metadata.grid, strict=True)):
+        raise IndexError(
+            f"Chunk {tuple(index)} of '{metadata.path}'; its grid is {metadata.grid}. Check the bucket number."
+        )
+    return f"{metadata.path}/{metadata.separator.join(['c', *map(str, index)])}"
+
+
+def chunk_file_bytes(metadata: ArrayMetadata) -> int:
+    """Bytes of a chunk file, trailer included; every chunk of an array has the same."""
+    return math.prod(metadata.chunk_shape) * metadata.dtype.itemsize + CRC_BYTES
+
+
+def write_chunk(store: Store, metadata: ArrayMetadata, index: Sequence[int], values: np.ndarray) -> ChunkReceipt:
+    """Writes one chunk under a new name and returns when it is durable.
+
+    Args:
+      index: position in the grid of chunks; `(bucket, 0, 0)` for a table array.
+      values: exactly one chunk, `chunk_shape` with or without its leading ones. A C-contiguous array is written without a copy.
+    """
+    name = chunk_name(metadata, index)
+    _check_values(metadata, values, name)
+    little = np.ascontiguousarray(values, metadata.dtype.newbyteorder("<"))
+    checksum = crc32c(little)
+    payload = _byte_view(little)
+    store.write_new(name, [payload, struct.pack("<I", checksum)])
+    return ChunkReceipt(name=name, size_bytes=little.nbytes + CRC_BYTES, crc32c=checksum)
+
+
+def read_chunk(
+    store: Store,
+    metadata: ArrayMetadata,
+    index: Sequence[int],
+    *,
+    out: np.ndarray | None = None,
+    receipt: ChunkReceipt | None = None,
+) -> np.ndarray:
+    """Reads and verifies one chunk.
+
+    Args:
+      out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without leading ones. If the
+        chunk turns out to be damaged its content is undefined.
+      receipt: what the manifest says; the file must match it, not only itself.
+
+    Returns:
+      The chunk, `chunk_shape` or the shape of `out`.
+
+    Raises:
+      ChunkDamaged: missing, wrong length, or a checksum differs. The length is checked before anything is allocated.
+    """
+    name = receipt.name if receipt else chunk_name(metadata, index)
+    _check_length(store, name, chunk_file_bytes(metadata), receipt)
+    if out is None:
+        out = np.empty(metadata.chunk_shape, metadata.dtype)
+    _check_values(metadata, out, name)
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(
+            f"'out' for '{name}' must be C-contiguous and writable. Pass a whole bucket, not a strided view of it."
+        )
+    trailer = bytearray(CRC_BYTES)
+    try:
+        store.read_into(name, [_byte_view(out), memoryview(trailer)])
+    except (NameNotFound, WrongSize) as error:
+        raise ChunkDamaged(name, error.found, f"{chunk_file_bytes(metadata)} bytes") from error
+    _check_checksum(name, crc32c(out), struct.unpack("<I", trailer)[0], receipt)
+    return out
+
+
+def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetadata, ChunkReceipt, ChunkReceipt]:
+    """Writes a small array of any rank as one chunk.
+
+    Returns:
+      Its metadata, the receipt of `zarr.json`, and the receipt of the chunk; an array without elements has no chunk file, so its receipt
+      has size 0.
+    """
+    metadata = whole_metadata(path, values.shape, values.dtype)
+    described = write_array_metadata(store, metadata)
+    if values.size == 0:
+        return metadata, described, ChunkReceipt(name=f"{path}/zarr.json", size_bytes=0, crc32c=0)
+    return metadata, described, write_chunk(store, metadata, (0,) * values.ndim, values)
+
+
+def whole_metadata(path: str, shape: tuple[int, ...], dtype: np.dtype) -> ArrayMetadata:
+    """Metadata of an array that is one chunk. A chunk has at least one element along each axis, even where the array has none."""
+    chunk_shape = tuple(max(1, length) for length in shape)
+    return ArrayMetadata(path=path, shape=shape, chunk_shape=chunk_shape, dtype=dtype)
+
+
+def read_whole(store: Store, path: str, *, receipt: ChunkReceipt | None = None) -> np.ndarray:
+    """Reads and verifies an array that is one chunk.
+
+    Raises:
+      DocumentRefused: the metadata is not ours, or the array has several chunks.
+      ChunkDamaged: as `read_chunk`.
+    """
+    metadata = read_array_metadata(store, path)
+    if math.prod(metadata.shape) == 0:
+        return np.empty(metadata.shape, metadata.dtype)
+    if math.prod(metadata.grid) != 1 or metadata.chunk_shape != metadata.shape:
+        raise ChunkDamaged(f"{path}/zarr.json", f"a grid of {metadata.grid} chunks", "one chunk")
+    return read_chunk(store, metadata, (0,) * len(metadata.shape), receipt=receipt)
+
+
+def _byte_view(array: np.ndarray) -> memoryview:
+    """The bytes of a C-contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _check_values(metadata: ArrayMetadata, values: np.ndarray, name: str) -> None:
+    shapes = {metadata.chunk_shape}
+    trimmed = metadata.chunk_shape
+    while trimmed and trimmed[0] == 1:
+        trimmed = trimmed[1:]
+        shapes.add(trimmed)
+    if values.shape not in shapes or values.dtype != metadata.dtype:
+        raise ValueError(
+            f"Chunk '{name}' is {metadata.dtype} {metadata.chunk_shape}, but the array given is {values.dtype} {values.shape}. "
+            "Pass exactly one chunk."
+        )
+
+
+def _check_length(store: Store, name: str, computed_bytes: int, receipt: ChunkReceipt | None) -> None:
+    try:
+        found_bytes = store.size(name)
+    except NameNotFound:
+        raise ChunkDamaged(name, "no file", f"{computed_bytes} bytes") from None
+    if found_bytes != computed_bytes:
+        raise ChunkDamaged(name, f"{found_bytes} bytes", f"{computed_bytes} bytes from the array's shape")
+    if receipt and receipt.size_bytes != found_bytes:
+        raise ChunkDamaged(name, f"{found_bytes} bytes", f"{receipt.size_bytes} bytes as written")
+
+
+def _check_checksum(name: str, found: int, trailer: int, receipt: ChunkReceipt | None) -> None:
+    if found != trailer:
+        raise ChunkDamaged(name, f"bytes with CRC-32C {found:08x}", f"{trailer:08x} from the file's own trailer")
+    if receipt and receipt.crc32c != found:
+        raise ChunkDamaged(name, f"bytes with CRC-32C {found:08x}", f"{receipt.crc32c:08x} as written")

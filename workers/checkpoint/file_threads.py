@@ -1,0 +1,166 @@
+"""`FileThreads`: a few threads that write or read the files of one save or restore, so that the storage has several requests at a time.
+
+Threads: the caller's thread submits jobs and waits in `submit` while as many as there are threads have not ended; so what jobs hold in memory
+is bounded. The threads run jobs, nothing else, and own what a job was given until it ends. A job that fails stops the others from beginning;
+its exception reaches the caller from the next `submit` or from `finish`. Leaving the block waits for jobs that have begun: when it is left,
+no thread touches the storage or the caller's arrays any more.
+
+Files that jobs write in a `writes` block are synced in batches: a disk takes a batch of files for little more than one, and each folder once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+from workers.storage.local import Unsynced
+from workers.storage.store import Store
+
+Answer = TypeVar("Answer")
+
+NUM_THREADS = 4
+SYNC_FILES = 64
+SYNC_BYTES = 32 << 20
+_LOOK_S = 0.1
+
+
+class FileThreads:
+    """See the module. Used as a context manager.
+
+    Args:
+      store: where `writes` blocks write.
+      check: called often while the caller waits; raises to end the wait.
+      num_threads: jobs at a time.
+      niceness: of the threads, above that of the process; they then leave the CPU to others where it is short.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        check: Callable[[], None] = lambda: None,
+        num_threads: int = NUM_THREADS,
+        niceness: int = 0,
+    ) -> None:
+        self._store = store
+        self._check = check
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_be_nice, initargs=(niceness,))
+        self._room = threading.Semaphore(num_threads)
+        self._lock = threading.Lock()
+        self._unsynced = Unsynced()
+        self._error: BaseException | None = None
+        self._cpu_s = 0.0
+
+    def __enter__(self) -> FileThreads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        self._pool.shutdown(wait=True)
+
+    def submit(self, job: Callable[[], Answer]) -> Future[Answer]:
+        """Hands over a job; waits while all threads are busy.
+
+        Raises:
+          Exception: what an earlier job, or `check`, raised. The job was not taken then.
+        """
+        while not self._room.acquire(timeout=_LOOK_S):
+            self._check()
+        if self._error is not None:
+            self._room.release()
+            raise self._error
+        return self._pool.submit(self._run, job)
+
+    def finish(self) -> None:
+        """Waits for all jobs, and makes durable what `writes` blocks left.
+
+        Raises:
+          Exception: what a job, a sync or `check` raised.
+        """
+        self._wait_for_jobs()
+        for part in _parts(self._take(), self._num_threads):
+            self.submit(lambda part=part: self._store.sync(part))
+        self._wait_for_jobs()
+
+    @contextmanager
+    def writes(self) -> Iterator[None]:
+        """For a job: files that it writes inside are durable after `finish`, or earlier."""
+        written = Unsynced()
+        with self._store.sync_later(written):
+            yield
+        with self._lock:
+            self._unsynced.add(written)
+            is_due = len(self._unsynced.files) >= SYNC_FILES or self._unsynced.size_bytes >= SYNC_BYTES
+        if is_due:
+            self._store.sync(self._take())
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of all jobs that have ended."""
+        return self._cpu_s
+
+    def raise_if_failed(self) -> None:
+        """Raises what a job raised."""
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> Unsynced:
+        with self._lock:
+            taken, self._unsynced = self._unsynced, Unsynced()
+            return taken
+
+    def _wait_for_jobs(self) -> None:
+        taken = 0
+        try:
+            for _ in range(self._num_threads):
+                while not self._room.acquire(timeout=_LOOK_S):
+                    self._check()
+                taken += 1
+        finally:
+            if taken:
+                self._room.release(taken)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, job: Callable[[], Answer]) -> Answer:
+        began_s = time.thread_time()
+        try:
+            if self._error is not None:
+                raise self._error
+            return job()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._lock:
+                self._cpu_s += time.thread_time() - began_s
+            self._room.release()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
+
+
+def _parts(unsynced: Unsynced, count: int) -> list[Unsynced]:
+    """The same files in several parts of about equal length; folders, which many files share, after them in the first part alone."""
+    parts = [Unsynced(files=unsynced.files[at::count]) for at in range(count)]
+    parts[0].folders = unsynced.folders
+    return [part for part in parts if part.files]
+
+
+def _be_nice(niceness: int) -> None:
+    """On Linux a thread has a niceness of its own."""
+    if niceness:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + niceness)

@@ -1,0 +1,402 @@
+"""The files of one checkpoint attempt: which there are, what a manifest says of each, and how a host writes and reads its buckets.
+
+An attempt's files lie below `data/<commit name>/`: `tables/<table>/<array>/` for rows and each slot, `dense/<key>/` for each leaf of the
+dense state; or, for a table of which only changed rows are written, those of `workers.checkpoint.deltas`. The records here travel from hosts to
+the driver, which puts them into the manifest, and back to the hosts that load. Which bucket lies where, when to save and what counts as
+committed is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
+from workers.checkpoint.bucket_overlap import Cut, describe_rows
+from workers.checkpoint.chunks import (
+    ChunkDamaged,
+    ChunkReceipt,
+    read_chunk,
+    write_array_metadata,
+    write_chunk,
+)
+from workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
+from workers.checkpoint.digest import bucket_digest, rows_in_bucket
+from workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
+from workers.storage.store import Store
+
+__all__ = [
+    "ROWS",
+    "ArrayFiles",
+    "BucketReceipt",
+    "ChunkFile",
+    "DeltaFiles",
+    "DeltaPart",
+    "DenseFile",
+    "TableFiles",
+    "TablePlan",
+    "assemble_delta",
+    "assemble_table",
+    "check_digest",
+    "check_with_changes",
+    "describe_changes",
+    "digest_of",
+    "has_digest",
+    "naming_changes",
+    "read_base_array",
+    "read_base_bucket",
+    "read_bucket",
+    "read_bucket_array",
+    "read_dense",
+    "safe_segment",
+    "write_bucket",
+    "write_dense",
+    "write_table_metadata",
+]
+
+ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFiles:
+    """One array of a table on storage: its rows, or one slot.
+
+    Attributes:
+      name: `rows`, or the slot's name.
+      path: of the Zarr array, relative to the run.
+      width: elements of one row.
+      dtype: element type, as `zarr_metadata.DTYPES` spells it.
+      metadata_size_bytes, metadata_crc32c: of the whole `zarr.json`.
+    """
+
+    name: str
+    path: str
+    width: int
+    dtype: str
+    metadata_size_bytes: int
+    metadata_crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkFile:
+    """One bucket of one array. `size_bytes` counts the whole file, `crc32c` covers it without its four-byte trailer."""
+
+    array: str
+    bucket: int
+    name: str
+    size_bytes: int
+    crc32c: int
+
+    @property
+    def receipt(self) -> ChunkReceipt:
+        return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=self.crc32c)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFiles:
+    """One table of a checkpoint.
+
+    Attributes:
+      arrays: rows first, then slots in their declared order.
+      chunks: every bucket of every array once, by array, then by bucket.
+      digests: per bucket, `digest.bucket_digest` over rows and slots, with all deltas.
+      deltas: rows that changed after the chunks were written, oldest first; each replaces what is before it.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    num_buckets: int
+    rows_per_bucket: int
+    arrays: tuple[ArrayFiles, ...]
+    chunks: tuple[ChunkFile, ...]
+    digests: tuple[str, ...]
+    deltas: tuple[DeltaFiles, ...] = ()
+
+    @property
+    def slots(self) -> tuple[ArrayFiles, ...]:
+        return self.arrays[1:]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files that a reader needs."""
+        return sum(chunk.size_bytes for chunk in self.chunks) + sum(delta.size_bytes for delta in self.deltas)
+
+    def chunk(self, array: ArrayFiles, bucket: int) -> ChunkFile:
+        """The entry of one bucket of one array."""
+        return self.chunks[self.arrays.index(array) * self.num_buckets + bucket]
+
+    def metadata(self, array: ArrayFiles) -> ArrayMetadata:
+        """What the array's `zarr.json` must say; its free attributes are left out."""
+        return ArrayMetadata(
+            path=array.path,
+            shape=(self.num_buckets, self.rows_per_bucket, array.width),
+            chunk_shape=(1, self.rows_per_bucket, array.width),
+            dtype=DTYPES[array.dtype],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketReceipt:
+    """What a host wrote of one bucket: one chunk for each array, none where only changed rows were written; and the digest over all."""
+
+    bucket: int
+    chunks: tuple[ChunkFile, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """The arrays that an attempt will write for one table; every host of a save makes the same plan.
+
+    Attributes:
+      widths: array name → elements of one row; `rows` first, then slots in their declared order.
+      dtypes: array name → element type; float32 where it is missing.
+    """
+
+    attempt: str
+    name: str
+    num_rows: int
+    num_buckets: int
+    widths: Mapping[str, int]
+    dtypes: Mapping[str, np.dtype]
+
+    @property
+    def rows_per_bucket(self) -> int:
+        return -(-self.num_rows // self.num_buckets)
+
+    @property
+    def folder(self) -> str:
+        """Of the table in the attempt."""
+        return f"data/{self.attempt}/tables/{safe_segment(self.name)}"
+
+    def metadata(self, array: str) -> ArrayMetadata:
+        """What `zarr.json` will say, with the layout for readers that have no manifest at hand."""
+        shape = (self.num_buckets, self.rows_per_bucket, self.widths[array])
+        layout = f"row r of {self.num_rows} is at [r mod {self.num_buckets}, r div {self.num_buckets}]"
+        return ArrayMetadata(
+            path=f"{self.folder}/{safe_segment(array)}",
+            shape=shape,
+            chunk_shape=(1, *shape[1:]),
+            dtype=np.dtype(self.dtypes.get(array, np.float32)),
+            attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
+        )
+
+
+def write_table_metadata(store: Store, plan: TablePlan) -> tuple[ArrayFiles, ...]:
+    """Writes `zarr.json` of each array of a table. One host of a save does this."""
+    described = []
+    for array in plan.widths:
+        metadata = plan.metadata(array)
+        receipt = write_array_metadata(store, metadata)
+        described.append(
+            ArrayFiles(
+                name=array,
+                path=metadata.path,
+                width=plan.widths[array],
+                dtype=dtype_name(metadata.dtype),
+                metadata_size_bytes=receipt.size_bytes,
+                metadata_crc32c=receipt.crc32c,
+            )
+        )
+    return tuple(described)
+
+
+def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
+    """Writes one bucket: a chunk for each array. Durable when it returns.
+
+    Args:
+      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; positions behind the table's last row are padding.
+    """
+    chunks = []
+    for array, value in zip(plan.widths, values, strict=True):
+        receipt = write_chunk(store, plan.metadata(array), (bucket, 0, 0), value)
+        chunks.append(
+            ChunkFile(
+                array=array, bucket=bucket, name=receipt.name, size_bytes=receipt.size_bytes, crc32c=receipt.crc32c
+            )
+        )
+    return BucketReceipt(bucket=bucket, chunks=tuple(chunks), digest=digest_of(plan, bucket, values))
+
+
+def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
+    """Puts together what the hosts wrote of one table. Missing or double buckets are found later, by `checkpoint.commit`."""
+    order = {array: at for at, array in enumerate(plan.widths)}
+    chunks = sorted(
+        (chunk for receipt in receipts for chunk in receipt.chunks),
+        key=lambda chunk: (order[chunk.array], chunk.bucket),
+    )
+    return TableFiles(
+        name=plan.name,
+        num_rows=plan.num_rows,
+        dim=plan.widths[ROWS],
+        num_buckets=plan.num_buckets,
+        rows_per_bucket=plan.rows_per_bucket,
+        arrays=arrays,
+        chunks=tuple(chunks),
+        digests=tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket)),
+    )
+
+
+def assemble_delta(
+    parent: TableFiles, attempt: str, parts: Sequence[DeltaPart], receipts: Sequence[BucketReceipt]
+) -> TableFiles:
+    """The parent's table with the rows that the hosts wrote since; every bucket has a digest, changed or not."""
+    delta = DeltaFiles(commit=attempt, parts=tuple(sorted(parts, key=lambda part: part.buckets[0])))
+    digests = tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket))
+    return replace(parent, digests=digests, deltas=(*parent.deltas, delta))
+
+
+def read_bucket(
+    store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray | None] | None = None
+) -> list[np.ndarray]:
+    """Reads and verifies one bucket of all arrays, in the order of `table.arrays`.
+
+    Args:
+      out: per array the buffer to fill, `[rows_per_bucket, width]`, or None for a new array.
+
+    Raises:
+      ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's digest.
+    """
+    values = read_base_bucket(store, table, bucket, out=out)
+    check_with_changes(store, table, bucket, values)
+    return values
+
+
+def check_with_changes(store: Store, table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:
+    """Brings a bucket that `read_base_bucket` read up to date with its deltas, and compares it with its digest.
+
+    Raises:
+      ChunkDamaged: a file is missing, or rows and slots are not the committed ones.
+    """
+    changed = [(delta, *found) for delta in table.deltas if (found := delta.find(bucket))]
+    for delta, part, place in changed:
+        with naming_changes(table, delta, part):
+            positions, changes = read_changes(
+                store, part, place, bucket, num_buckets=table.num_buckets, num_positions=table.rows_per_bucket
+            )
+        for value, change in zip(values, changes, strict=True):
+            value[positions] = change
+    try:
+        check_digest(table, bucket, values)
+    except ChunkDamaged:
+        # Of a delta only the bucket's rows were read; its files' own checksums tell which of them it is, if it is one.
+        for delta, part, _ in changed:
+            with naming_changes(table, delta, part):
+                for file in part.files:
+                    read_dense(store, file)
+        raise
+
+
+@contextmanager
+def naming_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart) -> Iterator[None]:
+    """Says of damage in a part's files what they hold.
+
+    Raises:
+      ChunkDamaged: the one that was raised inside, with its place.
+    """
+    try:
+        yield
+    except ChunkDamaged as error:
+        place = describe_changes(table, delta, part, error.name)
+        raise ChunkDamaged(error.name, error.found, error.expected, place=place) from error
+
+
+def read_base_bucket(
+    store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray | None] | None = None
+) -> list[np.ndarray]:
+    """As `read_bucket`, without the deltas and the check of the digest, which the deltas must precede."""
+    buffers = out if out is not None else [None] * len(table.arrays)
+    return [
+        read_base_array(store, table, array, bucket, out=buffer)
+        for array, buffer in zip(table.arrays, buffers, strict=True)
+    ]
+
+
+def read_bucket_array(store: Store, table: TableFiles, array: ArrayFiles, bucket: int) -> np.ndarray:
+    """Reads one bucket of one array, `[rows_per_bucket, width]`, verified by its own chunk's checksum.
+
+    Where rows were written after the chunk, all arrays are read, since only the bucket's digest tells whether the rows are right.
+
+    Raises:
+      ChunkDamaged: it is missing or differs from the manifest; with the table and the rows.
+    """
+    if table.deltas:
+        return read_bucket(store, table, bucket)[table.arrays.index(array)]
+    return read_base_array(store, table, array, bucket)
+
+
+def read_base_array(
+    store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
+) -> np.ndarray:
+    """One array of `read_base_bucket`."""
+    receipt = table.chunk(array, bucket).receipt
+    try:
+        chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
+    except ChunkDamaged as error:
+        raise ChunkDamaged(
+            error.name, error.found, error.expected, place=describe_bucket(table, array.name, bucket)
+        ) from error
+    return chunk if out is not None else chunk[0]
+
+
+def has_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> bool:
+    """Whether rows and slots of a bucket are those that were committed; arguments as for `check_digest`."""
+    try:
+        check_digest(table, bucket, values)
+    except ChunkDamaged:
+        return False
+    return True
+
+
+def check_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> None:
+    """Compares rows and slots of a bucket, wherever they come from, with what was committed.
+
+    Args:
+      values: in the order of `table.arrays`, each `[rows_per_bucket, width]`.
+
+    Raises:
+      ChunkDamaged: they are not the committed ones.
+    """
+    digest = _digest(values, bucket, num_rows=table.num_rows, num_buckets=table.num_buckets)
+    if digest != table.digests[bucket]:
+        name = table.chunk(table.arrays[0], bucket).name
+        found = f"bucket {bucket} with digest {digest}"
+        if table.deltas:
+            found += f" after the changed rows of {', '.join(delta.commit for delta in table.deltas)}"
+        place = describe_bucket(table, "rows and slots", bucket)
+        raise ChunkDamaged(name, found, f"{table.digests[bucket]} as committed", place=place)
+
+
+def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
+    """What a bucket holds, for people: `table 'users', rows, bucket 3 (9 rows: 3, 7, 11 ... 35)`."""
+    rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
+    return f"table '{table.name}', {array}, bucket {bucket} ({rows})"
+
+
+def describe_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart, name: str) -> str:
+    """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by s000000020-g00000001`."""
+    keys = {file.chunk_file: file.key for file in part.files}
+    keys |= {f"{file.path}/zarr.json": f"shape of {file.key}" for file in part.files}
+    first, last = part.buckets[0], part.buckets[-1]
+    buckets = f"bucket {first}" if first == last else f"buckets {first} to {last}"
+    rows = f"{part.num_rows} row{'s' if part.num_rows > 1 else ''} of {buckets}"
+    return f"table '{table.name}', {keys.get(name, 'changed rows')}, {rows}, changed by {delta.commit}"
+
+
+def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> DenseFile:
+    """Writes one leaf of the dense state. Durable when it returns."""
+    return write_array(store, f"data/{attempt}/dense/{safe_segment(key)}", key, values)
+
+
+def digest_of(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str:
+    """The digest of a bucket of rows and slots, in the order of `plan.widths`."""
+    return _digest(values, bucket, num_rows=plan.num_rows, num_buckets=plan.num_buckets)
+
+
+def _digest(values: Sequence[np.ndarray], bucket: int, *, num_rows: int, num_buckets: int) -> str:
+    in_bucket = rows_in_bucket(num_rows=num_rows, num_buckets=num_buckets, bucket=bucket)
+    return bucket_digest(values, first_row=bucket, row_stride=num_buckets, num_rows=in_bucket)

@@ -1,0 +1,124 @@
+"""`SavePace`: how much processor time a save takes while training goes on beside it.
+
+Reading, hashing and writing a shard as fast as threads can is no hurry of anybody's: the next commit is far away, and where processors are few
+training pays for it, all hosts at once, since each waits for the others. So a save lets the step that follows it pass, which pays already, by
+writing down each row that it touches; from then on it may be busy for a share of the time that has passed, and pauses when it is ahead of that. Where
+there are many processors the share is more than all of its threads, and nothing pauses any more. Nor does anything where waiting would cost more
+than it saves: when the working thread rests, as it does while the driver waits for this very commit, and when the buffer for changed rows fills.
+
+The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from workers.liveness.progress import RESTING_PHASES, Tracker
+
+# Of the machine's processors: two hosts on one machine then take a quarter of it.
+SHARE_OF_PROCESSORS = 0.125
+# Between two windows of steps the working thread rests for less.
+REST_S = 0.05
+# A step may last for minutes.
+LONGEST_GRACE_S = 0.5
+# A pause is cut into these, so that its reasons are looked at again.
+_NAP_S = 0.01
+_SHORTEST_NAP_S = 0.001
+# What a byte costs is known after so many; before, it is that of the save before, or this.
+_TELLING_BYTES = 4 << 20
+_FIRST_GUESS_BYTE_S = 4e-9
+
+
+class SavePace:
+    """One save after another. Mutated: by `begin` and `keep_to`, where the save stands and what a byte costs; by `keep_to`, the paused seconds.
+
+    What is handed to other threads is charged at once, by what bytes have cost so far: counted when they end, several pieces would begin together,
+    at the very beginning above all.
+
+    Args:
+      tracker: of the working thread.
+      longest_grace_s: that the first step may take to pass; 0 for a worker that does not count its steps.
+      processors: that the save may keep busy, such as 0.25; None takes `SHARE_OF_PROCESSORS` of those that this process may use.
+
+    Attributes:
+      paused_s: in all saves so far.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        *,
+        processors: float | None = None,
+        longest_grace_s: float = LONGEST_GRACE_S,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tracker = tracker
+        self._processors = SHARE_OF_PROCESSORS * len(os.sched_getaffinity(0)) if processors is None else processors
+        self._longest_grace_s = longest_grace_s
+        self._now_s, self._sleep = now_s, sleep
+        self._began_s = now_s()
+        self._last_step_unix_s: float | None = None
+        self._begun_bytes = 0
+        self._byte_s = _FIRST_GUESS_BYTE_S
+        self.paused_s = 0.0
+
+    def begin(self) -> None:
+        """A save begins now."""
+        self._began_s, self._begun_bytes = self._now_s(), 0
+        self._last_step_unix_s = self._tracker.progress().step_unix_s
+
+    def keep_to(
+        self,
+        num_bytes: int,
+        *,
+        is_urgent: Callable[[], bool],
+        busy_s: Callable[[], float] | None = None,
+        open_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Pauses until the next piece may begin.
+
+        Args:
+          num_bytes: of the piece.
+          is_urgent: whether it must not pause any more; may raise to end the save.
+          busy_s: processor seconds of the save so far, on all its threads; None leaves what a byte costs at the guess.
+          open_bytes: of pieces that have begun and not ended.
+        """
+        learned_bytes = 0
+        while not is_urgent() and self._is_training():
+            if self._lets_a_step_pass():
+                self._nap(_NAP_S)
+                continue
+            ended_bytes = self._begun_bytes - open_bytes()
+            # Only when a piece has ended: a look takes time, too, and charged to the bytes before it would prolong the pause by more than a nap.
+            if busy_s is not None and ended_bytes >= _TELLING_BYTES and ended_bytes != learned_bytes:
+                learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes
+            cost_s = self._byte_s * (self._begun_bytes + num_bytes)
+            ahead_s = cost_s / self._processors - (self._now_s() - self._began_s)
+            if ahead_s <= 0:
+                break
+            self._nap(min(max(ahead_s, _SHORTEST_NAP_S), _NAP_S))
+        self._begun_bytes += num_bytes
+
+    def _nap(self, seconds: float) -> None:
+        self._sleep(seconds)
+        self.paused_s += seconds
+
+    def _lets_a_step_pass(self) -> bool:
+        """Whether no step has ended since the save began. The time of the save counts from when one has."""
+        if self._last_step_unix_s is None:
+            return False
+        now_s = self._now_s()
+        if (
+            self._tracker.progress().step_unix_s == self._last_step_unix_s
+            and now_s - self._began_s < self._longest_grace_s
+        ):
+            return True
+        self._last_step_unix_s, self._began_s = None, now_s
+        return False
+
+    def _is_training(self) -> bool:
+        progress = self._tracker.progress()
+        return progress.phase not in RESTING_PHASES or progress.phase_s < REST_S

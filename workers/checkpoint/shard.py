@@ -1,0 +1,373 @@
+"""What one host writes of a checkpoint and reads back: its buckets of every table, and its replica of the dense state.
+
+How a bucket becomes files is `workers.checkpoint.files`' business, and whether an attempt counts is the driver's; this module only goes
+over the buckets that this host owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from embedding.table.table import Table
+from embedding.table_spec import TableSpec
+from workers.checkpoint import files as checkpoint_files
+from workers.checkpoint.deltas import PartWriter, read_part
+from workers.checkpoint.file_threads import FileThreads
+from workers.checkpoint.files import (
+    ArrayFiles,
+    BucketReceipt,
+    DeltaFiles,
+    DeltaPart,
+    DenseFile,
+    TableFiles,
+    TablePlan,
+)
+from workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
+from workers.storage.store import Store
+
+__all__ = [
+    "BucketView",
+    "CheckpointMismatch",
+    "DenseFile",
+    "FrozenView",
+    "RowsSpoilt",
+    "ShardReceipt",
+    "SpoiltRows",
+    "TableFiles",
+    "check_table",
+    "read_dense",
+    "read_shard",
+    "table_plan",
+    "write_dense",
+    "write_shard",
+    "write_shard_delta",
+]
+
+
+class CheckpointMismatch(ValueError):
+    """A commit's tables are not those of the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShard:
+    """One host's part of one table.
+
+    Attributes:
+      arrays: describes the whole table, on the host that wrote its metadata.
+      buckets: every bucket held here, with its chunks, or, where only changed rows were written, with its digest alone.
+      parts: the changed rows.
+    """
+
+    table: str
+    arrays: tuple[ArrayFiles, ...]
+    buckets: tuple[BucketReceipt, ...]
+    parts: tuple[DeltaPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReceipt:
+    """All that a host wrote.
+
+    Attributes:
+      tables: one entry a table; none if the save was not written to its end.
+      is_delta: changed rows alone.
+      spoilt: rows that hold no numbers, for which the save was given up.
+    """
+
+    tables: tuple[TableShard, ...]
+    is_delta: bool = False
+    spoilt: SpoiltRows | None = None
+
+
+class BucketView(Protocol):
+    """The rows of a host at one moment. Asked bucket by bucket, rising, by one thread."""
+
+    def values(self, table: Table, bucket: int) -> Sequence[np.ndarray]:
+        """Rows and slots, each `[rows_per_bucket, width]`; valid until they are given to `done`, which may be waited for here."""
+        ...
+
+    def done(self, values: Sequence[np.ndarray]) -> None:
+        """What `values` gave is not needed any more. From any thread."""
+        ...
+
+
+class FrozenView(BucketView, Protocol):
+    """Also tells which rows changed since the commit before."""
+
+    def changed(self, table: Table, bucket: int) -> np.ndarray:
+        """Positions of changed rows, int64, rising."""
+        ...
+
+    def digest_before(self, table: Table, bucket: int) -> str:
+        """The bucket's digest in the commit before."""
+        ...
+
+    def skip(self, table: Table, bucket: int) -> None:
+        """The bucket's values are not needed."""
+        ...
+
+
+def table_plan(spec: TableSpec, attempt: str) -> TablePlan:
+    """What an attempt writes for a table."""
+    return TablePlan(
+        attempt=attempt,
+        name=spec.name,
+        num_rows=spec.num_rows,
+        num_buckets=spec.layout.num_buckets,
+        widths=spec.widths,
+        dtypes={},
+    )
+
+
+def write_shard(
+    store: Store,
+    tables: Sequence[Table],
+    attempt: str,
+    *,
+    is_first: bool,
+    view: BucketView,
+    threads: FileThreads,
+    on_chunk: Callable[[], None],
+) -> ShardReceipt:
+    """Writes this host's buckets below `data/<attempt>`, table by table, buckets rising. Durable when it returns.
+
+    Args:
+      is_first: whether this host also writes the arrays' metadata.
+      view: rows and slots of each bucket; asked for several before the first is done.
+      threads: write buckets.
+      on_chunk: called whenever a bucket has been handed to a thread.
+
+    Raises:
+      StorageError: the storage failed, or the attempt has been written already. No thread is at work any more.
+      RowsSpoilt: a row or slot is no number any more; what was written is of no use.
+    """
+
+    def write(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
+        try:
+            require_numbers(plan, bucket, values)
+            with threads.writes():
+                receipt = checkpoint_files.write_bucket(store, plan, bucket, values)
+        finally:
+            view.done(values)
+        return receipt
+
+    def describe(plan: TablePlan) -> tuple[ArrayFiles, ...]:
+        with threads.writes():
+            return checkpoint_files.write_table_metadata(store, plan)
+
+    written = []
+    for table in tables:
+        plan = table_plan(table.spec, attempt)
+        described = threads.submit(partial(describe, plan)) if is_first else None
+        receipts = []
+        for bucket in map(int, table.buckets):
+            values = view.values(table, bucket)
+            receipts.append(threads.submit(partial(write, plan, bucket, values)))
+            on_chunk()
+        written.append((table.spec.name, described, receipts))
+    threads.finish()
+    return ShardReceipt(
+        tables=tuple(
+            TableShard(
+                table=name,
+                arrays=described.result() if described else (),
+                buckets=tuple(receipt.result() for receipt in receipts),
+            )
+            for name, described, receipts in written
+        )
+    )
+
+
+def write_shard_delta(
+    store: Store,
+    tables: Sequence[Table],
+    attempt: str,
+    *,
+    view: FrozenView,
+    threads: FileThreads,
+    on_chunk: Callable[[], None],
+) -> ShardReceipt:
+    """Writes this host's rows that changed since the commit before, below `data/<attempt>`. Arguments as `write_shard`.
+
+    Raises:
+      StorageError, RowsSpoilt: as `write_shard`.
+    """
+
+    def digest(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str:
+        try:
+            require_numbers(plan, bucket, values)
+            return checkpoint_files.digest_of(plan, bucket, values)
+        finally:
+            view.done(values)
+
+    written = []
+    for table in tables:
+        plan = table_plan(table.spec, attempt)
+        writer = PartWriter(store, plan.folder, list(plan.widths), threads)
+        digests: list[Future[str] | str] = []
+        for bucket in map(int, table.buckets):
+            positions = view.changed(table, bucket)
+            if len(positions):
+                values = view.values(table, bucket)
+                changed = [value[positions] for value in values]
+                digests.append(threads.submit(partial(digest, plan, bucket, values)))
+                writer.add(bucket, bucket + positions * plan.num_buckets, changed)
+            else:
+                view.skip(table, bucket)
+                digests.append(view.digest_before(table, bucket))
+            on_chunk()
+        written.append((table, writer.finish(), digests))
+    threads.finish()
+    return ShardReceipt(
+        tables=tuple(
+            TableShard(
+                table=table.spec.name,
+                arrays=(),
+                buckets=tuple(
+                    BucketReceipt(bucket=int(b), chunks=(), digest=d if isinstance(d, str) else d.result())
+                    for b, d in zip(table.buckets, digests, strict=True)
+                ),
+                parts=parts,
+            )
+            for table, parts, digests in written
+        ),
+        is_delta=True,
+    )
+
+
+def read_shard(
+    store: Store,
+    tables: Sequence[Table],
+    files: Sequence[TableFiles],
+    *,
+    on_chunk: Callable[[], None],
+    wanted: Sequence[Collection[int]] | None = None,
+) -> int:
+    """Fills the buckets of this host from a commit; every chunk and every bucket's digest is verified.
+
+    Args:
+      wanted: per table the buckets to fill; None for all that are held here.
+
+    Returns:
+      How many bytes were read.
+
+    Raises:
+      CheckpointMismatch: the commit has other tables, or the same with other shapes or slots.
+      ChunkDamaged: a file is missing or is not what was committed.
+    """
+    by_name = {entry.name: entry for entry in files}
+    names = [table.spec.name for table in tables]
+    if set(names) != set(by_name):
+        raise CheckpointMismatch(
+            f"Found tables {sorted(by_name)} in the commit. Expected {sorted(names)}, as the job declares. "
+            f"Resume with the tables of the run, or begin a new run."
+        )
+    num_bytes = 0
+    with FileThreads(store) as threads:
+        for at, table in enumerate(tables):
+            entry = by_name[table.spec.name]
+            check_table(table.spec, entry)
+            read = checkpoint_files.read_base_bucket if entry.deltas else checkpoint_files.read_bucket
+            buckets = sorted(map(int, table.buckets if wanted is None else wanted[at]))
+            for bucket in buckets:
+                out = list(table.bucket(bucket).values())
+                threads.submit(partial(read, store, entry, bucket, out=out))
+                num_bytes += sum(entry.chunk(array, bucket).size_bytes for array in entry.arrays)
+                on_chunk()
+            if entry.deltas:
+                num_bytes += _apply_deltas(store, table, entry, {*buckets}, threads, on_chunk)
+        threads.finish()
+    return num_bytes
+
+
+def _apply_deltas(
+    store: Store,
+    table: Table,
+    entry: TableFiles,
+    held: set[int],
+    threads: FileThreads,
+    on_chunk: Callable[[], None],
+) -> int:
+    """Every part with one of these buckets is read once, oldest commit first; then the digests tell whether all came out right.
+
+    Returns:
+      How many bytes were read.
+    """
+    num_bytes = 0
+
+    def apply(delta: DeltaFiles, part: DeltaPart) -> None:
+        changes = read_part(store, part, num_buckets=entry.num_buckets, num_positions=entry.rows_per_bucket)
+        with checkpoint_files.naming_changes(entry, delta, part):
+            for bucket, positions, values in changes:
+                if bucket in held:
+                    for array, value in zip(table.bucket(bucket).values(), values, strict=True):
+                        array[positions] = value
+
+    for delta in entry.deltas:
+        # What it replaces is there before; its own parts have no bucket in common.
+        threads.finish()
+        for part in delta.parts:
+            if not held.isdisjoint(part.buckets):
+                threads.submit(partial(apply, delta, part))
+                num_bytes += sum(file.size_bytes for file in part.files)
+                on_chunk()
+    threads.finish()
+    for bucket in held:
+        values = list(table.bucket(bucket).values())
+        threads.submit(partial(checkpoint_files.check_digest, entry, bucket, values))
+    return num_bytes
+
+
+def check_table(spec: TableSpec, entry: TableFiles) -> None:
+    """Compares a commit's table with the job's.
+
+    Raises:
+      CheckpointMismatch: they have other rows, buckets, widths or slots.
+    """
+    found = (entry.num_rows, entry.num_buckets, {array.name: array.width for array in entry.arrays})
+    expected = (spec.num_rows, spec.layout.num_buckets, dict(spec.widths))
+    if found != expected:
+        raise CheckpointMismatch(
+            f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the job declares. "
+            f"Resume with the table and the optimizer of the run, or begin a new run."
+        )
+
+
+def write_dense(
+    store: Store,
+    attempt: str,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    before_each: Callable[[np.ndarray], None] = lambda values: None,
+) -> tuple[DenseFile, ...]:
+    """Writes every leaf of the dense state. Durable when it returns.
+
+    Args:
+      before_each: called before a leaf is handed to a thread; may wait.
+    """
+
+    def write(key: str, values: np.ndarray) -> DenseFile:
+        with threads.writes():
+            return checkpoint_files.write_dense(store, attempt, key, values)
+
+    with FileThreads(store) as threads:
+        files = []
+        for key, values in arrays.items():
+            before_each(values)
+            files.append(threads.submit(partial(write, key, values)))
+        threads.finish()
+        return tuple(file.result() for file in files)
+
+
+def read_dense(store: Store, files: Sequence[DenseFile]) -> dict[str, np.ndarray]:
+    """Reads and verifies every leaf of the dense state."""
+    with FileThreads(store) as threads:
+        read = {file.key: threads.submit(partial(checkpoint_files.read_dense, store, file)) for file in files}
+        threads.finish()
+        return {key: values.result() for key, values in read.items()}

@@ -1,0 +1,333 @@
+"""Arrow columns of one row group to a `Block`, and the checks of types and values on the way.
+
+This is where columns become model inputs (`DenseColumn`), labels, weights and, by `workers.columns.id_columns`, row ids. Whole columns at a time, no
+loop over rows in Python; a value that is refused is looked up afterwards, so that the error names its file, row group, row and column.
+Reading the file is the business of `workers.formats.registry`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from embedding.ragged import Ragged
+from workers.columns import id_columns as id_stage
+from workers.columns.column_kernels import frozen, take_numbers
+from workers.columns.gather import Block
+from workers.columns.id_columns import BagLayouts, IdStage
+from workers.columns.labels import refuse_labels
+from workers.columns.vocabulary import Vocabulary
+from workers.data.bad_rows import BadRow, Origin, RowFaults
+from workers.data.batch import PADDING_SAMPLE_ID, Batch
+from workers.data.config import DenseColumn, InputData
+from workers.data.errors import InputError
+from workers.data.times import TimeScale, is_time, words_of
+
+# In the record of what the columns of a file hold.
+_BETWEEN = ", "
+_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text|times|durations))(?:, |$)", re.DOTALL)
+
+
+class Columns(Protocol):
+    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read when they are asked for."""
+
+    def column(self, name: str) -> pa.ChunkedArray: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RawRows:
+    """One row group on the way from a file to the decoder.
+
+    Attributes:
+      columns: asked for in the order of `InputData.columns`, each once; a `pa.Table` will do.
+      faults: rows that are malformed already; what stands in their columns is of no account.
+    """
+
+    columns: Columns
+    faults: RowFaults
+
+
+def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
+    """Checks that a file has every declared column in a type that can be decoded.
+
+    Raises:
+      InputError: a column is missing or of a wrong type.
+    """
+    number = "an integer, float or boolean column"
+    _check_column(schema, data.label, _is_number, number, path=path)
+    for column in data.dense_columns:
+        expected = _expected_times(column.scale, f"{number}, or one of dates or times")
+        _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), expected, path=path)
+    for source in data.id_columns.values():
+        expected = "a column of integers or times, or of lists of integers"
+        if source.mode != "as_is":
+            expected = "a column of integers, strings or times, or of lists of integers or strings"
+        expected = _expected_times(source.scale, expected)
+        _check_column(
+            schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), expected, path=path
+        )
+    if data.sample_weight is not None:
+        _check_column(schema, data.sample_weight, _is_number, number, path=path)
+    if data.sample_id is not None:
+        _check_column(schema, data.sample_id, pa.types.is_integer, "a column of integers", path=path)
+
+
+def id_kinds(schema: pa.Schema, data: InputData) -> str:
+    """What the id columns of a checked schema hold, and dense columns of times, a few words for each: with other words equal values would
+    become other rows or numbers."""
+    names = dict.fromkeys(source.column for source in data.id_columns.values())
+    kinds = {name: id_stage.kind_of(schema.field(name).type) for name in names}
+    for column in data.dense_columns:
+        # Numbers are not noted: they were not before there were others.
+        if is_time(kind := schema.field(column.name).type):
+            kinds[column.name] = words_of(kind)
+    return _BETWEEN.join(f"{name}: {words}" for name, words in kinds.items())
+
+
+def kinds_of(content: str) -> dict[str, str]:
+    """Column to its words, of what `id_kinds` made; empty for sources whose declaration says what columns hold."""
+    return dict(_KIND.findall(content))
+
+
+class Decoder:
+    """Decodes row groups of declared data. Calls change nothing."""
+
+    def __init__(self, data: InputData, vocabularies: Mapping[str, Vocabulary] | None = None) -> None:
+        """Prepares the features.
+
+        Args:
+          data: resolved, so every `IdColumn` knows its vocabulary size.
+          vocabularies: path to its values, for every path that `data` names.
+
+        Raises:
+          InputError: the data is not resolved, or a vocabulary does not fit its table.
+        """
+        self._data = data
+        self._shared = data.shared_columns
+        given = vocabularies or {}
+        self._stages = {
+            name: IdStage(source, None if source.vocabulary is None else given[source.vocabulary])
+            for name, source in data.id_columns.items()
+        }
+        largest = max((source.vocabulary_size or 0 for source in data.id_columns.values()), default=0)
+        # As narrow as it goes: rows wait in memory for their step, and are copied once more on the way.
+        self._id_dtype = np.int32 if largest <= 1 << 31 else np.int64
+
+    def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:
+        """An empty account of a row group's malformed rows, which are tolerated if the data declares so."""
+        return RowFaults(origin, num_rows, tolerated=self._data.max_bad_rows > 0)
+
+    def decode(
+        self, raw: RawRows, *, first_position: int, order: np.ndarray | None = None
+    ) -> tuple[Block, list[BadRow]]:
+        """Turns rows of one row group into a block.
+
+        Args:
+          raw: the columns `data.columns`.
+          first_position: sample id of the group's first row where `data.sample_id` is None.
+          order: int64, the rows of the group to decode, in that order; None for all as they come.
+
+        Returns:
+          The rows, malformed ones as padding, and the malformed rows among them.
+
+        Raises:
+          InputError: a value is refused (an id outside its table, a null or non-finite label or weight, a non-finite dense number), and
+            malformed rows are not tolerated.
+        """
+        faults = raw.faults
+        order = np.arange(len(faults.is_bad)) if order is None else order
+        # Half as wide: the order is read once for every column.
+        places = order.astype(np.uint32) if len(faults.is_bad) < 1 << 32 else order
+        # One array of offsets for all features with one id a row: see the comment in workers/data/batch.py.
+        layouts = BagLayouts(len(order))
+        one_each = layouts.even(1)
+        singles = np.empty((len(self._stages), len(order)), self._id_dtype)
+        columns = _Given(raw.columns, self._shared)
+        labels = self._labels(columns, places, faults)
+        # Column after column, as they come; `workers.columns.gather` makes rows of them.
+        dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
+        for at, declared in enumerate(self._data.dense_columns):
+            _take_dense(columns.get(declared.name), declared, places, dense[:, at], faults)
+        features: dict[str, Ragged] = {}
+        num_singles = 0
+        for name, stage in self._stages.items():
+            features[name] = stage.rows(
+                columns.get(stage.source.column),
+                places,
+                singles=singles[num_singles],
+                layouts=layouts,
+                faults=faults,
+            )
+            num_singles += features[name].row_splits is one_each
+        rows = Batch(
+            dense=dense,
+            labels=labels,
+            weights=self._weights(columns, places, faults),
+            features=features,
+            sample_ids=self._sample_ids(columns, order, first_position, faults),
+        )
+        single_names = tuple(name for name, bags in features.items() if bags.row_splits is one_each)
+        if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
+            return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
+        return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
+
+    def _labels(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+        name = self._data.label
+        column = columns.get(name)
+        labels = _required_numbers(column, name, order, faults)
+        if self._data.binary_labels and not ((labels == 0) | (labels == 1)).all():
+            numbers = _numbers(_filled(column))
+            refuse_labels((numbers != 0) & (numbers != 1), numbers, name, faults)
+        return labels
+
+    def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+        name = self._data.sample_weight
+        if name is None:
+            return np.ones(len(order), np.float32)
+        column = columns.get(name)
+        weights = _required_numbers(column, name, order, faults)
+        # Not by the least: with a NaN among the weights, which another row may have, there is none.
+        if (weights < 0).any():
+            reason = "Weights are 0 or more. Clean the data."
+            numbers = _numbers(_filled(column))
+            faults.add(numbers < 0, name, found=lambda row: str(numbers[row]), reason=reason)
+        return weights
+
+    def _sample_ids(self, columns: _Given, order: np.ndarray, first_position: int, faults: RowFaults) -> np.ndarray:
+        name = self._data.sample_id
+        if name is None:
+            return order + first_position
+        column = columns.get(name)
+        _refuse_nulls(column, name, faults)
+        ids = _filled(column).to_numpy(zero_copy_only=False)
+        bad = (ids < 0) | (ids > np.iinfo(np.int64).max)
+        reason = "Sample ids are 0 or more and fit int64; -1 means padding. Renumber them."
+        faults.add(bad, name, found=lambda row: str(ids[row]), reason=reason)
+        return ids.astype(np.int64)[order]
+
+
+class _Given:
+    """The columns of one row group. One that several features are made of is kept; others are let go of once they are used."""
+
+    def __init__(self, columns: Columns, shared: Set[str]) -> None:
+        self._columns = columns
+        self._shared = shared
+        self._kept: dict[str, pa.Array] = {}
+
+    def get(self, name: str) -> pa.Array:
+        if name in self._kept:
+            return self._kept[name]
+        column = self._columns.column(name)
+        # Combining copies even a single chunk, which is what a row group nearly always is.
+        array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+        if name in self._shared:
+            self._kept[name] = array
+        return array
+
+
+def _take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out: np.ndarray, faults: RowFaults) -> None:
+    if is_time(column.type):
+        reason = (
+            "Times are never null, since there is no number for none. Fill the column, or drop the row before training."
+        )
+        faults.add(
+            column.is_null().to_numpy(zero_copy_only=False), declared.name, found=lambda _: "null", reason=reason
+        )
+        numbers = declared.scale.numbers(column).astype(np.float32)
+    else:
+        numbers = _numbers(_filled(column))
+    if declared.transform == "log1p":
+        # maximum() hands NaN on, so a NaN is still seen below.
+        numbers = np.log1p(np.maximum(numbers, np.float32(0)))
+    if not take_numbers(frozen(numbers, np.float32), order, out):
+        reason = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
+        faults.add(~np.isfinite(numbers), declared.name, found=lambda row: str(numbers[row]), reason=reason)
+
+
+def _required_numbers(column: pa.Array, name: str, order: np.ndarray, faults: RowFaults) -> np.ndarray:
+    _refuse_nulls(column, name, faults)
+    numbers = _numbers(_filled(column))
+    taken = np.empty(len(order), np.float32)
+    if not take_numbers(frozen(numbers, np.float32), order, taken):
+        reason = "Labels and weights are finite. Clean the data."
+        faults.add(~np.isfinite(numbers), name, found=lambda row: str(numbers[row]), reason=reason)
+    return taken
+
+
+def _refuse_nulls(column: pa.Array, name: str, faults: RowFaults) -> None:
+    if column.null_count:
+        reason = "Labels, weights and sample ids are never null. Fill the column, or drop the row before training."
+        faults.add(column.is_null().to_numpy(zero_copy_only=False), name, found=lambda _: "null", reason=reason)
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    """0 in place of nulls."""
+    if not column.null_count:
+        return column
+    return column.fill_null(pa.scalar(False if pa.types.is_boolean(column.type) else 0, column.type))
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    # A number beyond float32 becomes infinite here and is refused by the check for finite ones, with its row.
+    with np.errstate(over="ignore"):
+        return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+
+
+def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
+    """The rows of a mask become padding where they stand."""
+    is_good = ~is_bad
+    features = {}
+    for name, bags in rows.features.items():
+        lengths = np.diff(bags.row_splits)
+        splits = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths * is_good, out=splits[1:])
+        features[name] = Ragged(bags.values[np.repeat(is_good, lengths)], splits)
+    return Batch(
+        dense=np.where(is_bad[:, None], np.float32(0), rows.dense),
+        labels=np.where(is_bad, np.float32(0), rows.labels),
+        weights=np.where(is_bad, np.float32(0), rows.weights),
+        features=features,
+        sample_ids=np.where(is_bad, PADDING_SAMPLE_ID, rows.sample_ids),
+    )
+
+
+def _check_column(
+    schema: pa.Schema, name: str, accepts: Callable[[pa.DataType], bool], expected: str, *, path: str
+) -> None:
+    at = schema.get_all_field_indices(name)
+    if len(at) != 1:
+        found = f"{len(at)} columns" if at else "no column"
+        raise InputError(
+            f"Found {found} named {name!r} in {path}. Expected {expected} of that name among {schema.names}. "
+            "Correct the name in the job's data, or write the column."
+        )
+    if not accepts(schema.field(at[0]).type):
+        raise InputError(
+            f"Found column {name!r} of type {schema.field(at[0]).type} in {path}. Expected {expected}. "
+            "Cast it when the files are written; strings need mode='hash' or a vocabulary."
+        )
+
+
+def _expected_times(scale: TimeScale, otherwise: str) -> str:
+    if scale == TimeScale():
+        return otherwise
+    return (
+        "a column of dates or timestamps"
+        + ("" if scale.since else ", times of day or durations")
+        + ", for which a unit or an origin is declared"
+    )
+
+
+def _is_dense(kind: pa.DataType, column: DenseColumn) -> bool:
+    return column.scale.accepts(kind) or (_is_number(kind) and column.scale == TimeScale())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)

@@ -1,0 +1,317 @@
+"""From the values of one column to rows of its table: the one place where padding, nulls and unseen values are decided.
+
+What becomes of a value, by the mode of its `IdColumn`:
+
+| value | `as_is` | `hash` | `vocabulary` |
+|---|---|---|---|
+| integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
+| string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
+| date or time | the row of its whole number of units (`times`) | the same of that number | the same |
+| integer outside [0, size) | malformed row | as any other | as any other |
+| value that the vocabulary does not have | - | - | row 0 |
+| null or empty string, `missing="empty"` | no id | no id | no id |
+| null or empty string, `missing="zero"` | row 0 | row 0 (default) | row 0 |
+| null or empty string within a list | as above, each on its own | | |
+| null instead of a list | as a null value: no id, or one id 0 | | |
+| empty list | no id | no id | no id |
+| padding (tail of an epoch, malformed row) | no id, weight 0, sample id -1 | | |
+
+A sample without ids has an activation of zeros. Row 0 is never the hash of a value nor the row of a line, so with these modes nothing else
+is trained into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from embedding.ragged import Ragged
+from workers.columns.column_kernels import (
+    even_length,
+    frozen,
+    hash_in_place,
+    narrow,
+    take_bags,
+    take_even_bags,
+    take_ids,
+    take_splits,
+)
+from workers.columns.mixing import combine
+from workers.columns.string_keys import string_keys
+from workers.columns.vocabulary import Vocabulary, text_of
+from workers.data.bad_rows import RowFaults
+from workers.data.config import IdColumn
+from workers.data.errors import InputError
+from workers.data.times import TimeScale, is_time, words_of
+
+# Its functions are made when it is imported, so type checkers do not know them.
+pc: Any = pyarrow.compute
+
+
+class BagLayouts:
+    """Offsets of bags that all have as many ids, for a number of samples. Features with the same lengths share one array, so what is done
+    with offsets afterwards is done once. Filled by `even`."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._counts = np.arange(num_samples + 1)
+        self._by_length = {1: self._counts}
+
+    def even(self, length: int) -> np.ndarray:
+        """int64 `[num_samples + 1]`; the same array for the same length."""
+        if length not in self._by_length:
+            self._by_length[length] = self._counts * length
+        return self._by_length[length]
+
+
+class IdStage:
+    """Turns columns of one feature into rows. Calls change nothing but their outputs."""
+
+    def __init__(self, source: IdColumn, vocabulary: Vocabulary | None) -> None:
+        """Raises:
+        InputError: the column is not resolved, or the vocabulary has more values than the table has rows.
+        """
+        if source.vocabulary_size is None:
+            raise InputError(
+                f"Found no vocabulary_size for id column {source.column!r}. Expected the rows of its table. Call ParquetData.resolved first."
+            )
+        if (source.mode == "vocabulary") != (vocabulary is not None):
+            raise InputError(
+                f"Found id column {source.column!r} in mode {source.mode!r} "
+                f"{'without' if vocabulary is None else 'with'} a vocabulary. Expected one in the mode 'vocabulary' alone."
+            )
+        if vocabulary is not None and source.num_reserved + vocabulary.num_values > source.vocabulary_size:
+            raise InputError(
+                f"Found {vocabulary.num_values:,} values in {vocabulary.path} and {source.num_reserved} reserved rows for id column "
+                f"{source.column!r}, whose table has {source.vocabulary_size:,} rows. Expected as many rows. Set vocabulary_size="
+                f"{source.num_reserved + vocabulary.num_values}, or shorten the vocabulary."
+            )
+        self.source = source
+        self._size = source.vocabulary_size
+        self._vocabulary = vocabulary
+        self._offset = np.uint64(combine(source.salt) if source.salt else 0)
+
+    def rows(
+        self, column: pa.Array, order: np.ndarray, *, singles: np.ndarray, layouts: BagLayouts, faults: RowFaults
+    ) -> Ragged:
+        """The rows of the table for the samples `order`, in that order.
+
+        Args:
+          column: integers, strings, or lists of them, of all samples of a row group.
+          order: uint32 or int64, samples of the row group.
+          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table; receives the ids if every sample has exactly one value,
+            and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other results have values of the same width.
+          layouts: of bags in `len(order)` samples.
+          faults: of the row group.
+
+        Raises:
+          InputError: a value is refused, and malformed rows are not tolerated.
+        """
+        column = self._integers_of(column, faults) if is_time(column.type) else _plain(column)
+        is_list = _is_list(column.type)
+        items = column.flatten() if is_list else column
+        if not pa.types.is_integer(items.type) or items.null_count or column.null_count:
+            bags = self._bags_with_gaps(column, items, is_list=is_list, faults=faults)
+            # Not by row as below: rows without an id have none in the source.
+            return self._taken(frozen(bags.values, np.int64), bags.row_splits, order, singles, layouts)[0]
+        raw = self._rows_of_integers(items)
+        offsets = _offsets(column) if is_list else None
+        bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
+        if not is_inside:
+            self._refuse_outside(items, offsets, faults)
+        return bags
+
+    def _integers_of(self, column: pa.Array, faults: RowFaults) -> pa.Array:
+        """Whole units of a column of times; nulls stay, to become what the column declares for missing ids."""
+        whole, is_beyond = self.source.scale.whole(column)
+        reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
+        faults.add(is_beyond, self.source.column, found=lambda row: str(column[row]), reason=reason)
+        return pa.array(whole, mask=_null_mask(column))
+
+    def _taken(
+        self,
+        source: np.ndarray,
+        offsets: np.ndarray | None,
+        order: np.ndarray,
+        singles: np.ndarray,
+        layouts: BagLayouts,
+    ) -> tuple[Ragged, bool]:
+        """The bags `order` of int64 rows, one id each without `offsets`; and whether all are rows of the table."""
+        length = 1 if offsets is None else even_length(frozen(offsets, offsets.dtype))
+        if length == 1:
+            return Ragged(singles, layouts.even(1)), take_ids(source, order, self._size, singles)
+        # Narrowed as they come, which is fast, so that half the bytes are moved out of order, which is not.
+        narrowed = np.empty(len(source), singles.dtype)
+        is_inside = narrow(source, self._size, narrowed)
+        if offsets is None or length >= 0:
+            values = np.empty(len(order) * length, singles.dtype)
+            take_even_bags(narrowed, length, order, values)
+            return Ragged(values, layouts.even(length)), is_inside
+        offsets = frozen(offsets, offsets.dtype)
+        splits = np.empty(len(order) + 1, np.int64)
+        take_splits(offsets, order, splits)
+        values = np.empty(int(splits[-1]), singles.dtype)
+        take_bags(narrowed, offsets, order, splits, values)
+        return Ragged(values, splits), is_inside
+
+    def _rows_of_integers(self, items: pa.Array) -> np.ndarray:
+        """int64 of integers without nulls: rows by the mode, of which those `as_is` may lie outside the table."""
+        raw = frozen(items.to_numpy(zero_copy_only=False), np.int64)
+        if self._vocabulary is not None:
+            return frozen(self._vocabulary.rows_of_integers(raw, num_reserved=self.source.num_reserved), np.int64)
+        if self.source.mode == "hash":
+            hashed = raw.copy()
+            hash_in_place(hashed, self._offset, self._size - 1)
+            return frozen(hashed, np.int64)
+        return raw
+
+    def _refuse_outside(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
+        """Finds the samples with an id outside the table. `items` have no nulls."""
+        raw = items.to_numpy(zero_copy_only=False)
+        outside = np.flatnonzero((raw < 0) | (raw >= self._size))
+        samples = outside if offsets is None else np.searchsorted(offsets, outside, side="right") - 1
+        self._add_outside(samples, raw[outside], faults)
+
+    def _add_outside(self, samples: np.ndarray, ids: np.ndarray, faults: RowFaults) -> None:
+        bad = np.zeros(len(faults.is_bad), bool)
+        bad[samples] = True
+        reason = (
+            f"Ids are 0 to {self._size - 1}. Enlarge vocabulary_size, hash the column (mode='hash'), or clean the data."
+        )
+        first = np.searchsorted(samples, np.arange(len(bad)))
+        faults.add(bad, self.source.column, found=lambda row: f"id {ids[first[row]]}", reason=reason)
+
+    def _bags_with_gaps(self, column: pa.Array, items: pa.Array, *, is_list: bool, faults: RowFaults) -> Ragged:
+        """All samples in the order of the file, for columns of strings and for those with nulls: of values, in lists, or of lists."""
+        lengths = _list_lengths(column) if is_list else np.ones(len(items), np.int64)
+        if not pa.types.is_integer(items.type):
+            items = _without_empty(items)
+        item_is_null = _null_mask(items)
+        present = items.drop_null() if items.null_count else items
+        sample_of = np.repeat(np.arange(len(lengths)), lengths)[~item_is_null]
+        rows = self._rows_of(present, lambda at: sample_of[at], faults)
+        keeps_missing = self.source.missing == "zero"
+        # Row 0 stands where an id is missing, so the present ones only have to be put around it.
+        placed = np.zeros(len(items), np.int64)
+        placed[~item_is_null] = rows
+        kept = np.ones(len(items), bool) if keeps_missing else ~item_is_null
+        kept_before = np.zeros(len(items) + 1, np.int64)
+        np.cumsum(kept, out=kept_before[1:])
+        bags = Ragged(placed[kept], kept_before[_splits(lengths)])
+        if keeps_missing and is_list and column.null_count:
+            return _insert_zero_rows(bags, _null_mask(column))
+        return bags
+
+    def _rows_of(
+        self, present: pa.Array, sample_of: Callable[[np.ndarray], np.ndarray], faults: RowFaults
+    ) -> np.ndarray:
+        """int64 rows of values without nulls."""
+        if self._vocabulary is not None:
+            return vocabulary_rows(present, self._vocabulary, num_reserved=self.source.num_reserved)
+        if self.source.mode == "hash":
+            return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
+        raw = present.to_numpy(zero_copy_only=False)
+        outside = np.flatnonzero((raw < 0) | (raw >= self._size))
+        if len(outside):
+            self._add_outside(sample_of(outside), raw[outside], faults)
+        return np.array(raw, np.int64)
+
+
+def hashed_rows(present: pa.Array, *, vocabulary_size: int, salt: int) -> np.ndarray:
+    """int64 rows of integers or strings without nulls, as the mode `hash` makes them."""
+    rows = _keys(_plain(present))
+    hash_in_place(rows, np.uint64(combine(salt) if salt else 0), vocabulary_size - 1)
+    return rows
+
+
+def vocabulary_rows(present: pa.Array, vocabulary: Vocabulary, *, num_reserved: int) -> np.ndarray:
+    """int64 rows of integers or strings without nulls, as the mode `vocabulary` makes them.
+
+    Raises:
+      InputError: the values are integers and a line of the vocabulary is none.
+    """
+    present = _plain(present)
+    if not pa.types.is_integer(present.type):
+        return vocabulary.rows_of_strings(present, num_reserved=num_reserved)
+    return vocabulary.rows_of_integers(_keys(present), num_reserved=num_reserved)
+
+
+def _keys(present: pa.Array) -> np.ndarray:
+    """The integers themselves, int64, or 64 bits of each string."""
+    if pa.types.is_integer(present.type):
+        return np.array(present.to_numpy(zero_copy_only=False), np.int64)
+    keys = np.empty(len(present), np.int64)
+    string_keys(*text_of(present), keys)
+    return keys
+
+
+def accepts(kind: pa.DataType, source: IdColumn) -> bool:
+    """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is accepted."""
+    if is_time(kind):
+        return source.scale.accepts(kind)
+    item = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
+    is_text = pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
+    return source.scale == TimeScale() and (pa.types.is_integer(item) or (is_text and source.mode != "as_is"))
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """What a column that is accepted holds, in words."""
+    if is_time(kind):
+        return words_of(kind)
+    item = kind.value_type if _is_list(kind) else kind
+    item = item.value_type if pa.types.is_dictionary(item) else item
+    words = "integers" if pa.types.is_integer(item) else "text"
+    return f"lists of {words}" if _is_list(kind) else words
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """The same values with strings as large strings and without dictionaries."""
+    kind = column.type
+    item = kind.value_type if _is_list(kind) else kind
+    if pa.types.is_integer(item):
+        return column
+    value = item.value_type if pa.types.is_dictionary(item) else item
+    value = value if pa.types.is_integer(value) else pa.large_string()
+    return pc.cast(column, pa.large_list(value) if _is_list(kind) else value)
+
+
+def _without_empty(items: pa.Array) -> pa.Array:
+    """Empty strings become nulls."""
+    is_empty = pc.equal(pc.binary_length(items), 0)
+    return pc.if_else(pc.fill_null(is_empty, True), pa.scalar(None, items.type), items)
+
+
+def _offsets(column: pa.Array) -> np.ndarray:
+    """Offsets of lists without nulls in their flattened values, int32 or int64."""
+    if pa.types.is_fixed_size_list(column.type):
+        return np.arange(len(column) + 1) * column.type.list_size
+    offsets = column.offsets.to_numpy()
+    return offsets - offsets[0] if offsets[0] else offsets
+
+
+def _insert_zero_rows(bags: Ragged, where: np.ndarray) -> Ragged:
+    """Gives the samples named by a mask, whose bags are empty, one id 0 each."""
+    values = np.insert(bags.values, bags.row_splits[:-1][where], 0)
+    return Ragged(values, _splits(np.diff(bags.row_splits) + where))
+
+
+def _list_lengths(column: pa.Array) -> np.ndarray:
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _splits(lengths: np.ndarray) -> np.ndarray:
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return splits
+
+
+def _null_mask(column: pa.Array) -> np.ndarray:
+    return column.is_null().to_numpy(zero_copy_only=False)

@@ -1,0 +1,472 @@
+"""`DeviceWorker`: the JAX process of a host. Dense parameters, the optax state and the jitted step.
+
+It takes batches and pooled activations from its host through the handover, and gives the activations' gradients back there. Dense
+gradients are summed over all device processes by a JAX collective. It holds no table, reads no input and touches no storage: when a JAX
+process of the gang dies, all of them may be aborted and started again without losing a row.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from embedding.features.activations import Activations
+from workers.device.gang_errors import GangError
+from workers.device.shared_memory import HandoverEnd, Record, RecordKind
+from workers.faults.inject import FaultPoints, spoil
+from workers.job.job import DENSE_PARTS, JobConfig
+from workers.liveness.progress import Laps
+
+AXIS = "data"
+_COORDINATOR_LOOK_S = 0.01
+Blocks = tuple[jax.Array, ...]
+
+
+class DenseStateError(ValueError):
+    """Dense arrays that do not fit the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """What a device worker did in one window of steps. `seconds` is inside the jitted step and its transfers."""
+
+    losses: tuple[float, ...]
+    num_steps: int
+    seconds: float
+
+
+def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
+    """Makes this process a member of the gang of JAX processes. A gang of one needs no coordinator.
+
+    Raises:
+      RuntimeError: the gang did not form within `timeout_s`.
+      GangError: it formed, and the devices of its members are not joined.
+    """
+    # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
+    jax.config.update("jax_enable_preemption_service", False)
+    if num_processes == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if process > 0:
+        _await_listener(coordinator, timeout_s=timeout_s)
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        # Without this, the coordinator listens on every interface.
+        coordinator_bind_address=coordinator if process == 0 else None,
+        num_processes=num_processes,
+        process_id=process,
+        # The driver said all that there is to say; a batch system around it counts processes in its own way.
+        cluster_detection_method="deactivate",
+        initialization_timeout=timeout_s,
+    )
+    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum its gradients with
+    # nobody's, and train a model of its own.
+    if jax.process_count() != num_processes:
+        mine = jax.local_devices()
+        raise GangError(
+            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x {mine[0].device_kind} sees it. "
+            f"Expected {num_processes}, one a host. Give each host whole GPUs or whole machines of one TPU slice, the same for all "
+            f"(--resources, resources_per_host), and see whether a device process fell back to the CPU."
+        )
+
+
+def _await_listener(address: str, *, timeout_s: float) -> None:
+    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it tries again."""
+    host, _, port = address.rpartition(":")
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as link:
+                # Dialing a free local port over and over can hit the port that the dial itself was given.
+                if link.getsockname() != link.getpeername():
+                    return
+        except OSError:
+            pass
+        time.sleep(_COORDINATOR_LOOK_S)
+
+
+def leave_gang() -> None:
+    """Dissolves the gang in order; without this, the members that leave later take it for a crash and abort."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
+    return optax.sigmoid_binary_cross_entropy(scores, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """This host's share of a batch as parts of global arrays: `activations` one `[n, width]` a feature."""
+
+    dense: jax.Array
+    activations: Blocks
+    labels: jax.Array
+    weights: jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A batch in the shared memory: what goes in, and where gradients (one `[n, width]` a feature) or scores go out."""
+
+    inputs: _Inputs
+    gradients: tuple[np.ndarray, ...]
+    scores: np.ndarray
+
+
+@dataclass(slots=True)
+class DeviceWorker:
+    """The dense half of a host. Mutated: `params`, `optimizer_state`.
+
+    Attributes:
+      job: the declared job.
+      num_samples: rows of this host's share of a batch, with padding; the same on every host.
+      faults: injected ones.
+      build_s: seconds of the parts of `build`.
+    """
+
+    job: JobConfig
+    num_samples: int
+    params: Any = None
+    optimizer_state: Any = None
+    _train: Callable[..., Any] = field(init=False)
+    _forward: Callable[..., Any] = field(init=False)
+    _sharding: NamedSharding = field(init=False)
+    _replicated: NamedSharding = field(init=False)
+    _devices: tuple[Any, ...] = field(init=False)
+    _optimizer: optax.GradientTransformation = field(init=False)
+    faults: FaultPoints | None = None
+    build_s: dict[str, float] = field(default_factory=dict)
+    _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
+
+    def build(self, *, is_filled_later: bool = False, is_rehearsal: bool = False) -> float:
+        """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
+
+        Args:
+          is_filled_later: `load_dense_arrays` follows with all of them, so that first values need not be computed.
+          is_rehearsal: nothing is compiled in the end; the worker is of no use afterwards.
+
+        Raises:
+          DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss does not return one
+            number a sample, or two parameters have one key.
+        """
+        laps = Laps()
+        num_local = jax.local_device_count()
+        if self.num_samples % num_local:
+            raise DenseStateError(
+                f"Found {self.num_samples} samples a host for {num_local} local devices. Expected a multiple. "
+                f"Choose batch_size and num_lanes so that batch_size / num_lanes is a multiple of {num_local}."
+            )
+        devices, mine = jax.devices(), set(jax.local_devices())
+        # In the order of the mesh: JAX promises no order of its own, and rows come back in that of the mesh.
+        self._devices = tuple(device for device in devices if device in mine)
+        if len(devices) != len(self._devices) * jax.process_count():
+            raise GangError(
+                f"Found {len(self._devices)} devices here and {len(devices)} in all {jax.process_count()} JAX processes. Expected as many in each, "
+                f"since every host has an equal share of a batch. Reserve the same for every host (--resources, resources_per_host)."
+            )
+        mesh = DeviceMesh(np.asarray(devices), (AXIS,))
+        self._sharding = NamedSharding(mesh, P(AXIS))
+        self._replicated = NamedSharding(mesh, P())
+        self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
+        num_dense = len(self.job.data.dense)
+
+        def initial() -> tuple[Any, Any]:
+            params = self.job.model.init(jax.random.key(self.job.seed), num_dense, self.job.widths)
+            return params, self._optimizer.init(params)
+
+        if is_filled_later:
+            first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(initial))
+        else:
+            first = jax.jit(initial, out_shardings=self._replicated)()
+        self.params, self.optimizer_state = first
+        self._keyed_leaves()
+        laps.end("first values")
+        self._check_shapes(num_dense)
+        laps.end("shapes")
+        compile_s = self._compile(mesh, num_dense, laps, is_rehearsal=is_rehearsal)
+        self.build_s = laps.seconds
+        return compile_s
+
+    def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
+
+    def _check_shapes(self, num_dense: int) -> None:
+        """Other shapes would be broadcast against each other and train something else without a word."""
+        n = self.num_samples
+        column = jax.ShapeDtypeStruct((n,), jnp.float32)
+        dense = jax.ShapeDtypeStruct((n, num_dense), jnp.float32)
+        blocks = tuple(jax.ShapeDtypeStruct((n, width), jnp.float32) for width in self.job.widths.values())
+        scores = jax.eval_shape(partial(_forward, self.job), self.params, dense, blocks)
+        _check_column("model.apply", scores, n)
+        _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
+
+    def _compile(self, mesh: DeviceMesh, num_dense: int, laps: Laps, *, is_rehearsal: bool) -> float:
+        started = time.perf_counter()
+        rows = self.num_samples * jax.process_count()
+        shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+        dense = shaped((rows, num_dense), sharding=self._sharding)
+        activations = tuple(shaped((rows, width), sharding=self._sharding) for width in self.job.widths.values())
+        column = shaped((rows,), sharding=self._sharding)
+        step = partial(_train_step, self.job, self._optimizer)
+        specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
+        train = jax.jit(
+            jax.shard_map(
+                step,
+                in_specs=(P(), P(), P(AXIS), P(AXIS), P(AXIS), P(AXIS), P()),
+                out_specs=(P(), P(), P(AXIS), P()),
+                **specs,
+            ),
+            donate_argnums=(0, 1),
+        )
+        forward = jax.jit(
+            jax.shard_map(partial(_forward, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
+        )
+        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
+        train_step = train.lower(self.params, self.optimizer_state, dense, activations, column, column, scale)
+        forward_step = forward.lower(self.params, dense, activations)
+        laps.end("trace")
+        if not is_rehearsal:
+            self._train, self._forward = train_step.compile(), forward_step.compile()
+            laps.end("compile")
+        return time.perf_counter() - started
+
+    def serve_window(
+        self, end: HandoverEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None
+    ) -> DeviceWindow:
+        """Answers the host's records until the window ends.
+
+        Raises:
+          HandoverLost, HandoverTimeout: the host is gone or silent.
+        """
+        losses, num_steps, seconds = [], 0, 0.0
+        while True:
+            record = end.receive(timeout_s=timeout_s, keep_waiting=keep_waiting)
+            if record.kind is RecordKind.END:
+                return DeviceWindow(losses=tuple(float(x) for x in losses), num_steps=num_steps, seconds=seconds)
+            started = time.perf_counter()
+            if self.faults is not None:
+                spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
+            share = self._share_of(end, record.buffer)
+            if record.kind is RecordKind.TRAIN:
+                losses.append(self.train(share, weight_sum=record.weight_sum))
+            else:
+                self.evaluate(share)
+            if self.faults is not None:
+                spoil(self.faults, "device.gradients", step=record.step, arrays=share.gradients)
+            num_steps += 1
+            seconds += time.perf_counter() - started
+            end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
+
+    def _share_of(self, end: HandoverEnd, buffer: int) -> _Share:
+        arrays, layout = end.buffers[buffer], end.layout.activations
+        inputs = None
+        if _reads_in_place():
+            # The arrays are the shared memory itself: built once, they show each batch in turn.
+            inputs = self._inputs_in_place.get(buffer)
+        if inputs is None:
+            blocks = tuple(self._to_device(block) for block in layout.blocks(arrays["activations"]))
+            dense, labels, weights = (self._to_device(arrays[name]) for name in ("dense", "labels", "weights"))
+            inputs = _Inputs(dense, blocks, labels, weights)
+        if _reads_in_place():
+            self._inputs_in_place[buffer] = inputs
+        return _Share(inputs, layout.blocks(arrays["gradients"]), arrays["scores"])
+
+    def train(self, share: _Share, *, weight_sum: float) -> jax.Array:
+        """One step on this host's share. Writes its gradients, changes parameters and optimizer state.
+
+        Args:
+          weight_sum: weight of the global batch, over all hosts.
+
+        Returns:
+          The global mean loss, still being computed.
+        """
+        scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
+        inputs = share.inputs
+        self.params, self.optimizer_state, gradients, loss = self._train(
+            self.params,
+            self.optimizer_state,
+            inputs.dense,
+            inputs.activations,
+            inputs.labels,
+            inputs.weights,
+            self._everywhere(scale),
+        )
+        found = [_own_parts(gradient) for gradient in gradients]
+        for parts, block in zip(found, share.gradients, strict=True):
+            _to_host(parts, block, scale)
+        return loss
+
+    def evaluate(self, share: _Share) -> None:
+        """Forward pass on this host's share. Writes its scores."""
+        _to_host(_own_parts(self._forward(self.params, share.inputs.dense, share.inputs.activations)), share.scores)
+
+    def _to_device(self, array: np.ndarray) -> jax.Array:
+        """This host's rows as its part of the global array. On one CPU device the memory is used in place.
+
+        Elsewhere the copy may still be under way when this returns. What is computed from it is waited for before the step is answered, and the
+        host writes the memory again only after that.
+        """
+        shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
+        if _reads_in_place():
+            parts = [jax.dlpack.from_dlpack(array)]
+        else:
+            parts = [
+                jax.device_put(part, device)
+                for part, device in zip(np.split(array, len(self._devices)), self._devices, strict=True)
+            ]
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
+
+    def _everywhere(self, values: np.ndarray | np.float32) -> jax.Array:
+        """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it over the gang first."""
+        parts = [jax.device_put(values, device) for device in self._devices]
+        return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
+
+    def _replaced(self, values: np.ndarray, leaf: Any) -> jax.Array:
+        array = self._everywhere(values)
+        return jax.random.wrap_key_data(array, impl=_kind_of_key(leaf)) if _is_random_key(leaf) else array
+
+    def dense_arrays(self) -> dict[str, np.ndarray]:
+        """Parameters and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
+        return {key: np.asarray(_numbers(leaf)) for key, leaf in self._keyed_leaves().items()}
+
+    def _keyed_leaves(self) -> dict[str, Any]:
+        state = {"params": self.params, "optimizer": self.optimizer_state}
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        keys = [_key(path) for path, _ in leaves]
+        if len(set(keys)) != len(keys):
+            doubled = sorted({key for key in keys if keys.count(key) > 1})
+            raise DenseStateError(
+                f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them so. "
+                f"Leave '/' out of the names of the model's parameters."
+            )
+        return {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True)}
+
+    def load_dense_arrays(self, arrays: Mapping[str, np.ndarray], *, parts: Collection[str] = DENSE_PARTS) -> None:
+        """Replaces parameters and optimizer state. Keys, shapes and dtypes must be those of `dense_arrays`.
+
+        Args:
+          parts: what is replaced; the rest stays as it is.
+
+        Raises:
+          DenseStateError: an array is missing, unknown, or has another shape or dtype.
+        """
+        state = {"params": self.params, "optimizer": self.optimizer_state}
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+        known = {key: leaf for path, leaf in leaves if (key := _key(path)).split("/", 1)[0] in parts}
+        if set(known) != set(arrays):
+            raise DenseStateError(
+                f"Found dense arrays {sorted(set(arrays) - set(known))} that the job does not have and missed "
+                f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense optimizer of the run."
+            )
+        for key, leaf in known.items():
+            found, expected = arrays[key], jax.eval_shape(_numbers, leaf)
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                raise DenseStateError(
+                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {expected.dtype}{list(expected.shape)}. "
+                    f"Resume with the model and the dense optimizer of the run."
+                )
+        values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
+        restored = jax.tree_util.tree_unflatten(structure, values)
+        self.params, self.optimizer_state = restored["params"], restored["optimizer"]
+
+
+def _check_column(what: str, found: Any, num_samples: int) -> None:
+    shape = getattr(found, "shape", None)
+    if shape != (num_samples,):
+        raise DenseStateError(
+            f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for {num_samples} samples. "
+            f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
+        )
+
+
+def _is_random_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _kind_of_key(leaf: Any) -> Any:
+    # Also of a leaf that has no value yet.
+    return jax.random.key_impl(jnp.empty((), leaf.dtype))
+
+
+def _numbers(leaf: Any) -> Any:
+    """A leaf as checkpoints have it: a random key, such as that of `optax.add_noise`, as its numbers."""
+    return jax.random.key_data(leaf) if _is_random_key(leaf) else leaf
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _reads_in_place() -> bool:
+    devices = jax.local_devices()
+    return len(devices) == 1 and devices[0].platform == "cpu"
+
+
+def _forward(job: JobConfig, params: Any, dense: jax.Array, activations: Blocks) -> jax.Array:
+    return job.model.apply(params, dense, Activations(zip(job.widths, activations, strict=True)))
+
+
+def _train_step(
+    job: JobConfig,
+    optimizer: optax.GradientTransformation,
+    params: Any,
+    state: Any,
+    dense: jax.Array,
+    activations: Blocks,
+    labels: jax.Array,
+    weights: jax.Array,
+    scale: jax.Array,
+) -> tuple[Any, Any, Blocks, jax.Array]:
+    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without it."""
+    per_sample = job.loss or sigmoid_binary_cross_entropy
+
+    def weighted_loss(params: Any, activations: Blocks) -> jax.Array:
+        return jnp.sum(per_sample(_forward(job, params, dense, activations), labels) * weights)
+
+    loss, (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1))(params, activations)
+    # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
+    # which need no other host and can be handed back while it runs.
+    flat, unravel = ravel_pytree(dense_gradients)
+    total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
+    updates, state = optimizer.update(unravel(total[:-1]), state, params)
+    return optax.apply_updates(params, updates), state, gradients, total[-1]
+
+
+def _own_parts(array: jax.Array) -> list[jax.Array]:
+    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process under way.
+
+    On one CPU device there is nothing to copy.
+    """
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    parts = [shard.data for shard in shards]
+    if not _reads_in_place():
+        for part in parts:
+            part.copy_to_host_async()
+    return parts
+
+
+def _to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
+    """Waits for the parts of `_own_parts` and copies them, times `scale`."""
+    at = 0
+    for part in parts:
+        rows = np.asarray(part)
+        if scale is None:
+            out[at : at + len(rows)] = rows
+        else:
+            np.multiply(rows, scale, out=out[at : at + len(rows)])
+        at += len(rows)

@@ -1,0 +1,292 @@
+"""`DeviceProcess`: the life of a host's JAX process, from joining the gang to saving its replica of the dense parameters.
+
+A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread works; another one may
+be in `write_save` meanwhile, which owns the copy that `begin_save` left for it; `status` and `abort` may be called from a third.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from workers.checkpoint.save_pace import SavePace
+from workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
+from workers.descriptors import require_for_device
+from workers.device.compile_cache import every_member_writes, use_compile_cache
+from workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
+from workers.device.shared_memory import HandoverEnd, HandoverError, Invitation
+from workers.faults.inject import FaultPlan, FaultPoints
+from workers.faults.storage import with_faults
+from workers.job.job import JobConfig, JobReference
+from workers.liveness.progress import Laps, Progress, Tracker
+from workers.storage.store import Store
+
+_LOOK_S = 0.1
+# Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.
+_FILES_AS_BYTES = 512 << 10
+
+__all__ = ["DenseReceipt", "DeviceProcess", "DeviceReady", "DeviceSpec", "DeviceWindow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """All that a device process needs to know of a generation.
+
+    Attributes:
+      coordinator: `address:port` of the gang's coordinator; unused by a gang of one.
+      num_samples: rows of the host's share of a batch.
+      invitation: how to reach the host process.
+      lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
+      fault_plan: faults to be injected.
+      compile_cache: folder of compiled programs on this machine; empty for none.
+      is_filled_later: `restore` of a commit follows, which gives all dense arrays their values.
+    """
+
+    job: JobConfig | JobReference
+    host: int
+    num_hosts: int
+    coordinator: str
+    num_samples: int
+    invitation: Invitation
+    storage_url: str
+    start_timeout_s: float
+    step_timeout_s: float
+    lease_timeout_s: float = 30.0
+    fault_plan: FaultPlan | None = None
+    compile_cache: str = ""
+    is_filled_later: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReady:
+    """A started device process.
+
+    Attributes:
+      compile_s: what building both steps took.
+      kind: what JAX calls its devices, such as `NVIDIA H200`.
+      start_s: seconds of the parts of its start.
+    """
+
+    process: int
+    platform: str
+    num_devices: int
+    compile_s: float
+    kind: str = ""
+    start_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseReceipt:
+    """The dense replica of one host: its digest, its files where this host wrote them, and a parameter that is not finite any more, if any."""
+
+    digest: str
+    files: tuple[DenseFile, ...]
+    spoilt: str | None = None
+
+
+class DeviceProcess:
+    """The JAX half of one host."""
+
+    def __init__(self) -> None:
+        self._tracker = Tracker()
+        self._end: HandoverEnd | None = None
+        self._abort_reason: str | None = None
+        self._frozen: dict[str, np.ndarray] = {}
+        self._is_frozen = threading.Event()
+        self._never_finite: frozenset[str] = frozenset()
+        self._pace = SavePace(self._tracker, longest_grace_s=0.0)
+
+    def reserve_coordinator(self, address: str) -> str:
+        """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails and is retried."""
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            listener.bind((address, 0))
+            return f"{address}:{listener.getsockname()[1]}"
+
+    def start(self, spec: DeviceSpec) -> DeviceReady:
+        """Joins host and gang, initialises the dense parameters, compiles.
+
+        Raises:
+          HandoverError: the host process is gone.
+          RuntimeError: the gang did not form.
+        """
+        self._spec = spec
+        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"device {spec.host}")
+        self._tracker.point("start.begin")
+        laps = Laps()
+        require_for_device(spec.num_hosts)
+        job = spec.job.resolve() if isinstance(spec.job, JobReference) else spec.job
+        if spec.compile_cache:
+            use_compile_cache(spec.compile_cache)
+        laps.end("job")
+        with self._tracker.phase("join"):
+            self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
+            laps.end("handover")
+            join_gang(
+                coordinator=spec.coordinator,
+                num_processes=spec.num_hosts,
+                process=spec.host,
+                timeout_s=int(spec.start_timeout_s),
+            )
+            laps.end("gang")
+        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults)
+        with self._tracker.phase("compile"), every_member_writes(spec.compile_cache):
+            compile_s = self._worker.build(is_filled_later=spec.is_filled_later)
+        if not spec.is_filled_later:
+            self._note_never_finite()
+        self._tracker.point("start.ready")
+        import jax
+
+        device = jax.local_devices()[0]
+        return DeviceReady(
+            process=os.getpid(),
+            platform=device.platform,
+            num_devices=jax.local_device_count(),
+            compile_s=compile_s,
+            start_s=laps.seconds | self._worker.build_s,
+            kind=device.device_kind,
+        )
+
+    def restore(self, files: Sequence[DenseFile] | None) -> None:
+        """Loads a commit's dense arrays; None keeps the first values.
+
+        Raises:
+          StorageError, ChunkDamaged: a file is missing or is not what was committed.
+          DenseStateError: the arrays are of another model or optimizer.
+        """
+        if files is not None:
+            with self._tracker.phase("restore"):
+                self._worker.load_dense_arrays(read_dense(self._store, files))
+            self._note_never_finite()
+
+    def _note_never_finite(self) -> None:
+        """A model may declare a constant such as a mask of infinities among its parameters. A commit holds no others that are not finite."""
+        self._never_finite = frozenset(_not_finite(self._worker.dense_arrays()))
+
+    def warm_start(self, location: str, files: Sequence[DenseFile], parts: Sequence[str]) -> None:
+        """Loads what a new run takes over of another run's dense state.
+
+        Args:
+          location: folder of the run whose files are read.
+          files: every leaf of the parts that are loaded.
+          parts: "params", "optimizer", both or none; the others keep their first values.
+
+        Raises:
+          StorageError, ChunkDamaged: a file is missing or is not what was committed.
+          CheckpointMismatch: the arrays are of another model or optimizer.
+        """
+        with self._tracker.phase("restore"):
+            try:
+                self._worker.load_dense_arrays(read_dense(Store(location), files), parts=parts)
+            except DenseStateError as error:
+                raise CheckpointMismatch(
+                    f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: the rule "
+                    "@dense=reinit, or @dense=params where only the dense optimizer changed."
+                ) from error
+
+    def serve_window(self) -> DeviceWindow:
+        """Works for the host until its window ends.
+
+        Raises:
+          HandoverError: the host process is gone or silent.
+        """
+        if self._end is None:
+            raise RuntimeError("The device process has no host. Expected start first.")
+        with self._tracker.phase("serve"):
+            return self._worker.serve_window(
+                self._end, timeout_s=self._spec.step_timeout_s, keep_waiting=self._raise_if_aborted
+            )
+
+    def begin_save(self) -> None:
+        """Copies the dense arrays: the next step gives their memory away."""
+        with self._tracker.phase("copy for save"):
+            self._frozen = {key: values.copy() for key, values in self._worker.dense_arrays().items()}
+        self._is_frozen.set()
+
+    def write_save(self, attempt: str, is_writer: bool) -> DenseReceipt:
+        """Writes the arrays of `begin_save` below `data/<attempt>` if this is the writer; all replicas answer with their digest.
+
+        From a thread of its own, while another trains.
+
+        Raises:
+          StorageError: the storage failed or held such files already.
+        """
+        deadline_s = time.monotonic() + self._spec.step_timeout_s
+        while not self._is_frozen.wait(_LOOK_S):
+            self._raise_if_aborted()
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(
+                    "A save was to be written and nothing was copied for it. Expected begin_save with it."
+                )
+        self._is_frozen.clear()
+        arrays, self._frozen = self._frozen, {}
+        # An update may spoil the parameters although the loss before it was finite; the next loss would tell, but comes too late.
+        spoilt = next((key for key in _not_finite(arrays) if key not in self._never_finite), None)
+        if spoilt is not None:
+            return DenseReceipt(digest=_digest(arrays), files=(), spoilt=spoilt)
+        self._pace.begin()
+        files = write_dense(self._store, attempt, arrays, before_each=self._leave_room_for_files) if is_writer else ()
+        digest = _digest(arrays, before_each=self._leave_room)
+        self._tracker.mark_saved()
+        return DenseReceipt(digest=digest, files=files)
+
+    def _leave_room(self, values: np.ndarray) -> None:
+        """Training beside the save comes first."""
+        self._pace.keep_to(values.nbytes, is_urgent=self._is_urgent)
+
+    def _leave_room_for_files(self, values: np.ndarray) -> None:
+        self._pace.keep_to(values.nbytes + _FILES_AS_BYTES, is_urgent=self._is_urgent)
+
+    def _is_urgent(self) -> bool:
+        self._raise_if_aborted()
+        return False
+
+    @property
+    def _store(self) -> Store:
+        return with_faults(Store(self._spec.storage_url), self._tracker.faults)
+
+    def status(self) -> Progress:
+        """Where the working thread is, and whether it waits for its host. From any thread."""
+        progress, end = self._tracker.progress(), self._end
+        if end is None or not end.is_waiting:
+            return progress
+        return replace(progress, phase="wait for host", waits_for=(f"host {self._spec.host}",))
+
+    def abort(self, reason: str) -> None:
+        """Ends a wait for the host within 100 ms. From any thread."""
+        self._abort_reason = reason
+
+    def close(self) -> None:
+        """Leaves host and gang. All members of a gang must leave within its deadline."""
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+            leave_gang()
+
+    def _raise_if_aborted(self) -> None:
+        if self._abort_reason is not None:
+            raise HandoverError(f"The driver ended this generation: {self._abort_reason}.")
+
+
+def _not_finite(arrays: dict[str, np.ndarray]) -> list[str]:
+    """Keys of parameters with a value that is infinite or no number. An optimizer's state may hold such on purpose."""
+    params = {key: values for key, values in arrays.items() if key.split("/", 1)[0] == "params"}
+    # Types that numpy does not know by itself, such as bfloat16, have the kind V.
+    wide = {key: values.astype(np.float32) if values.dtype.kind == "V" else values for key, values in params.items()}
+    return [key for key, values in wide.items() if values.dtype.kind in "fc" and not np.isfinite(values).all()]
+
+
+def _digest(arrays: dict[str, np.ndarray], before_each: Callable[[np.ndarray], None] = lambda values: None) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        before_each(arrays[key])
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

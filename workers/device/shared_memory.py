@@ -1,0 +1,337 @@
+"""Hands batches, activations and gradients between the two processes of a host, without copies and without pickling.
+
+The host process creates anonymous memory and serves it on an abstract Unix socket; the device process of the same host connects, is
+checked by user id, generation and a secret, and receives the memory's file descriptor. Large arrays stay in that memory; the socket
+carries 40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system, so nothing is left behind
+when both processes are killed, and the death of either one is seen by the other at once as end of file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
+
+_RECORD = struct.Struct("<qqqdd")
+_HELLO = struct.Struct("<q32s")
+
+
+class RecordKind(IntEnum):
+    """What a record announces."""
+
+    TRAIN = 1  # host → device: a batch with activations; run a training step
+    EVALUATE = 2  # host → device: a batch with activations; run the forward pass only
+    DONE = 3  # device → host: the answer to either lies in the same buffer
+    END = 4  # host → device: the window is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One announcement. `weight_sum` is the global batch's weight on the way in; `loss` the global loss on the way back."""
+
+    kind: RecordKind
+    step: int
+    buffer: int = 0
+    weight_sum: float = 0.0
+    loss: float = 0.0
+
+
+class HandoverError(RuntimeError):
+    """The other process of this host cannot be reached any more."""
+
+
+class HandoverLost(HandoverError):
+    """The other process closed its end, in most cases because it died."""
+
+
+class HandoverTimeout(HandoverError):
+    """The other process did not answer within the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverLayout:
+    """Where each array of a batch lies in the shared memory.
+
+    Attributes:
+      num_dense: dense inputs a sample.
+      activations: of the features' blocks within `activations` and within `gradients`; also says how many samples there are.
+      num_buffers: batches that may be in flight at once.
+    """
+
+    num_dense: int
+    activations: ActivationLayout
+    num_buffers: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of every array: the host's share of the batch with its padding."""
+        return self.activations.num_samples
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Arrays of one buffer, all float32."""
+        n = self.num_samples
+        return {
+            "dense": (n, self.num_dense),
+            "labels": (n,),
+            "weights": (n,),
+            "activations": (self.activations.num_floats,),
+            "gradients": (self.activations.num_floats,),
+            "scores": (n,),
+        }
+
+    @property
+    def buffer_bytes(self) -> int:
+        return sum(_aligned(4 * int(np.prod(shape))) for shape in self.shapes().values())
+
+    @property
+    def size_bytes(self) -> int:
+        return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes)
+
+    def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
+        """The arrays of every buffer as float32 views of `memory`."""
+        buffers, offset = [], 0
+        for _ in range(self.num_buffers):
+            arrays = {}
+            for name, shape in self.shapes().items():
+                count = int(np.prod(shape))
+                arrays[name] = np.frombuffer(memory, np.float32, count, offset).reshape(shape)
+                offset += _aligned(4 * count)
+            buffers.append(arrays)
+        return tuple(buffers)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
+
+
+@dataclass(slots=True)
+class HandoverEnd:
+    """One end of the handover: shared arrays and the record socket. Mutated by `close` only, and by waiting.
+
+    Attributes:
+      is_waiting: whether a thread is in `receive`.
+    """
+
+    layout: HandoverLayout
+    buffers: tuple[Mapping[str, np.ndarray], ...]
+    _socket: socket.socket
+    _memory: mmap.mmap
+    _partner: str
+    _pending: bytes = field(default=b"")
+    is_waiting: bool = False
+
+    def send(self, record: Record) -> None:
+        """Announces a record.
+
+        Raises:
+          HandoverLost: the other process is gone.
+        """
+        packed = _RECORD.pack(record.kind, record.step, record.buffer, record.weight_sum, record.loss)
+        try:
+            self._socket.sendall(packed)
+        except OSError as error:
+            raise HandoverLost(self._lost(str(error))) from error
+
+    def receive(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> Record:
+        """Waits for the next record.
+
+        Args:
+          timeout_s: seconds until the wait fails.
+          keep_waiting: called about every 100 ms; raises to end the wait early.
+
+        Raises:
+          HandoverLost: the other process is gone.
+          HandoverTimeout: nothing came within `timeout_s`.
+        """
+        self.is_waiting = True
+        try:
+            self._fill(time.monotonic() + timeout_s, timeout_s, keep_waiting)
+        finally:
+            self.is_waiting = False
+        packed, self._pending = self._pending[: _RECORD.size], self._pending[_RECORD.size :]
+        kind, step, buffer, weight_sum, loss = _RECORD.unpack(packed)
+        return Record(kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss)
+
+    def _fill(self, deadline: float, timeout_s: float, keep_waiting: Callable[[], None] | None) -> None:
+        """Reads until a whole record is there."""
+        while len(self._pending) < _RECORD.size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise HandoverTimeout(
+                    f"The {self._partner} process sent nothing for {timeout_s:.0f} s. Expected its record within that time. "
+                    f"See its log; raise the step deadline if a step is really that slow."
+                )
+            # poll, since select knows no descriptor above 1023.
+            watch = select.poll()
+            watch.register(self._socket, select.POLLIN)
+            if watch.poll(1000 * min(left, 0.1)):
+                self._pending += self._read()
+            elif keep_waiting is not None:
+                keep_waiting()
+
+    def _read(self) -> bytes:
+        try:
+            data = self._socket.recv(4096)
+        except OSError as error:
+            raise HandoverLost(self._lost(str(error))) from error
+        if not data:
+            raise HandoverLost(self._lost("end of file"))
+        return data
+
+    def _lost(self, reason: str) -> str:
+        return f"The {self._partner} process of this host is gone ({reason}). Its log says why; the driver starts a new generation."
+
+    def close(self) -> None:
+        """Closes the socket and lets the memory go with its last view. Safe to call twice."""
+        self._socket.close()
+        self.buffers = ()
+        # numpy or JAX may still hold a view; the mapping then goes when they do.
+        with contextlib.suppress(BufferError):
+            self._memory.close()
+
+
+class HandoverServer:
+    """The host's side before its device process has connected."""
+
+    def __init__(self, layout: HandoverLayout, *, generation: int) -> None:
+        self._layout = layout
+        self._generation = generation
+        self._secret = secrets.token_bytes(32)
+        self._descriptor: int | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._name = f"\0podembed-{os.getpid()}-{secrets.token_hex(8)}"
+        self._listener.bind(self._name)
+        self._listener.listen(4)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory, from `accept` to `close_descriptor`; for neighbours on this machine."""
+        if self._descriptor is None:
+            raise RuntimeError("Found no shared memory. Expected accept first.")
+        return self._descriptor
+
+    def close_descriptor(self) -> None:
+        """Leaves the memory to those who have mapped it. Safe to call twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def invitation(self) -> Invitation:
+        """What the device process needs to connect; passed on by the driver."""
+        return Invitation(address=self._name, secret=self._secret, generation=self._generation, layout=self._layout)
+
+    def accept(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> HandoverEnd:
+        """Waits for the device process and gives it the memory.
+
+        Args:
+          keep_waiting: called about every 100 ms; raises to end the wait early.
+
+        Raises:
+          HandoverTimeout: no process with the right secret connected in time.
+          HandoverLost: it connected and died.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                self._listener.settimeout(min(left, 0.1))
+                try:
+                    peer, _ = self._listener.accept()
+                except TimeoutError:
+                    if keep_waiting is not None:
+                        keep_waiting()
+                    continue
+                if self._is_invited(peer, deadline):
+                    return self._hand_over(peer)
+                peer.close()
+        finally:
+            self._listener.close()
+        raise HandoverTimeout(f"No device process connected within {timeout_s:.0f} s. See the device actor's log.")
+
+    def _is_invited(self, peer: socket.socket, deadline: float) -> bool:
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
+            return False
+        peer.settimeout(max(0.01, min(5.0, deadline - time.monotonic())))
+        try:
+            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            return False
+        if len(hello) != _HELLO.size:
+            return False
+        generation, secret = _HELLO.unpack(hello)
+        return generation == self._generation and hmac.compare_digest(secret, self._secret)
+
+    def _hand_over(self, peer: socket.socket) -> HandoverEnd:
+        descriptor = os.memfd_create("podembed-handover", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, self._layout.size_bytes)
+            memory = mmap.mmap(descriptor, self._layout.size_bytes)
+            socket.send_fds(peer, [b"m"], [descriptor])
+        except OSError as error:
+            os.close(descriptor)
+            peer.close()
+            raise HandoverLost(
+                f"The device process of this host died as it joined ({error}). Its log says why."
+            ) from error
+        self._descriptor = descriptor
+        peer.settimeout(None)
+        return HandoverEnd(self._layout, self._layout.views(memory), peer, memory, "device")
+
+    def close(self) -> None:
+        self._listener.close()
+        self.close_descriptor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """Address and secret with which a device process joins its host."""
+
+    address: str
+    secret: bytes
+    generation: int
+    layout: HandoverLayout
+
+    def connect(self, *, timeout_s: float) -> HandoverEnd:
+        """Joins the host process.
+
+        Raises:
+          HandoverLost: the host is gone or refused us.
+          HandoverTimeout: it did not answer within `timeout_s`.
+        """
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(timeout_s)
+        try:
+            link.connect(self.address)
+            link.sendall(_HELLO.pack(self.generation, self.secret))
+            answer, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+        except TimeoutError as error:
+            link.close()
+            raise HandoverTimeout(f"The host process did not answer within {timeout_s:.0f} s. See its log.") from error
+        except OSError as error:
+            link.close()
+            raise HandoverLost(f"The host process is gone ({error}). See its log.") from error
+        if answer != b"m" or len(descriptors) != 1:
+            link.close()
+            raise HandoverLost(
+                "The host process refused this device process. Expected the secret of its own generation."
+            )
+        try:
+            memory = mmap.mmap(descriptors[0], self.layout.size_bytes)
+        finally:
+            os.close(descriptors[0])
+        link.settimeout(None)
+        return HandoverEnd(self.layout, self.layout.views(memory), link, memory, "host")

@@ -1,0 +1,199 @@
+"""Where the records of CSV text begin and end: one pass over the bytes, by the quoting rules of RFC 4180.
+
+A field that begins with a quote ends with one; within it, delimiters and line ends are part of the value and a doubled quote is a quote.
+A record ends with a newline, after an optional carriage return; blank lines are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+
+from workers.data.errors import InputError
+
+# A quote that never closes would otherwise make the rest of a file one row.
+LONGEST_ROW_BYTES = 16 << 20
+# What `line_faults` finds.
+LINE_IS_GOOD, OTHER_FIELDS, OPEN_QUOTE, STRAY_TEXT = range(4)
+_FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
+_QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
+
+
+class RecordScanner:
+    """Finds the ends of records in text that comes in pieces. Mutated by `feed`: the position and what the last piece broke off in."""
+
+    def __init__(self, path: str, *, delimiter: str) -> None:
+        self._path = path
+        self._delimiter = ord(delimiter)
+        # Mode, whether the current record holds anything, and whether a field went on behind its closing quote.
+        self._state = np.array([_FIELD_START, 0, 0], np.int64)
+        self.num_bytes = 0
+        self.num_records = 0
+        self._last_end = 0
+
+    def feed(self, piece: bytes) -> np.ndarray:
+        """int64, positions in the whole text just behind each record that ends in this piece.
+
+        Raises:
+          InputError: a record is longer than `LONGEST_ROW_BYTES`.
+        """
+        ends = np.empty(len(piece), np.int64)
+        count = _scan(np.frombuffer(piece, np.uint8), self._delimiter, self._state, ends)
+        found = ends[:count] + self.num_bytes + 1
+        self.num_bytes += len(piece)
+        bounds = np.concatenate([[self._last_end], found, [self.num_bytes]])
+        longest = np.diff(bounds)
+        if longest.max(initial=0) > LONGEST_ROW_BYTES:
+            row = self.num_records + int(np.argmax(longest > LONGEST_ROW_BYTES))
+            raise InputError(
+                f"Found line {row + 1} of {self._path} (blank ones left out) longer than {LONGEST_ROW_BYTES:,} bytes. Expected rows of CSV. "
+                "Look for a quote that never closes there."
+            )
+        self.num_records += count
+        self._last_end = int(bounds[-2])
+        return found
+
+    def finish(self) -> np.ndarray:
+        """As `feed`, for a last record without a line end.
+
+        Raises:
+          InputError: the text ends within quotes.
+        """
+        mode, has_content, _ = self._state.tolist()
+        if mode == _QUOTED:
+            raise InputError(
+                f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). Expected every quote "
+                "to close. Copy the file from its source again, or repair that line."
+            )
+        self.num_records += has_content
+        return np.full(has_content, self.num_bytes, np.int64)
+
+
+def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
+    """int64, positions behind each record of a whole text.
+
+    Raises:
+      InputError: as `RecordScanner`.
+    """
+    scanner = RecordScanner(path, delimiter=delimiter)
+    return np.concatenate([scanner.feed(text), scanner.finish()])
+
+
+def has_stray_text(text: bytes, *, delimiter: str) -> bool:
+    """Whether a field of a whole text goes on behind its closing quote.
+
+    A quote too many or too few makes values of delimiters and line ends, so such text must not be taken for what stands in it.
+    """
+    if b'"' not in text:
+        return False
+    state = np.array([_FIELD_START, 0, 0], np.int64)
+    _scan(np.frombuffer(text, np.uint8), ord(delimiter), state, np.empty(len(text), np.int64))
+    return bool(state[2])
+
+
+def line_faults(text: bytes, ends: np.ndarray, *, delimiter: str, num_fields: int) -> np.ndarray:
+    """int8 `[len(ends)]`: what is wrong with each line of text in which a line is a record, whatever stands in it.
+
+    Args:
+      ends: int64, position of the newline of each line.
+    """
+    found = np.zeros(len(ends), np.int8)
+    _look_at_lines(np.frombuffer(text, np.uint8), ends, ord(delimiter), num_fields, found)
+    return found
+
+
+def blocks_of(
+    pieces: Iterator[bytes], scanner: RecordScanner, *, rows_per_block: int, block_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Cuts text into blocks of whole records.
+
+    Args:
+      rows_per_block: most records of a block.
+      block_bytes: a block that has reached this many bytes ends with its record.
+
+    Yields:
+      (position behind the block, records in it); the first block is the first record alone, which is the header.
+
+    Raises:
+      InputError: as `RecordScanner`.
+    """
+    start, stop, count, is_header = 0, 0, 0, True
+    for ends in _all_ends(pieces, scanner):
+        taken = 0
+        while taken < len(ends):
+            fitting = 1 if is_header else rows_per_block - count
+            reaching_size = int(np.searchsorted(ends, start + block_bytes)) - taken + 1
+            step = min(fitting, max(1, reaching_size), len(ends) - taken)
+            taken += step
+            count += step
+            stop = int(ends[taken - 1])
+            if is_header or count == rows_per_block or stop - start >= block_bytes:
+                yield stop, count
+                start, count, is_header = stop, 0, False
+    if count:
+        yield stop, count
+
+
+def _all_ends(pieces: Iterator[bytes], scanner: RecordScanner) -> Iterator[np.ndarray]:
+    for piece in pieces:
+        yield scanner.feed(piece)
+    yield scanner.finish()
+
+
+@numba.njit(nogil=True, cache=True)
+def _mode_after(mode: int, character: int, delimiter: int) -> int:
+    """Where a record stands behind a character that does not end it."""
+    if mode == _QUOTED:
+        return _QUOTE_IN_QUOTED if character == _QUOTE else _QUOTED
+    if mode == _QUOTE_IN_QUOTED and character == _QUOTE:
+        return _QUOTED
+    if character == delimiter:
+        return _FIELD_START
+    if character == _QUOTE and mode == _FIELD_START:
+        return _QUOTED
+    if character == _CARRIAGE_RETURN:
+        return mode
+    return _PLAIN
+
+
+@numba.njit(nogil=True, cache=True)
+def _look_at_lines(text: np.ndarray, ends: np.ndarray, delimiter: int, num_fields: int, found: np.ndarray) -> None:
+    at = 0
+    for line in range(len(ends)):
+        mode, fields = _FIELD_START, 1
+        while at < ends[line]:
+            before, mode = mode, _mode_after(mode, text[at], delimiter)
+            if before != _QUOTED and text[at] == delimiter:
+                fields += 1
+            if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
+                found[line] = STRAY_TEXT
+            at += 1
+        at += 1
+        if mode == _QUOTED:
+            found[line] = OPEN_QUOTE
+        elif found[line] == LINE_IS_GOOD and fields != num_fields:
+            found[line] = OTHER_FIELDS
+
+
+@numba.njit(nogil=True, cache=True)
+def _scan(text: np.ndarray, delimiter: int, state: np.ndarray, ends: np.ndarray) -> int:
+    """Writes the positions of the newlines that end a record; how many there are."""
+    mode, has_content = state[0], state[1]
+    count = 0
+    for at in range(len(text)):
+        character = text[at]
+        if character == _NEWLINE and mode != _QUOTED:
+            if has_content:
+                ends[count] = at
+                count += 1
+            mode, has_content = _FIELD_START, 0
+            continue
+        before, mode = mode, _mode_after(mode, character, delimiter)
+        if character != _CARRIAGE_RETURN:
+            has_content = 1
+        if before == _QUOTE_IN_QUOTED and mode == _PLAIN:
+            state[2] = 1
+    state[0], state[1] = mode, has_content
+    return count

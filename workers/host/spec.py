@@ -1,0 +1,109 @@
+"""What a driver and a host tell each other: all that a host must know of a generation, and what it answers. Values that travel, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workers.data.bad_rows import BadRow
+from workers.device.shared_memory import Invitation
+from workers.faults.plan import FaultPlan
+from workers.input.index import InputIndex
+from workers.job.job import JobConfig, JobReference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """All that a host needs to know of a generation.
+
+    Attributes:
+      job: the declared job, or the function that returns it.
+      run_id, generation, token, plan_hash: what peers must agree on.
+      host, num_hosts: this host's number, from 0, and how many there are.
+      lanes: per host, the lanes that it reads.
+      table_buckets: per table, the number of buckets.
+      placement: per table, int32 `[num_buckets]`, the owner of each bucket.
+      storage_url: folder of the run.
+      train_index, eval_index: the data's files; no evaluation without the latter.
+      bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
+      step_timeout_s: longest wait for a peer or the device within a step.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
+      tracks_changes: whether saves may be deltas.
+      lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
+      fault_plan: faults to be injected.
+      base: the commit that the generation starts from; None for first values.
+      undo_share: of the tables' bytes, what the way back to the last commit may take; 0 for none.
+    """
+
+    job: JobConfig | JobReference
+    run_id: str
+    generation: int
+    token: bytes
+    plan_hash: bytes
+    host: int
+    num_hosts: int
+    lanes: tuple[range, ...]
+    table_buckets: tuple[int, ...]
+    placement: tuple[np.ndarray, ...]
+    storage_url: str
+    train_index: InputIndex
+    eval_index: InputIndex | None
+    bind_address: str
+    step_timeout_s: float
+    shares_memory: bool = True
+    tracks_changes: bool = False
+    lease_timeout_s: float = 30.0
+    fault_plan: FaultPlan | None = None
+    base: str | None = None
+    undo_share: float = 0.0
+
+    def resolve_job(self) -> JobConfig:
+        return self.job.resolve() if isinstance(self.job, JobReference) else self.job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReady:
+    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside them."""
+
+    mesh_address: tuple[str, int]
+    invitation: Invitation
+    num_samples: int
+    process: int
+    hostname: str
+    shard_bytes: int
+    save_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWindow:
+    """What a host did in one window of steps.
+
+    Attributes:
+      num_samples: samples trained, without padding.
+      phase_s: seconds of each phase.
+      bytes_sent: payload on the mesh.
+      rows_asked: per table, rows that all hosts asked of this one.
+      peak_rss_bytes: of the process, since its start.
+      bad_rows: malformed rows that were met for the first time, also by reading ahead.
+    """
+
+    num_samples: int
+    phase_s: dict[str, float]
+    bytes_sent: int
+    peak_rss_bytes: int
+    bad_rows: tuple[BadRow, ...] = ()
+    rows_asked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredSamples:
+    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss; per feature of `JobConfig.group_features`
+    int64 `[n]`; and malformed rows that were met for the first time."""
+
+    scores: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    losses: np.ndarray
+    groups: dict[str, np.ndarray] = field(default_factory=dict)
+    bad_rows: tuple[BadRow, ...] = ()

@@ -1,0 +1,126 @@
+"""How the tables of a new run begin from another run's commit: bucket by bucket, also where that commit cut a table into another number.
+
+What comes from where is decided in `orchestrator.run.warm_start`; here it is carried out by each host for the buckets that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding.table.table import Table
+from workers.checkpoint.bucket_overlap import Cut, overlap, partners
+from workers.checkpoint.files import TableFiles, read_bucket, read_bucket_array
+from workers.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStart:
+    """How one table of a new run begins.
+
+    Attributes:
+      source: the commit's table to load; None for initial values.
+      with_slots: whether slots are loaded too; otherwise they begin with their initial values.
+      num_rows: of the table; may be more than the source has, and those then keep their initial values. None: as many.
+    """
+
+    table: str
+    num_buckets: int
+    source: TableFiles | None
+    with_slots: bool = True
+    num_rows: int | None = None
+
+
+def begin_tables(
+    store: Store, tables: Sequence[Table], starts: Sequence[TableStart], *, on_chunk: Callable[[], None]
+) -> None:
+    """Fills this host's part of every table. Padding gets the values that it has in a table that begins anew.
+
+    Args:
+      store: of the run that is started from.
+      starts: one a table, in the same order.
+      on_chunk: called after each table that begins anew, and after each file that was read.
+
+    Raises:
+      ChunkDamaged: a file is missing or is not what was committed.
+    """
+    for table, start in zip(tables, starts, strict=True):
+        table.initialize()
+        on_chunk()
+        if start.source is None:
+            continue
+        out = {int(bucket): [*table.bucket(int(bucket)).values()] for bucket in table.buckets}
+        if not start.with_slots:
+            out = {bucket: arrays[:1] for bucket, arrays in out.items()}
+        read_buckets(
+            store,
+            start.source,
+            num_buckets=start.num_buckets,
+            num_rows=start.num_rows,
+            out=out,
+            with_slots=start.with_slots,
+            on_chunk=on_chunk,
+        )
+
+
+def read_buckets(
+    store: Store,
+    source: TableFiles,
+    *,
+    num_buckets: int,
+    num_rows: int | None = None,
+    out: Mapping[int, Sequence[np.ndarray]],
+    with_slots: bool = True,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> None:
+    """Fills buckets of a table that is cut into `num_buckets` from a commit that cut it into any other number.
+
+    Each file of the commit is read once, verified, and kept only while it is copied. Padding positions are not touched.
+
+    Args:
+      source: of the commit; with slots, the same arrays as the table that is filled.
+      num_buckets: of the table that is filled; a power of two.
+      num_rows: of that table, at least as many as the source has, which stands for None. The others are not touched.
+      out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without slots.
+      on_chunk: called after each bucket of the commit.
+
+    Raises:
+      ChunkDamaged: a file is not what was committed; buckets may then be partly filled.
+      ValueError: an array of `out` has another shape.
+    """
+    arrays = source.arrays if with_slots else source.arrays[:1]
+    _check_out(source, [array.width for array in arrays], num_buckets, num_rows or source.num_rows, out)
+    wanted: dict[int, list[int]] = {}
+    for bucket in sorted(out):
+        for source_bucket in partners(Cut(num_buckets, bucket), source.num_buckets):
+            wanted.setdefault(source_bucket, []).append(bucket)
+    for source_bucket, buckets in sorted(wanted.items()):
+        if with_slots:
+            values = read_bucket(store, source, source_bucket)
+        else:
+            # The digest of a bucket joins rows and slots; of the rows alone the file's own checksum is known.
+            values = [read_bucket_array(store, source, arrays[0], source_bucket)]
+        for bucket in buckets:
+            shared = overlap(Cut(num_buckets, bucket), Cut(source.num_buckets, source_bucket), num_rows=source.num_rows)
+            for target, value in zip(out[bucket], values, strict=True):
+                target[shared.one] = value[shared.other]
+        on_chunk()
+
+
+def _check_out(
+    source: TableFiles, widths: Sequence[int], num_buckets: int, num_rows: int, out: Mapping[int, Sequence[np.ndarray]]
+) -> None:
+    if num_buckets < 1 or num_buckets & (num_buckets - 1):
+        raise ValueError(
+            f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the new run's record."
+        )
+    expected = [(-(-num_rows // num_buckets), width) for width in widths]
+    for bucket, arrays in out.items():
+        shapes = [array.shape for array in arrays]
+        if not 0 <= bucket < num_buckets or shapes != expected:
+            raise ValueError(
+                f"Found bucket {bucket} with arrays {shapes} for table '{source.name}'. Expected a bucket below {num_buckets} with "
+                f"{expected}. Pass rows, then the slots, of the buckets held here."
+            )

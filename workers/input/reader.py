@@ -1,0 +1,287 @@
+"""`InputReader`: the rows of given lanes at a given step, from data files of any kind.
+
+It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step takes, `columns` how a
+row group becomes arrays. A
+reader holds, for every lane, the decoded rows that the lane is in the middle of, and nothing else: reading on is cheap, and reading
+anywhere else gives the same rows at the price of decoding a row group a lane. Of a striped plan, whose lanes all are in the middle of the
+same row groups, it holds those of one window, and of them the rows of its own lanes alone. One thread uses a reader at a time;
+`read_ahead` gives it one of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workers.columns.decode import Decoder
+from workers.columns.gather import Block, Part, WindowShape, interleave
+from workers.data.bad_rows import BadRowLog
+from workers.data.batch import Batch
+from workers.data.config import InputData, ReadOrder
+from workers.data.errors import InputError
+from workers.data.files import unreadable
+from workers.data.input_files import RowGroup
+from workers.formats.registry import OpenedFile, open_file
+from workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies
+from workers.input.lanes import EpochOrder, LanePlan, Piece
+
+__all__ = [
+    "InputError",
+    "InputIndex",
+    "InputReader",
+    "LanePlan",
+    "build_index",
+    "evaluation_plan",
+    "training_plan",
+]
+
+MAX_OPEN_FILES = 64
+# Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred microseconds, too much to pay
+# for every step on its own; beyond this it hardly shows.
+WINDOW_ROWS = 16_384
+
+
+def training_plan(
+    index: InputIndex, *, num_lanes: int, batch_size: int, seed: int, order: ReadOrder = "shuffled"
+) -> LanePlan:
+    """Epoch after epoch, shuffled, or with `order="files"` from the first row of the first file to the last row of the last one."""
+    is_shuffled = order == "shuffled"
+    return LanePlan(
+        row_group_rows=index.row_group_rows,
+        num_lanes=num_lanes,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=is_shuffled,
+        is_striped=not is_shuffled,
+    )
+
+
+def evaluation_plan(index: InputIndex, *, num_lanes: int, batch_size: int) -> LanePlan:
+    """Everything once in file order, in `steps_per_epoch` steps."""
+    return LanePlan(row_group_rows=index.row_group_rows, num_lanes=num_lanes, batch_size=batch_size, shuffle=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Window:
+    """Steps `first_step` to `stop_step - 1`, one after the other in `rows`, each of the same number of rows."""
+
+    first_step: int
+    stop_step: int
+    rows: Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _DecodedPiece:
+    """Rows of a piece, in the order of that epoch.
+
+    Attributes:
+      rows: int64, which rows of the piece the block has, ascending; None for all.
+    """
+
+    epoch: int
+    piece: Piece
+    block: Block
+    rows: np.ndarray | None = None
+
+    def place_of(self, row: int) -> int:
+        """Where a row of the piece, which the block has, lies in it."""
+        return row if self.rows is None else int(np.searchsorted(self.rows, row))
+
+
+class InputReader:
+    """Reads the rows of some lanes, step by step or at any step.
+
+    What mutates: the decoded rows kept per lane (per row group, if the plan is striped), the window of steps, the order of the current epoch,
+    and the open files.
+    """
+
+    def __init__(
+        self,
+        data: InputData,
+        index: InputIndex,
+        plan: LanePlan,
+        lanes: Sequence[int],
+        *,
+        bad_rows: BadRowLog | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        """Reads the vocabularies, and opens no data yet.
+
+        Args:
+          data: resolved (`ParquetData.resolved`), as the index was built from.
+          index: of all files, the same on every host.
+          plan: made from that index.
+          lanes: the lanes to read, in the order in which their rows stand in a batch.
+          bad_rows: is told of malformed rows; by default a log of its own.
+          storage_options: for fsspec.
+
+        Raises:
+          InputError: the plan was made from other data, or a vocabulary changed or does not fit its table.
+          DataConfigError: there is no such lane.
+        """
+        if plan.row_group_rows != index.row_group_rows:
+            raise InputError(
+                f"Found a plan over {len(plan.row_group_rows)} row groups of {plan.num_rows:,} rows and an index of "
+                f"{len(index.row_group_rows)} of {index.num_rows:,}. Expected both of the same data. Make the plan from this index."
+            )
+        for lane in lanes:
+            plan.lane_bounds(lane)
+        self.plan = plan
+        self.lanes = tuple(lanes)
+        self._data = data
+        self._decoder = Decoder(data, read_vocabularies(data, index, storage_options=storage_options))
+        self._bad_rows = bad_rows or BadRowLog(data.max_bad_rows)
+        self._row_groups = index.row_groups()
+        self._storage_options = storage_options
+        self._order: EpochOrder | None = None
+        self._kept: dict[int, _DecodedPiece] = {}
+        self._open_files: OrderedDict[str, OpenedFile] = OrderedDict()
+        self._window: _Window | None = None
+        self._no_rows = Batch.empty(list(data.features), num_dense=len(data.dense))
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of every batch, padding included: lanes × rows of a lane in a step."""
+        return len(self.lanes) * self.plan.rows_per_lane_step
+
+    def read(self, step: int) -> Batch:
+        """The rows of this reader's lanes at a step, lane after lane, each lane padded to `plan.rows_per_lane_step`.
+
+        Args:
+          step: counted from 0 over all epochs.
+
+        Raises:
+          InputError: a file changed, is damaged, or holds a value that the declaration refuses.
+        """
+        if self._window is None or not self._window.first_step <= step < self._window.stop_step:
+            self._window = self._read_window(step)
+        at = (step - self._window.first_step) * self.num_samples
+        return self._window.rows.slice(at, at + self.num_samples)
+
+    def close(self) -> None:
+        """Closes the files and drops decoded rows. Reading again opens them anew."""
+        for opened in self._open_files.values():
+            opened.close()
+        self._open_files.clear()
+        self._kept.clear()
+        self._window = None
+
+    def _read_window(self, step: int) -> _Window:
+        """The step and as many of those after it, up to the end of its epoch, as fit a window."""
+        epoch, first = self.plan.position_of(step)
+        # The row groups of a striped window hold the rows of all hosts, so it is their rows that bound what is kept.
+        rows_per_step = self.plan.batch_size if self.plan.is_striped else self.num_samples
+        num_steps = min(max(1, WINDOW_ROWS // max(1, rows_per_step)), self.plan.steps_per_epoch - first)
+        order = self._epoch_order(epoch)
+        shape = WindowShape(num_steps=num_steps, num_lanes=len(self.lanes), rows_per_step=self.plan.rows_per_lane_step)
+        if self.plan.is_striped:
+            parts = self._striped_parts(order, first, shape)
+        else:
+            parts = [part for at in range(len(self.lanes)) for part in self._lane_parts(at, order, first, shape)]
+        rows = interleave(parts, shape=shape, like=self._no_rows)
+        return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
+
+    def _lane_parts(self, at: int, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+        """The next rows of the `at`-th lane from a step of the epoch on, as many as fit the window; fewer at the lane's end."""
+        lane = self.lanes[at]
+        lane_bounds = self.plan.lane_bounds(lane)
+        start, _ = self.plan.step_bounds(lane, first_step)
+        stop = min(lane_bounds[1], start + shape.rows_per_lane)
+        parts: list[Part] = []
+        for piece in order.pieces(lane=lane_bounds, span=(start, stop)):
+            first = max(start, piece.position)
+            last = min(stop, piece.position + piece.num_rows)
+            parts.append(
+                Part(
+                    block=self._decoded(lane, order.epoch, piece),
+                    first_row=first - piece.position,
+                    num_rows=last - first,
+                    lane=at,
+                    lane_row=first - start,
+                )
+            )
+        return parts
+
+    def _striped_parts(self, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
+        """The rows of this reader's lanes in the window's steps; fewer at the end of the epoch."""
+        epoch = self.plan.lane_bounds(0)
+        steps = range(first_step, first_step + shape.num_steps)
+        window = (steps.start * self.plan.batch_size, min(epoch[1], steps.stop * self.plan.batch_size))
+        wanted = {piece.row_group for piece in order.pieces(lane=epoch, span=window)}
+        self._kept = {at: kept for at, kept in self._kept.items() if at in wanted and kept.epoch == order.epoch}
+        parts: list[Part] = []
+        for number, step in enumerate(steps):
+            for at, lane in enumerate(self.lanes):
+                start, stop = self.plan.step_bounds(lane, step)
+                for piece in order.pieces(lane=epoch, span=(start, stop)):
+                    first, last = max(start, piece.position), min(stop, piece.position + piece.num_rows)
+                    kept = self._decoded_stripes(order.epoch, piece)
+                    parts.append(
+                        Part(
+                            block=kept.block,
+                            first_row=kept.place_of(first - piece.position),
+                            num_rows=last - first,
+                            lane=at,
+                            lane_row=number * shape.rows_per_step + first - start,
+                        )
+                    )
+        return parts
+
+    def _decoded_stripes(self, epoch: int, piece: Piece) -> _DecodedPiece:
+        """The rows of a whole row group that belong to this reader's lanes."""
+        kept = self._kept.get(piece.row_group)
+        if kept is None:
+            positions = np.arange(piece.position, piece.position + piece.num_rows)
+            lanes = positions % self.plan.batch_size // self.plan.rows_per_lane_step
+            # Other hosts decode the others, so that N hosts decode each row once, and each malformed row has one host that met it.
+            rows = np.flatnonzero(np.isin(lanes, self.lanes))
+            block = self._decode(piece, self.plan.row_order(epoch, piece.row_group)[rows])
+            kept = self._kept[piece.row_group] = _DecodedPiece(epoch=epoch, piece=piece, block=block, rows=rows)
+        return kept
+
+    def _decoded(self, lane: int, epoch: int, piece: Piece) -> Block:
+        """The rows of a piece in the order in which the lane reads them; the last piece of each lane is kept."""
+        kept = self._kept.get(lane)
+        if kept is not None and (kept.epoch, kept.piece) == (epoch, piece):
+            return kept.block
+        # Given up before the next is decoded, so that a lane never holds two.
+        self._kept.pop(lane, None)
+        # Shuffled while the columns are in the processor's cache: from here on the lane reads them front to back.
+        block = self._decode(piece, self.plan.row_order(epoch, piece.row_group)[piece.start : piece.stop])
+        self._kept[lane] = _DecodedPiece(epoch=epoch, piece=piece, block=block)
+        return block
+
+    def _decode(self, piece: Piece, order: np.ndarray) -> Block:
+        """Rows of a piece's row group, in that order."""
+        group = self._row_groups[piece.row_group]
+        opened = self._opened(group)
+        try:
+            raw = opened.read(group, self._decoder)
+            block, bad_rows = self._decoder.decode(raw, first_position=group.first_position, order=order)
+        except OSError as error:
+            raise unreadable(group.file.path, error) from error
+        finally:
+            # Behind what was read, too: an open file may be replaced between two requests, and what then does not decode is not damaged.
+            check_unchanged(group.file, self._data, storage_options=self._storage_options)
+        self._bad_rows.add(bad_rows)
+        return block
+
+    def _opened(self, group: RowGroup) -> OpenedFile:
+        path = group.file.path
+        if path not in self._open_files:
+            check_unchanged(group.file, self._data, storage_options=self._storage_options)
+            self._open_files[path] = open_file(group.file, self._data, storage_options=self._storage_options)
+            if len(self._open_files) > MAX_OPEN_FILES:
+                _, oldest = self._open_files.popitem(last=False)
+                oldest.close()
+        self._open_files.move_to_end(path)
+        return self._open_files[path]
+
+    def _epoch_order(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order.epoch != epoch:
+            self._order = self.plan.epoch_order(epoch)
+        return self._order

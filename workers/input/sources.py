@@ -1,0 +1,44 @@
+"""Where the batches of a host come from: the reader that belongs to a job's data.
+
+Declared data is read from files unless its declaration can open a reader of its own, which is how benchmarks and generated data feed the same
+hosts from memory. Readers are used by one thread at a time, see `workers.input.read_ahead`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from workers.data.bad_rows import BadRowLog
+from workers.data.config import InputData
+from workers.input.index import InputIndex
+from workers.input.lanes import LanePlan
+from workers.input.read_ahead import StepReader
+from workers.input.reader import InputReader, training_plan
+from workers.job.job import JobConfig
+
+
+@runtime_checkable
+class ReaderSource(Protocol):
+    """Declared data that opens its own reader."""
+
+    def open_reader(self, plan: LanePlan, lanes: range) -> StepReader:
+        """A reader of the given lanes, `plan.rows_per_lane_step` samples of each at every step."""
+        ...
+
+
+def job_plan(job: JobConfig, index: InputIndex) -> LanePlan:
+    """Which rows of the job's training data each step takes; the driver and all hosts make the same one."""
+    return training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed, order=job.data.order)
+
+
+def open_reader(
+    data: InputData, index: InputIndex, plan: LanePlan, lanes: range, *, bad_rows: BadRowLog | None = None
+) -> StepReader:
+    """The reader of some lanes of declared data, which tells `bad_rows` of malformed rows.
+
+    Raises:
+      InputError, OSError: the data cannot be read.
+    """
+    if isinstance(data, ReaderSource):
+        return data.open_reader(plan, lanes)
+    return InputReader(data, index, plan, lanes, bad_rows=bad_rows)

@@ -1,0 +1,128 @@
+"""Figures of an evaluation that a job declares besides AUC and log loss, and how well a simpler rule does on the same samples.
+
+Recall at k asks what a recommender shows: of what a user liked, how much is among the k best scored of the user's candidates. The candidates
+of a user are the evaluation samples with that user's id, so which they are is decided where the data is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from workers.job.quality import QualityError, Scores
+
+
+class Metric(Protocol):
+    """One figure of an evaluation. A frozen value.
+
+    Attributes:
+      name: as it is printed, and as `CheckpointConfig.metric` takes it.
+      group_by: a feature with one id a sample, which says what sample belongs to what group (`Scores.groups`), or None.
+
+    It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with `loss`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def group_by(self) -> str | None: ...
+
+    def of(self, scores: Scores) -> float:
+        """The figure, from all evaluation samples.
+
+        Raises:
+          QualityError: it is not defined for these.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What a rule without learning reaches on the same evaluation samples, to be printed beside the model's figures.
+
+    Attributes:
+      name: of the rule.
+      figures: `AUC` and names of metrics to their values.
+    """
+
+    name: str
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RecallAt:
+    """The mean over groups of: samples of label 1 among the k best scored, divided by all samples of label 1.
+
+    Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that fits, which is what
+    a random order of them gives on average; so the figure depends on scores alone.
+    """
+
+    k: int
+    group_by: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise QualityError(f"Found k={self.k} for recall. Expected at least 1.")
+
+    @property
+    def name(self) -> str:
+        return f"recall@{self.k}"
+
+    def of(self, scores: Scores) -> float:
+        counts = scores.weights > 0
+        groups = scores.groups[self.group_by][counts]
+        return recall_at(self.k, scores.logits[counts], scores.labels[counts], groups)
+
+
+def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+    """See `RecallAt`.
+
+    Args:
+      scores: `[n]`, higher is better.
+      labels: `[n]`, 0 or 1.
+      groups: int64 `[n]`.
+
+    Raises:
+      QualityError: no sample has label 1, or a score is NaN.
+    """
+    if np.isnan(scores).any():
+        raise QualityError("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
+    order = np.lexsort((-scores, groups))
+    scores, labels, groups = scores[order], labels[order].astype(np.float64), groups[order]
+    if not labels.any():
+        raise QualityError("Found no sample of label 1. Expected some to recall. Evaluate on samples of both labels.")
+    is_new_group = np.concatenate([[True], groups[1:] != groups[:-1]])
+    group_starts = np.flatnonzero(is_new_group)
+    tie_starts = np.flatnonzero(is_new_group | np.concatenate([[True], scores[1:] != scores[:-1]]))
+    tie_sizes = np.diff(tie_starts, append=len(scores))
+    group_of_tie = np.searchsorted(group_starts, tie_starts, side="right") - 1
+    places_before = tie_starts - group_starts[group_of_tie]
+    share = np.clip((k - places_before) / tie_sizes, 0.0, 1.0)
+    found = np.bincount(group_of_tie, weights=share * np.add.reduceat(labels, tie_starts))
+    wanted = np.add.reduceat(labels, group_starts)
+    counted = wanted > 0
+    return float((found[counted] / wanted[counted]).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class LogLoss:
+    """The log loss of scores that are log odds of label 1, for a job with a loss of its own; without one it is always there."""
+
+    @property
+    def name(self) -> str:
+        return "log_loss"
+
+    @property
+    def group_by(self) -> None:
+        return None
+
+    @property
+    def lower_is_better(self) -> bool:
+        return True
+
+    def of(self, scores: Scores) -> float:
+        return scores.log_loss()

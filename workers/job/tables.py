@@ -1,0 +1,49 @@
+"""From a job's declaration to the values that the lookup works with: one `TableSpec` a table, one `FeatureBinding` a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embedding.lookup.sharded import FeatureBinding
+from embedding.optimizers import learning_rate_at
+from embedding.table_spec import TableSpec
+from workers.job.job import JobConfig
+
+
+def choose_buckets(job: JobConfig) -> tuple[int, ...]:
+    """The number of buckets of each table of a new run, by its size. Fixed for the life of the run."""
+    return tuple(spec.layout.num_buckets for spec in table_specs(job, (None,) * len(job.tables)))
+
+
+def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[TableSpec, ...]:
+    """All tables of a job, in the order of `job.tables`.
+
+    Args:
+      table_buckets: number of buckets of each, as recorded with the run; None chooses by size.
+    """
+    return tuple(
+        TableSpec.of(table, seed=job.seed, name=name, optimizer=job.optimizer, num_buckets=num_buckets)
+        for name, table, num_buckets in zip(job.table_names, job.tables, table_buckets, strict=True)
+    )
+
+
+def feature_bindings(job: JobConfig) -> tuple[FeatureBinding, ...]:
+    """All features, in the job's order; their activations lie side by side in that order."""
+    position = {id(table): at for at, table in enumerate(job.tables)}
+    bindings, column = [], 0
+    for name, feature in job.features.items():
+        combiner = feature.combiner or feature.table.combiner
+        bindings.append(FeatureBinding(name=name, table=position[id(feature.table)], combiner=combiner, column=column))
+        column += feature.table.dim
+    return tuple(bindings)
+
+
+def features_per_table(job: JobConfig) -> tuple[int, ...]:
+    """How many features look up in each table, in the order of `job.tables`."""
+    bound = [feature.table for feature in feature_bindings(job)]
+    return tuple(bound.count(at) for at in range(len(job.tables)))
+
+
+def learning_rates(specs: Sequence[TableSpec], step: int) -> list[float]:
+    """Of each table in a step; 0 where it has no optimizer."""
+    return [0.0 if s.optimizer is None else learning_rate_at(s.optimizer.learning_rate, step) for s in specs]

@@ -1,0 +1,155 @@
+"""What stands in the fields of a `JobConfig` that are no plain values: whether it is what the field is for, and what to write instead.
+
+Mistakes that are easy to make have remedies of their own: the optimizer of the rows and that of the dense parameters in each other's place, a
+table for a feature, a class for an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedding.config import FeatureConfig, TableConfig
+from embedding.optimizers import Optimizer
+from workers.data.config import InputData
+from workers.declared_types import shown
+from workers.job.ranking import Baseline
+
+
+def type_problem(fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first of some fields of a `JobConfig`, in one sentence for the user; None if nothing is."""
+    checks = (
+        _features(fields["features"]),
+        _model(fields["model"]),
+        _data(fields["data"]),
+        _row_optimizer("optimizer", fields["optimizer"]),
+        *_table_optimizers(fields["features"]),
+        _dense_optimizer(fields["dense_optimizer"]),
+        _loss(fields["loss"]),
+        _metrics(fields["metrics"]),
+        _baseline(fields["baseline"]),
+    )
+    return next((problem for problem in checks if problem), None)
+
+
+def _sentence(field: str, value: Any, expected: str, remedy: str) -> str:
+    return f"Found {field}={shown(value)}. Expected {expected}. {remedy}."
+
+
+def _features(features: Any) -> str | None:
+    expected = "a dictionary of names to FeatureConfig"
+    example = 'Write features={"user": FeatureConfig(TableConfig(vocabulary_size=..., dim=...))}'
+    if not isinstance(features, Mapping) or not features:
+        return _sentence("features", features, f"{expected}, with at least one", example)
+    for name, feature in features.items():
+        field = f"features[{name!r}]"
+        if not isinstance(name, str) or not name:
+            return _sentence("features", features, "names that are text", example)
+        if isinstance(feature, TableConfig):
+            return (
+                f"Found a TableConfig as {field}. Expected a FeatureConfig. Write FeatureConfig(table), with the same table object for features that "
+                f"share it."
+            )
+        if not isinstance(feature, FeatureConfig):
+            return _sentence(field, feature, "a FeatureConfig", example)
+    return None
+
+
+def _model(model: Any) -> str | None:
+    expected = "an object with init(key, num_dense, widths) and apply(params, dense, activations)"
+    if isinstance(model, type):
+        return _sentence("model", model, expected, f"Write model={model.__name__}(...), an object of it")
+    if not all(callable(getattr(model, method, None)) for method in ("init", "apply")):
+        return _sentence("model", model, expected, "Pass one; jobs/models has two")
+    return None
+
+
+def _data(data: Any) -> str | None:
+    if isinstance(data, InputData):
+        return None
+    remedy = "Samples are read from files: write ParquetData('clicks/*.parquet', label='click'), and write samples in memory to such files first"
+    return _sentence("data", data, "ParquetData, CsvData or NpyData", remedy)
+
+
+def _is_optax(value: Any) -> bool:
+    return not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in ("init", "update"))
+
+
+def _row_optimizer(field: str, value: Any) -> str | None:
+    if isinstance(value, Optimizer):
+        return None
+    expected = "a row optimizer of `embedding`, such as Adagrad(0.05)"
+    if isinstance(value, type) and issubclass(value, Optimizer):
+        return _sentence(field, value, expected, f"Write {value.__name__}(...), an object of it")
+    if _is_optax(value):
+        return (
+            f"Found a transformation of optax as {field}, which updates rows. Expected {expected}. optax is for the dense parameters: pass it as "
+            f"dense_optimizer."
+        )
+    if hasattr(value, "as_optax"):
+        return (
+            f"Found {field}={type(value).__name__}, a Keras optimizer. Expected {expected}. For the dense parameters pass "
+            f"dense_optimizer=optimizer.as_optax()."
+        )
+    return _sentence(field, value, expected, "Pass one")
+
+
+def _table_optimizers(features: Any) -> list[str | None]:
+    tables = (
+        [feature.table for feature in features.values()]
+        if isinstance(features, Mapping) and not _features(features)
+        else []
+    )
+    return [
+        _row_optimizer(f"optimizer of table {table.name!r}", table.optimizer)
+        for table in tables
+        if table.optimizer is not None
+    ]
+
+
+def _dense_optimizer(value: Any) -> str | None:
+    expected = "a transformation of optax, such as optax.adam(1e-3), or None"
+    if isinstance(value, Optimizer):
+        return (
+            f"Found dense_optimizer={type(value).__name__}, which updates rows of tables. Expected {expected}. Pass it as optimizer, and "
+            f"optax.{type(value).__name__.lower()}(...) or another one here."
+        )
+    if not isinstance(value, type) and hasattr(value, "as_optax"):
+        return f"Found dense_optimizer={type(value).__name__}, a Keras optimizer. Expected {expected}. Write dense_optimizer=optimizer.as_optax()."
+    if value is None or _is_optax(value):
+        return None
+    called = getattr(value, "__name__", "")
+    remedy = f"Call it: {called}(...)" if callable(value) and called else "Pass one"
+    return _sentence("dense_optimizer", value, expected, remedy)
+
+
+def _loss(value: Any) -> str | None:
+    if value is None or (callable(value) and not isinstance(value, type)):
+        return None
+    expected = "a function of scores and labels, each [n], that returns the loss of each sample, [n], or None for sigmoid cross-entropy"
+    return _sentence("loss", value, expected, "Write loss=optax.squared_error, or a function of your own")
+
+
+def _metrics(value: Any) -> str | None:
+    expected = "a tuple of metrics, such as (RecallAt(10, group_by='user'),)"
+    if not isinstance(value, tuple):
+        return _sentence("metrics", value, expected, "Write metrics=(metric,), with the comma")
+    for metric in value:
+        is_metric = (
+            not isinstance(metric, type)
+            and isinstance(getattr(metric, "name", None), str)
+            and hasattr(metric, "group_by")
+        )
+        if not is_metric or not callable(getattr(metric, "of", None)):
+            return _sentence(
+                "metrics", value, expected, "Each has a name, group_by, and of(scores), which returns a number"
+            )
+    return None
+
+
+def _baseline(value: Any) -> str | None:
+    if value is None or isinstance(value, Baseline):
+        return None
+    return _sentence(
+        "baseline", value, "a Baseline, or None", "Write Baseline(name='popularity', figures={'AUC': 0.6})"
+    )

@@ -1,0 +1,160 @@
+"""Frames: what one host sends another in one exchange, as bytes.
+
+A frame is a fixed header of `HEADER_BYTES`, a payload of the length the header names and, if that is not 0, a trailer of `TRAILER_BYTES`
+that repeats the header's checksum, so a payload of another length is found before it is handed out. This module owns the layout, the checks
+that need no connection, and the flat byte views of what callers send. It opens no sockets; `links` says which header must come next.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import google_crc32c
+import numpy as np
+
+from workers.mesh.errors import FrameError, MeshUsageError
+
+Buffer = bytes | bytearray | memoryview | np.ndarray
+
+_MAGIC = b"PEF1"
+# magic, flags, tag, sender, generation, step, sequence, payload bytes, payload crc32c; then the crc32c of all of these.
+_BODY = struct.Struct("<4sIIIQqQQI")
+_CHECKSUM = struct.Struct("<I")
+_END_MAGIC = b"PEFE"
+HEADER_BYTES = _BODY.size + _CHECKSUM.size
+TRAILER_BYTES = _CHECKSUM.size + len(_END_MAGIC)
+
+
+class Tag(enum.IntEnum):
+    """What a frame carries; both ends of an exchange must name the same one."""
+
+    IDS = 1
+    ROWS = 2
+    GRADIENTS = 3
+    CONTROL = 4
+    BUCKETS = 5
+    GOODBYE = 0xFFFFFFFF
+    """Sent by the mesh itself when it closes; callers cannot use it."""
+
+
+class Farewell(enum.IntEnum):
+    """Meaning of the step field of a `GOODBYE` frame; zero and above is the rank that the sender blames."""
+
+    ORDERLY = -1
+    FAILED = -2
+
+
+class FrameFlag(enum.IntFlag):
+    """Options of one frame; both ends of a mesh use the same."""
+
+    NONE = 0
+    PAYLOAD_CHECKSUM = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameHeader:
+    """The fixed part of a frame.
+
+    Attributes:
+      tag, step: the exchange the frame belongs to.
+      sender: rank of the host that sent it.
+      generation: the worker group it was sent in.
+      sequence: how many frames came before it on this connection in this direction.
+      payload_bytes: length of what follows the header.
+      payload_crc32c: checksum of the payload, 0 unless flagged.
+    """
+
+    tag: int
+    step: int
+    sender: int
+    generation: int
+    sequence: int
+    payload_bytes: int
+    payload_crc32c: int = 0
+    flags: int = FrameFlag.NONE
+
+    def pack(self) -> bytes:
+        """`HEADER_BYTES` little-endian bytes, the last four being the checksum of the others."""
+        body = _BODY.pack(
+            _MAGIC,
+            self.flags,
+            self.tag,
+            self.sender,
+            self.generation,
+            self.step,
+            self.sequence,
+            self.payload_bytes,
+            self.payload_crc32c,
+        )
+        return body + _CHECKSUM.pack(google_crc32c.value(body))
+
+    @staticmethod
+    def unpack(data: bytes, *, rank: int) -> FrameHeader:
+        """The header in `HEADER_BYTES` bytes that came from `rank`.
+
+        Raises:
+          FrameError: the bytes do not begin with the magic, or the header's checksum does not fit.
+        """
+        magic, flags, tag, sender, generation, step, sequence, payload_bytes, payload_crc32c = _BODY.unpack_from(data)
+        if magic != _MAGIC:
+            raise FrameError(rank, "magic", repr(magic), repr(_MAGIC))
+        (found,) = _CHECKSUM.unpack_from(data, _BODY.size)
+        expected = google_crc32c.value(data[: _BODY.size])
+        if found != expected:
+            raise FrameError(rank, "header crc32c", f"{found:#010x}", f"{expected:#010x}")
+        return FrameHeader(
+            tag=tag,
+            step=step,
+            sender=sender,
+            generation=generation,
+            sequence=sequence,
+            payload_bytes=payload_bytes,
+            payload_crc32c=payload_crc32c,
+            flags=flags,
+        )
+
+
+def trailer_of(header: bytes) -> bytes:
+    """The `TRAILER_BYTES` that must follow the payload of a packed header."""
+    return header[_BODY.size :] + _END_MAGIC
+
+
+def byte_view(buffer: Buffer) -> memoryview:
+    """A flat view of a buffer's bytes, sharing its memory; writable when the buffer is.
+
+    Raises:
+      MeshUsageError: it is no buffer, is not C-contiguous, or holds Python objects.
+    """
+    if isinstance(buffer, memoryview) and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
+        return buffer
+    try:
+        array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+        if not array.flags.c_contiguous:
+            raise ValueError(f"strides {array.strides} over shape {array.shape}")
+        # Through numpy, since memoryview cannot cast empty arrays, big-endian ones or extension types such as bfloat16.
+        return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
+    except (TypeError, ValueError, BufferError) as error:
+        raise MeshUsageError(
+            f"Found a {type(buffer).__name__} that is not a run of plain bytes ({error}). Expected a C-contiguous array or "
+            "bytes-like object without Python objects. Pass numpy.ascontiguousarray(it)."
+        ) from error
+
+
+def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    """Flat views of all buffers that hold any bytes, in order."""
+    views = [byte_view(buffer) for buffer in buffers]
+    return [view for view in views if view.nbytes]
+
+
+def checksum(views: Iterable[memoryview]) -> int:
+    """crc32c (Castagnoli, as in RFC 3720) of the views laid end to end."""
+    crc = 0
+    for view in views:
+        if view.nbytes:
+            # The extension takes arrays without a copy but refuses memoryviews.
+            crc = google_crc32c.extend(crc, cast(Any, np.frombuffer(view, np.uint8)))
+    return crc

@@ -1,0 +1,338 @@
+"""One connection of a mesh after its handshake: frames out, frames in, nothing twice and nothing early.
+
+A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange` decides when to call them.
+Payloads go straight between the caller's buffers and the kernel. The header of a later exchange may be read and kept, its payload stays in
+the kernel until that exchange begins, so a fast peer is held back by TCP and costs no memory here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.faults.frames import Spoil
+from workers.mesh.errors import ExchangeTimeout, FrameError, MeshUsageError, PeerLost
+from workers.mesh.frames import (
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    Buffer,
+    Farewell,
+    FrameFlag,
+    FrameHeader,
+    Tag,
+    byte_view,
+    checksum,
+    trailer_of,
+)
+
+Receive = Callable[[int, int], Buffer | None]
+"""`receive(rank, num_bytes)` gives the buffer for a payload that is about to arrive."""
+
+_MAX_VIEWS_PER_CALL = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRules:
+    """What both ends of every link of a mesh agree on.
+
+    Attributes:
+      own_rank, generation: written into every header.
+      max_frame_bytes: longest payload taken.
+      flags: options of every frame.
+      spoil: injects faults into frames.
+    """
+
+    own_rank: int
+    generation: int
+    max_frame_bytes: int
+    flags: FrameFlag
+    spoil: Spoil | None = None
+
+
+class Link:
+    """The connection to one host. Mutable; owned by the step thread.
+
+    Attributes:
+      rank: the host at the other end.
+      watched: the selector events it is registered for, kept by the mesh.
+      bytes_received: length of the payload of the current exchange, once its header is here.
+    """
+
+    def __init__(self, *, rank: int, connection: socket.socket, rules: LinkRules) -> None:
+        self.rank = rank
+        self.connection = connection
+        self.watched = 0
+        self.bytes_received = 0
+        self._rules = rules
+        self._out: list[memoryview] = []
+        self._out_at = 0
+        self._sent_frames = 0
+        self._header_bytes = memoryview(bytearray(HEADER_BYTES))
+        self._header_filled = 0
+        self._header: FrameHeader | None = None
+        self._trailer_bytes = memoryview(bytearray(TRAILER_BYTES))
+        self._payload = memoryview(b"")
+        self._missing: list[memoryview] | None = None
+        self._received_frames = 0
+        self._has_left = False
+        self._expected: tuple[int, int] | None = None
+        self._receive: Receive | None = None
+
+    @property
+    def is_sent(self) -> bool:
+        return self._out_at == len(self._out)
+
+    @property
+    def is_received(self) -> bool:
+        return self._expected is None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._expected is None and self._out_at == len(self._out)
+
+    @property
+    def interest(self) -> int:
+        """Selector events that would let this link move on, or show that the peer is gone."""
+        # With the next exchange's header at hand there is nothing to read, and its payload would wake the selector for ever.
+        is_readable = not self._has_left and not (self._expected is None and self._header is not None)
+        return (selectors.EVENT_READ if is_readable else 0) | (0 if self.is_sent else selectors.EVENT_WRITE)
+
+    def begin(self, *, tag: int, step: int, views: list[memoryview], payload_crc32c: int, receive: Receive) -> None:
+        """Sets up both directions of one exchange and sends what the kernel takes at once.
+
+        Raises:
+          PeerLost: the peer has left.
+          FrameError: the frame that came early belongs to another exchange.
+        """
+        if self._has_left:
+            raise self._lost("it closed its mesh before this exchange")
+        header = FrameHeader(
+            tag=tag,
+            step=step,
+            sender=self._rules.own_rank,
+            generation=self._rules.generation,
+            sequence=self._sent_frames,
+            payload_bytes=sum(view.nbytes for view in views),
+            payload_crc32c=payload_crc32c,
+            flags=self._rules.flags,
+        ).pack()
+        self._sent_frames += 1
+        trailer = [memoryview(trailer_of(header))] if views else []
+        self._out, self._out_at = [memoryview(header), *views, *trailer], 0
+        if self._rules.spoil is not None:
+            self._out = self._rules.spoil(self.connection, self.rank, tag, step, self._out)
+        self._expected, self._receive = (tag, step), receive
+        self.write()
+        if self._header is not None:
+            self.read()
+
+    def write(self) -> None:
+        """Sends what the kernel takes now.
+
+        Raises:
+          PeerLost: the connection is broken.
+        """
+        while not self.is_sent:
+            batch = self._out[self._out_at : self._out_at + _MAX_VIEWS_PER_CALL]
+            try:
+                count = self.connection.sendmsg(batch)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if self._header is None:
+                    # A peer that left said why before its connection broke under our sending; that is the better report.
+                    self._read_header()
+                raise self._lost(f"sending failed, {error.strerror}") from error
+            if not self._drop_sent(count, len(batch)):
+                return
+        self._out, self._out_at = [], 0
+
+    def _drop_sent(self, count: int, batch_len: int) -> bool:
+        """Steps over `count` sent bytes; returns whether the whole batch was taken."""
+        end = self._out_at + batch_len
+        while self._out_at < end:
+            view = self._out[self._out_at]
+            if count < view.nbytes:
+                self._out[self._out_at] = view[count:]
+                return False
+            count -= view.nbytes
+            self._out_at += 1
+        return True
+
+    def read(self) -> None:
+        """Takes what has arrived for the current exchange, and at most the header of the next.
+
+        Raises:
+          PeerLost: the connection ended, or the peer said that it leaves.
+          FrameError: what arrived is not the frame that must come next.
+          MeshUsageError: the caller's `receive` gave no fitting buffer.
+        """
+        if self._header is None and not self._read_header():
+            return
+        if self._expected is None:
+            return
+        if self._missing is None:
+            self._missing = self._open_payload()
+        # One call per readiness: looping here while the peer sends would starve our own sending.
+        if self._missing:
+            count = self._receive_into(self._missing, "payload")
+            self._missing = _without_first(self._missing, count)
+        if not self._missing:
+            self._close_payload()
+
+    def _read_header(self) -> bool:
+        count = self._receive_into([self._header_bytes[self._header_filled :]], "header")
+        self._header_filled += count
+        if self._header_filled < HEADER_BYTES:
+            return False
+        self._header_filled = 0
+        header = FrameHeader.unpack(bytes(self._header_bytes), rank=self.rank)
+        self._check(header)
+        if header.tag == Tag.GOODBYE:
+            self._take_goodbye(header.step)
+            return False
+        self._header = header
+        self._received_frames += 1
+        return True
+
+    def _check(self, header: FrameHeader) -> None:
+        """Refuses every header but the next one of this connection."""
+        rules = self._rules
+        for field, found, expected in (
+            ("sender", header.sender, self.rank),
+            ("generation", header.generation, rules.generation),
+            ("sequence", header.sequence, self._received_frames),
+            ("flags", header.flags, int(rules.flags)),
+        ):
+            if found != expected:
+                raise FrameError(self.rank, field, str(found), str(expected))
+        if header.payload_bytes > rules.max_frame_bytes:
+            raise FrameError(self.rank, "payload bytes", str(header.payload_bytes), f"at most {rules.max_frame_bytes}")
+
+    def _take_goodbye(self, step: int) -> None:
+        self._has_left = True
+        if step == Farewell.ORDERLY and self.is_finished:
+            # It has all it wants from us and we have all it sent: fine, unless another exchange begins.
+            return
+        if step == Farewell.ORDERLY:
+            raise self._lost("it closed its mesh in the middle of an exchange")
+        if step == Farewell.FAILED:
+            raise self._lost("it left after a failure of its own")
+        raise PeerLost(self.rank, f"it left because of rank {step}", step)
+
+    def _open_payload(self) -> list[memoryview]:
+        """Asks the caller for the buffer; returns what has to be filled, nothing for an empty frame."""
+        header, receive = self._header, self._receive
+        assert header is not None
+        assert receive is not None
+        if (header.tag, header.step) != self._expected:
+            expected_tag, expected_step = self._expected or (None, None)
+            raise FrameError(
+                self.rank,
+                "tag and step",
+                f"{header.tag} and {header.step}",
+                f"{expected_tag} and {expected_step}, the exchange in progress",
+            )
+        self.bytes_received = header.payload_bytes
+        buffer = receive(self.rank, header.payload_bytes)
+        if header.payload_bytes == 0:
+            return []
+        self._payload = _writable_view(buffer, header.payload_bytes, self.rank)
+        return [self._payload, self._trailer_bytes]
+
+    def _close_payload(self) -> None:
+        header = self._header
+        assert header is not None
+        if header.payload_bytes:
+            trailer, expected = bytes(self._trailer_bytes), trailer_of(bytes(self._header_bytes))
+            if trailer != expected:
+                raise FrameError(self.rank, "trailer", repr(trailer), f"{expected!r} after the payload")
+        if header.flags & FrameFlag.PAYLOAD_CHECKSUM:
+            found = checksum([self._payload])
+            if found != header.payload_crc32c:
+                raise FrameError(
+                    self.rank, "payload crc32c", f"{found:#010x}", f"{header.payload_crc32c:#010x}, as its header says"
+                )
+        self._header = self._missing = self._expected = self._receive = None
+        self._payload = memoryview(b"")
+
+    def _receive_into(self, views: list[memoryview], part: str) -> int:
+        """Bytes taken from the socket, 0 when it holds none now."""
+        try:
+            count = self.connection.recvmsg_into(views)[0]
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._lost(f"receiving failed, {error.strerror}") from error
+        if count == 0:
+            raise self._lost(f"the connection closed with {sum(map(len, views))} bytes of a {part} missing")
+        return count
+
+    def _lost(self, reason: str) -> PeerLost:
+        return PeerLost(self.rank, reason)
+
+    def say_goodbye(self, step: int) -> None:
+        """Tells the peer why we leave, if the stream is between two frames and the kernel takes it; never raises."""
+        if not self.is_sent or self._has_left:
+            return
+        header = FrameHeader(
+            tag=Tag.GOODBYE,
+            step=step,
+            sender=self._rules.own_rank,
+            generation=self._rules.generation,
+            sequence=self._sent_frames,
+            payload_bytes=0,
+            flags=self._rules.flags,
+        )
+        try:
+            self.connection.send(header.pack())
+        except OSError:
+            # The peer is gone or takes nothing; the closing connection tells it all the same.
+            return
+        self._sent_frames += 1
+
+    def close(self) -> None:
+        """Closes the connection and lets go of the caller's buffers."""
+        self.connection.close()
+        self._out, self._out_at = [], 0
+        self._missing = self._receive = None
+        self._payload = memoryview(b"")
+
+
+def farewell_for(error: BaseException) -> int:
+    """What the others are told about the cause: the rank at fault if it is one rank."""
+    match error:
+        case PeerLost():
+            return error.blamed_rank
+        case FrameError():
+            return error.rank
+        case ExchangeTimeout():
+            late = {*error.waiting_for, *error.unsent}
+            return late.pop() if len(late) == 1 else Farewell.FAILED
+        case _:
+            return Farewell.FAILED
+
+
+def _without_first(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of the views after their first `num_bytes`."""
+    left = []
+    for view in views:
+        skipped = min(num_bytes, view.nbytes)
+        num_bytes -= skipped
+        if skipped < view.nbytes:
+            left.append(view[skipped:])
+    return left
+
+
+def _writable_view(buffer: Buffer | None, num_bytes: int, rank: int) -> memoryview:
+    view = memoryview(b"") if buffer is None else byte_view(buffer)
+    if view.readonly or view.nbytes < num_bytes:
+        kind = "read-only" if view.readonly else "writable"
+        raise MeshUsageError(
+            f"Found a {kind} buffer of {view.nbytes} bytes for {num_bytes} bytes from rank {rank}. Expected a writable one "
+            "of at least that size. Allocate it in `receive` from the size given there."
+        )
+    return view[:num_bytes]

@@ -1,0 +1,422 @@
+"""The mesh: all-to-all exchange of bytes between the hosts of one generation.
+
+One duplex TCP connection per pair of hosts, driven by readiness, straight between the callers' arrays and the kernel. `Mesh` decides when
+each `Link` moves, holds the deadline, and ends as a whole when any part fails, since a step that misses one host is no step.
+
+A mesh belongs to one thread at a time, which calls everything; only `abort` may come from other threads. It starts no threads. Whoever
+wants two exchanges at once owns two meshes.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workers.descriptors import require_for_host
+from workers.faults.frames import Spoil
+from workers.mesh.aborting import AbortSignal
+from workers.mesh.errors import (
+    ExchangeTimeout,
+    FrameError,
+    HandshakeRefused,
+    MeshAborted,
+    MeshBroken,
+    MeshConnectTimeout,
+    MeshError,
+    MeshUsageError,
+    PeerLost,
+)
+from workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
+from workers.mesh.handshake import MeshIdentity
+from workers.mesh.link import Link, LinkRules, Receive, farewell_for
+from workers.mesh.link_silence import NOTABLE_S, silence_s
+from workers.mesh.setup import Address, Forming, Refusal, Refusals, open_listener
+from workers.mesh.statistics import ExchangeStatistics
+
+__all__ = [
+    "ExchangeStatistics",
+    "ExchangeTimeout",
+    "FrameError",
+    "HandshakeRefused",
+    "Mesh",
+    "MeshAborted",
+    "MeshBroken",
+    "MeshConnectTimeout",
+    "MeshError",
+    "MeshIdentity",
+    "MeshOptions",
+    "MeshUsageError",
+    "PeerLost",
+    "Tag",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions:
+    """How a mesh runs; the same on all hosts.
+
+    Attributes:
+      max_frame_bytes: longest payload one host may send another in one exchange.
+      payload_crc: whether payloads carry a checksum, about 0.2 ms per MB and direction on top of TCP's own.
+      handshake_timeout_s: how long one connection may take to prove itself.
+      socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is small.
+      spoil: injects faults into frames; this host's own.
+    """
+
+    max_frame_bytes: int = 4 << 30
+    payload_crc: bool = False
+    handshake_timeout_s: float = 5.0
+    socket_buffer_bytes: int | None = None
+    spoil: Spoil | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Exchange:
+    """The exchange in progress. Mutable."""
+
+    tag: int
+    step: int
+    started_s: float
+    bytes_sent: int
+    unfinished: set[Link]
+    seconds_blocked: float = 0.0
+
+
+class Mesh:
+    """Connections from this host to all others of its generation.
+
+    Life: `listen`, then `connect` once the driver knows all addresses, then any number of exchanges, then `close`. After any `MeshError`
+    the connections are closed at once, so that the other hosts notice, and every later call raises.
+
+    Attributes:
+      identity: who this host is.
+      address: where it listens, for the other hosts.
+    """
+
+    def __init__(
+        self,
+        identity: MeshIdentity,
+        *,
+        listener: socket.socket,
+        options: MeshOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self.identity = identity
+        host, port = listener.getsockname()[:2]
+        self.address: Address = (host, port)
+        self._listener = listener
+        self._options = options
+        self._clock = clock
+        self._abort_signal = AbortSignal()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._abort_signal, selectors.EVENT_READ, None)
+        self._refusals = Refusals()
+        self._links: list[Link] = []
+        self._is_connected = False
+        self._is_closed = False
+        self._exchange: _Exchange | None = None
+        self._error: BaseException | None = None
+        self._statistics = ExchangeStatistics()
+
+    @staticmethod
+    def listen(
+        identity: MeshIdentity,
+        *,
+        bind_address: str,
+        options: MeshOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Mesh:
+        """A mesh that listens on a free port of `bind_address` and is connected to nobody yet.
+
+        Raises:
+          MeshUsageError: the address is empty or stands for all interfaces.
+          OSError: the address is not of this machine.
+          DescriptorsExhausted: this process may not open as many connections.
+        """
+        require_for_host(identity.num_ranks)
+        options = options or MeshOptions()
+        listener = open_listener(bind_address, socket_buffer_bytes=options.socket_buffer_bytes)
+        try:
+            return Mesh(identity, listener=listener, options=options, clock=clock)
+        except BaseException:
+            listener.close()
+            raise
+
+    def connect(self, addresses: Sequence[Address], *, timeout_s: float) -> None:
+        """Connects to every other host and stops listening.
+
+        Args:
+          addresses: numeric address and port of every rank, in rank order; the own one is ignored.
+
+        Raises:
+          MeshConnectTimeout: some hosts did not connect in time, or their machine does not answer at all.
+          HandshakeRefused: a host of lower rank is of another run, generation or plan, or holds another token.
+          MeshAborted: `abort` was called.
+          DescriptorsExhausted: there was no room for a connection with each of them.
+        """
+        self._require_usable()
+        if self._is_connected:
+            raise MeshUsageError(
+                "Found a second call of connect. Expected one per mesh. Listen and connect a new mesh."
+            )
+        if len(addresses) != self.identity.num_ranks:
+            raise MeshUsageError(
+                f"Found {len(addresses)} addresses for {self.identity.num_ranks} ranks. Expected one per rank, in rank order."
+            )
+        try:
+            connections = Forming(
+                identity=self.identity,
+                listener=self._listener,
+                addresses=addresses,
+                abort_signal=self._abort_signal,
+                refusals=self._refusals,
+                handshake_timeout_s=self._options.handshake_timeout_s,
+                socket_buffer_bytes=self._options.socket_buffer_bytes,
+                clock=self._clock,
+            ).run(timeout_s)
+        except BaseException as error:
+            self._break(error)
+            raise
+        self._listener.close()
+        rules = LinkRules(
+            own_rank=self.identity.rank,
+            generation=self.identity.generation,
+            max_frame_bytes=self._options.max_frame_bytes,
+            flags=FrameFlag.PAYLOAD_CHECKSUM if self._options.payload_crc else FrameFlag.NONE,
+            spoil=self._options.spoil,
+        )
+        self._links = [Link(rank=rank, connection=connections[rank], rules=rules) for rank in sorted(connections)]
+        self._is_connected = True
+
+    def exchange(
+        self, *, tag: int, step: int, send: Sequence[Sequence[Buffer]], receive: Receive, timeout_s: float
+    ) -> ExchangeStatistics:
+        """Sends every other host its frame and takes one from each: `begin` and `finish` in one call."""
+        self.begin(tag=tag, step=step, send=send, receive=receive)
+        return self.finish(timeout_s=timeout_s)
+
+    def begin(self, *, tag: int, step: int, send: Sequence[Sequence[Buffer]], receive: Receive) -> None:
+        """Starts an exchange and sends what the kernel takes without waiting.
+
+        Args:
+          tag, step: name of the exchange; all hosts must run the same exchanges in the same order.
+          send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish` returns. The own
+            rank's entry is ignored.
+          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come; returns a writable
+            C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes the result is ignored.
+
+        Raises:
+          MeshUsageError: not connected, an exchange is in progress, or a buffer cannot be sent.
+          PeerLost, FrameError, MeshAborted, MeshBroken: the mesh has ended.
+        """
+        self._require_usable()
+        views_by_rank = self._checked_views(tag, step, send)
+        crcs = [checksum(views) if self._options.payload_crc else 0 for views in views_by_rank]
+        self._exchange = exchange = _Exchange(
+            tag=int(tag),
+            step=int(step),
+            started_s=self._clock(),
+            bytes_sent=sum(view.nbytes for views in views_by_rank for view in views),
+            unfinished=set(self._links),
+        )
+        try:
+            for link in self._links:
+                views, crc = views_by_rank[link.rank], crcs[link.rank]
+                link.begin(tag=exchange.tag, step=exchange.step, views=views, payload_crc32c=crc, receive=receive)
+                self._after_move(exchange, link)
+        except BaseException as error:
+            self._break(error)
+            raise
+
+    def progress(self) -> bool:
+        """Moves what can move now, at most one piece per host; returns whether the exchange only needs `finish` to return.
+
+        Raises:
+          As `finish`, but for the timeout.
+        """
+        exchange = self._exchange_in_progress()
+        try:
+            self._move(exchange, 0.0)
+        except BaseException as error:
+            self._break(error)
+            raise
+        return not exchange.unfinished
+
+    def finish(self, *, timeout_s: float) -> ExchangeStatistics:
+        """Waits until all frames of the exchange are in and out.
+
+        Raises:
+          PeerLost: a connection ended, whether or not anything was still due on it.
+          ExchangeTimeout: `timeout_s` passed since this call.
+          FrameError: a host sent another frame than the one due.
+          MeshUsageError: `receive` gave no fitting buffer, which ends the mesh, since the frame cannot be taken.
+          MeshAborted: `abort` was called.
+        """
+        exchange = self._exchange_in_progress()
+        deadline_s = self._clock() + timeout_s
+        try:
+            while exchange.unfinished:
+                now_s = self._clock()
+                if now_s >= deadline_s:
+                    raise self._timeout(exchange, timeout_s)
+                self._move(exchange, deadline_s - now_s)
+            self._abort_signal.raise_if_requested()
+        except BaseException as error:
+            self._break(error)
+            raise
+        self._exchange = None
+        statistics = ExchangeStatistics(
+            num_exchanges=1,
+            bytes_sent=exchange.bytes_sent,
+            bytes_received=sum(link.bytes_received for link in self._links),
+            seconds_blocked=exchange.seconds_blocked,
+            seconds_total=self._clock() - exchange.started_s,
+        )
+        self._statistics += statistics
+        return statistics
+
+    def abort(self, reason: str) -> None:
+        """Ends the mesh from any thread: the thread in `connect` or `finish` wakes at once and raises `MeshAborted`."""
+        self._abort_signal.request(reason)
+
+    def close(self) -> None:
+        """Says goodbye to the other hosts and frees all descriptors; harmless when repeated. Not to be called from other threads."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._leave(Farewell.ORDERLY if self._exchange is None else Farewell.FAILED)
+        self._selector.close()
+        self._abort_signal.close()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def statistics(self) -> ExchangeStatistics:
+        """Sum over all finished exchanges."""
+        return self._statistics
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The last connections that were not let in, oldest first."""
+        return self._refusals.last
+
+    def describe_refusals(self) -> tuple[str, ...]:
+        """The last connections that were not let in, one line each."""
+        return self._refusals.describe()
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may be another one."""
+        return tuple(link.rank for link in self._links if not link.is_received)
+
+    @property
+    def unheard_s(self) -> dict[int, float]:
+        """Ranks of whose machine nothing came for a notable time, and for how long. From any thread."""
+        silences = {link.rank: silence_s(link.connection) for link in self._links}
+        return {rank: seconds for rank, seconds in silences.items() if seconds >= NOTABLE_S}
+
+    @property
+    def num_refusals(self) -> int:
+        """How many connections were not let in."""
+        return self._refusals.count
+
+    def _require_usable(self) -> None:
+        try:
+            self._abort_signal.raise_if_requested()
+        except MeshAborted as error:
+            # Aborted between two calls: only now can this thread let the other hosts know.
+            if self._error is None:
+                self._break(error)
+            raise
+        if self._error is not None:
+            raise MeshBroken(f"{self._error}") from self._error
+        if self._is_closed:
+            raise MeshBroken("It was closed.")
+
+    def _exchange_in_progress(self) -> _Exchange:
+        self._require_usable()
+        if self._exchange is None:
+            raise MeshUsageError("Found no exchange in progress. Expected a call of begin before progress or finish.")
+        return self._exchange
+
+    def _checked_views(self, tag: int, step: int, send: Sequence[Sequence[Buffer]]) -> list[list[memoryview]]:
+        num_ranks = self.identity.num_ranks
+        if not self._is_connected or self._exchange is not None:
+            state = "an unfinished exchange" if self._is_connected else "a mesh that is not connected"
+            raise MeshUsageError(
+                f"Found {state}. Expected connect, then one exchange at a time. Call connect or finish first."
+            )
+        if not 0 <= tag < Tag.GOODBYE:
+            raise MeshUsageError(f"Found tag {tag}. Expected 0 to {Tag.GOODBYE - 1}. Use a member of Tag.")
+        if not -(2**63) <= step < 2**63:
+            raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
+        if len(send) != num_ranks:
+            raise MeshUsageError(
+                f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] where nothing is sent."
+            )
+        views_by_rank = [[] if rank == self.identity.rank else byte_views(buffers) for rank, buffers in enumerate(send)]
+        for rank, views in enumerate(views_by_rank):
+            num_bytes = sum(view.nbytes for view in views)
+            if num_bytes > self._options.max_frame_bytes:
+                raise MeshUsageError(
+                    f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {self._options.max_frame_bytes}. "
+                    "Split the exchange or raise max_frame_bytes on all hosts."
+                )
+        return views_by_rank
+
+    def _move(self, exchange: _Exchange, wait_s: float) -> None:
+        """One round: waits at most `wait_s` for anything to become ready, and moves it."""
+        before_s = self._clock()
+        ready = self._selector.select(wait_s)
+        exchange.seconds_blocked += self._clock() - before_s
+        for key, events in ready:
+            link: Link | None = key.data
+            if link is None:
+                self._abort_signal.raise_if_requested()
+                continue
+            # Reading first finds the goodbye of a peer that left, which says more than a failed send.
+            if events & selectors.EVENT_READ:
+                link.read()
+            if events & selectors.EVENT_WRITE:
+                link.write()
+            self._after_move(exchange, link)
+
+    def _after_move(self, exchange: _Exchange, link: Link) -> None:
+        if link.is_finished:
+            exchange.unfinished.discard(link)
+        interest = link.interest
+        if interest == link.watched:
+            return
+        if not interest:
+            self._selector.unregister(link.connection)
+        elif not link.watched:
+            self._selector.register(link.connection, interest, link)
+        else:
+            self._selector.modify(link.connection, interest, link)
+        link.watched = interest
+
+    def _timeout(self, exchange: _Exchange, timeout_s: float) -> ExchangeTimeout:
+        waiting_for = sorted(link.rank for link in exchange.unfinished if not link.is_received)
+        unsent = sorted(link.rank for link in exchange.unfinished if not link.is_sent)
+        return ExchangeTimeout(exchange.tag, exchange.step, waiting_for, unsent, timeout_s)
+
+    def _break(self, error: BaseException) -> None:
+        """Ends the mesh because of `error`: the other hosts learn it now, not when somebody calls `close`."""
+        self._error = error
+        self._leave(farewell_for(error))
+
+    def _leave(self, farewell: int) -> None:
+        for link in self._links:
+            if link.watched:
+                self._selector.unregister(link.connection)
+            link.say_goodbye(farewell)
+            link.close()
+        self._links = []
+        self._listener.close()

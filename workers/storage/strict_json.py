@@ -1,0 +1,155 @@
+"""JSON from storage, read as if an adversary had written it, and sealed so that one changed byte is found.
+
+A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member, so the check needs
+the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number range apply before anything is built
+from the content. What the members mean is decided by the callers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+from workers.storage.errors import StorageError
+
+MAX_DOCUMENT_BYTES = 1 << 20
+MAX_DEPTH = 16
+# Far above what the largest real document holds: a manifest has some ten lists and objects for each array of a table, and its numbers and texts
+# stand in long lists. A small value costs many times its text in memory, so a forged file of few bytes could otherwise cost gigabytes.
+MAX_CONTAINERS = 1 << 20
+MAX_VALUES = 1 << 23
+_MAX_INT = 2**63 - 1
+_MIN_INT = -(2**63)
+_TAIL_PREFIX = b',"sha256":"'
+_TAIL_LENGTH = len(_TAIL_PREFIX) + 64 + len(b'"}\n')
+# Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed over once.
+_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}"]|\Z)', re.DOTALL)
+
+_REMEDY = "The file is damaged or not ours: restore it from a copy, or load an older commit."
+
+
+class DocumentRefused(StorageError):
+    """A JSON document is damaged, hostile, or not of the expected form."""
+
+    def __init__(self, name: str, found: str, expected: str, remedy: str = _REMEDY):
+        super().__init__(f"'{name}': found {found}; expected {expected}. {remedy}")
+        self.name = name
+        self.found = found
+        self.expected = expected
+
+
+def canonical_bytes(document: Any) -> bytes:
+    """JSON with sorted keys, no spaces, ASCII only.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """Canonical JSON plus its own checksum as the last member, and a newline."""
+    body = canonical_bytes(document)
+    if body == b"{}" or "sha256" in document:
+        raise ValueError("A sealed document needs at least one member, and none called 'sha256'. Rename the member.")
+    return body[:-1] + _TAIL_PREFIX + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+
+
+def unseal(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
+    """The document that `seal` was given.
+
+    Raises:
+      DocumentRefused: any byte differs from what was sealed, or the content breaks a limit of `parse_strictly`.
+    """
+    # Hashed where it lies: a copy of a large document would cost its size once more.
+    body = hashlib.sha256(memoryview(data)[:-_TAIL_LENGTH])
+    body.update(b"}")
+    if data[-_TAIL_LENGTH:] != _TAIL_PREFIX + body.hexdigest().encode() + b'"}\n':
+        raise DocumentRefused(name, f"{len(data)} bytes whose checksum does not match them", "the bytes as written")
+    document = parse_strictly(name, data, max_bytes=max_bytes + _TAIL_LENGTH)
+    if not isinstance(document, dict):
+        raise DocumentRefused(name, type(document).__name__, "a JSON object")
+    del document["sha256"]
+    return document
+
+
+def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Parses JSON, refusing what a careless reader would accept.
+
+    Raises:
+      DocumentRefused: too large, too deep, not UTF-8, not JSON, a member twice, an integer outside 64 bits, NaN or infinity.
+    """
+    beyond = beyond_limits(data, max_bytes=max_bytes)
+    if beyond is not None:
+        raise DocumentRefused(name, *beyond)
+    _check_depth(name, data, max_depth)
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=lambda pairs: _without_repeats(name, pairs),
+            parse_constant=lambda text: _refuse_number(name, text),
+            parse_int=lambda text: _bounded_int(name, text),
+            parse_float=lambda text: _finite_float(name, text),
+        )
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise DocumentRefused(name, f"{type(error).__name__}: {error}"[:200], "JSON in UTF-8") from None
+
+
+def beyond_limits(data: bytes, *, max_bytes: int) -> tuple[str, str] | None:
+    """What is too much of a document for `parse_strictly`, found and expected; None if it may be read, so that a writer can ask, too.
+
+    Counts what the parser would build an object for; characters inside strings count as well, of which real documents have few.
+    """
+    if len(data) > max_bytes:
+        return f"{len(data)} bytes", f"at most {max_bytes}"
+    containers, values = data.count(b"[") + data.count(b"{"), data.count(b",") + 1
+    if containers > MAX_CONTAINERS or values > MAX_VALUES:
+        return (
+            f"about {values:,} values in {containers:,} lists and objects",
+            f"at most {MAX_VALUES:,} in {MAX_CONTAINERS:,}",
+        )
+    return None
+
+
+def _check_depth(name: str, data: bytes, max_depth: int) -> None:
+    """Counts brackets outside strings: the parser itself would recurse before anybody could stop it."""
+    depth = 0
+    for match in _TO_BRACKET.finditer(data):
+        token = match.group(1)
+        if token in (b'"', b""):
+            # The end, or a text without one, at which the parser stops as well; looking on would read the rest again for every quote.
+            break
+        if token in b"[{":
+            depth += 1
+            if depth > max_depth:
+                raise DocumentRefused(name, f"more than {max_depth} levels of nesting", f"at most {max_depth}")
+        elif token in b"]}":
+            depth -= 1
+
+
+def _without_repeats(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise DocumentRefused(name, "a member that appears twice", "each member once")
+    return document
+
+
+def _refuse_number(name: str, text: str) -> float:
+    raise DocumentRefused(name, f"the number {text}", "finite numbers")
+
+
+def _bounded_int(name: str, text: str) -> int:
+    value = int(text) if len(text) <= 20 else _MAX_INT + 1
+    if not _MIN_INT <= value <= _MAX_INT:
+        raise DocumentRefused(name, f"the integer {text[:30]}", "integers of 64 bits")
+    return value
+
+
+def _finite_float(name: str, text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise DocumentRefused(name, f"the number {text[:30]}", "finite numbers")
+    return value
