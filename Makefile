@@ -53,7 +53,7 @@ simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --processes $(PROCESSES))
 
 lease-races: $(STAMP)
-	$(BIN)/python -m tests.orchestrator.lease_races --rounds $(or $(ROUNDS),200)
+	$(BIN)/python -m tests.orchestrator.commit.races.lease_races --rounds $(or $(ROUNDS),200)
 
 # The whole list, then make chaos ROUNDS=50 SEED=1 random schedules; each is replayed by its own SEED and ROUNDS=1.
 chaos: $(STAMP)
@@ -64,11 +64,11 @@ chaos-short: $(STAMP)
 	$(BIN)/podembed chaos --in-process --only F6,F16,F19,F26
 
 faults: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/test_kill_during_save.py \
-		tests/orchestrator/test_staleness.py tests/orchestrator/test_equality.py
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/driver/test_kill_during_save.py \
+		tests/orchestrator/driver/test_staleness.py tests/orchestrator/driver/test_equality.py
 
 elastic: $(STAMP)
-	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/test_placement.py tests/faults/test_node_loss.py
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py
 
 SECONDS ?= 60
 fuzz: $(STAMP)

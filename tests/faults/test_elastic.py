@@ -13,7 +13,7 @@ import pytest
 from orchestrator.commit import checkpoint
 from tests.faults.elastic_process import COMMIT_EVERY
 from tests.long_tests import is_long
-from tests.orchestrator.test_equality import expected_audit
+from tests.orchestrator.driver.test_equality import expected_audit
 from tests.processes import said_by
 from tests.run_state import committed_state
 from tests.small_job import small_job

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.driver.console import SilentReporter, WindowReport
 from tests.long_tests import is_long
-from tests.orchestrator.test_equality import expected_audit, train_small
+from tests.orchestrator.driver.test_equality import expected_audit, train_small
 from tests.processes import actor_processes
 from tests.run_state import committed_state
 from tests.small_job import small_job

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.commit.lease import read_commit_names, read_head, read_heartbeat
 from orchestrator.outcomes import EXIT_INTERRUPTED
 from tests.faults.interrupted_process import HANGS_S
-from tests.jobs.test_cli import run
+from tests.jobs.cli.test_main import run
 from tests.run_state import assert_same_bytes, committed_state
 from workers.storage.store import Store
 

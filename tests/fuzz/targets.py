@@ -1,6 +1,6 @@
 """What is fuzzed: functions of bytes that end for every content, with rows or with an error of ours that names the file.
 
-`tests/workers/test_input_fuzz.py` calls them in every test run with content that hypothesis makes, and `python -m tests.fuzz` with content
+`tests/workers/input/test_input_fuzz.py` calls them in every test run with content that hypothesis makes, and `python -m tests.fuzz` with content
 that atheris finds by what it reaches. A target raises nothing but what is a fault of the code.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from tests.workers.parquet_sets import declaration, table_of
+from tests.workers.formats.parquet_sets import declaration, table_of
 from workers.columns.vocabulary import Vocabulary
 from workers.data.bad_rows import BadRowLog
 from workers.data.batch import Batch

@@ -12,7 +12,7 @@ from orchestrator.commit import checkpoint
 from orchestrator.commit.lease import Lease
 from orchestrator.commit.manifest import Manifest, commit_name
 from orchestrator.commit.run_record import TableRecord, open_or_create
-from tests.orchestrator.checkpoint_samples import RECORD, VERSIONS, take
+from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
 from workers.checkpoint.deltas import PartWriter
 from workers.checkpoint.files import (
     BucketReceipt,

@@ -16,7 +16,7 @@ from workers.descriptors import DescriptorsExhausted, in_use, require_descriptor
 # Each runs in a process of its own, since a hard limit cannot be raised again.
 PRELUDE = """
 import os, resource, socket, sys, threading, time
-from tests.workers.mesh_testing import LOCAL, identity, in_threads, succeed, trade
+from tests.workers.mesh.mesh_testing import LOCAL, identity, in_threads, succeed, trade
 from workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
 from workers.mesh.mesh import Mesh, MeshConnectTimeout
 

@@ -15,7 +15,7 @@ from jobs.prepare.settings import PrepareError
 from orchestrator.api.config import ConfigurationError
 from orchestrator.api.errors import EXIT_CONFIGURATION
 from tests.click_logs import click_lines
-from tests.jobs.test_cli import run
+from tests.jobs.cli.test_main import run
 from workers.data.config import DenseColumn
 from workers.input.reader import InputReader, build_index, training_plan
 from workers.job.job import JobError, JobReference

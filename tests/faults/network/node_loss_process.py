@@ -1,0 +1,89 @@
+"""Trains on a cluster of several Ray nodes of its own, takes a node away in mid-run, and prints what came of it as one JSON line.
+
+Run as `python -m tests.faults.network.node_loss_process DATA STORAGE`. A process of its own, because Ray connects a process to one cluster only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from orchestrator.driver.console import SilentReporter, WindowReport
+from orchestrator.trainer import Trainer
+from tests.processes import actor_processes
+from workers.job.job import JobReference
+
+
+class NodeTaker(SilentReporter):
+    """Removes, once, a node on which a host lives, after the second commit."""
+
+    def __init__(self, cluster: Cluster, nodes: list) -> None:
+        self.cluster, self.nodes = cluster, nodes
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+    def window(self, report: WindowReport) -> None:
+        if report.committed_step >= 10 and self.nodes:
+            victim = next(node for node in self.nodes if node.node_id in _used_nodes())
+            self.nodes.clear()
+            hosts = actor_processes("HostActor")
+            self.cluster.remove_node(victim, allow_graceful=False)
+            # The node's workers leave when they miss their daemon; the run must not be over by then.
+            deadline = time.monotonic() + 60
+            # By number, not by title, which Ray changes with each call.
+            while all(os.path.exists(f"/proc/{host}") for host in hosts) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if all(os.path.exists(f"/proc/{host}") for host in hosts):
+                raise TimeoutError("No host process ended with its node within 60 s.")
+
+
+def _used_nodes() -> set[str]:
+    """Nodes on which the run has a host; what Ray says of free resources lags behind."""
+    groups = placement_group_table().values()
+    return {node for group in groups if group["state"] == "CREATED" for node in group["bundles_to_node_id"].values()}
+
+
+def main(data: str, storage: str) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        reporter = NodeTaker(cluster, nodes)
+        result = Trainer(
+            JobReference(function="tests.small_job:small_job", arguments={"folder": data}),
+            scaling_config=ScalingConfig(num_hosts=2, threads_per_host=1, resources_per_host={"CPU": 1}),
+            run_config=RunConfig(
+                name="node-loss", storage_path=storage, max_steps=50, checkpoint_config=CheckpointConfig(every_steps=10)
+            ),
+            reporter=reporter,
+        ).fit()
+        print(
+            json.dumps(
+                {
+                    "path": result.path,
+                    "step": result.step,
+                    "losses": [result.losses[step] for step in sorted(result.losses)],
+                    "recoveries": [recovery.cause for recovery in result.recoveries],
+                    "notices": reporter.notices,
+                }
+            )
+        )
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,283 @@
+"""Manifests: a round trip, a limit for everything a hostile one may claim, and no crash on any input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.commit.manifest import Manifest, commit_name, from_json, parse_commit_name, problems, to_json
+from orchestrator.commit.verification import verify
+from tests.orchestrator.commit.checkpoint_samples import write_attempt
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused, seal, unseal
+
+STORE = Store("memory://manifest-samples/run")
+NAME = "s000000010-g00000002"
+_SAMPLE: list[Manifest] = []
+
+
+def sample() -> Manifest:
+    if not _SAMPLE:
+        _SAMPLE.append(write_attempt(STORE, step=10, generation=2, parent="s000000008-g00000001"))
+    return _SAMPLE[0]
+
+
+def document() -> dict[str, Any]:
+    return unseal("x", to_json(sample()))
+
+
+def test_a_manifest_comes_back() -> None:
+    assert from_json(NAME, to_json(sample())) == sample()
+    assert to_json(from_json(NAME, to_json(sample()))) == to_json(sample())
+
+
+def test_it_knows_all_its_files() -> None:
+    assert sample().file_sizes() == STORE.sizes(f"data/{NAME}")
+    assert sample().name == NAME
+    assert sample().size_bytes == sum(
+        size for name, size in sample().file_sizes().items() if not name.endswith("zarr.json")
+    )
+
+
+@given(st.integers(0, 10**17), st.integers(1, 10**11))
+def test_names_of_commits_parse(step: int, generation: int) -> None:
+    assert parse_commit_name(commit_name(step=step, generation=generation)) == (step, generation)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s1-g1",
+        "s0000000010-g00000001",
+        "s000000010-g00000001.json",
+        "s000000010-g-0000001",
+        "../x",
+        "s00000001٣-g00000001",
+    ],
+)
+def test_other_texts_are_no_names_of_commits(text: str) -> None:
+    assert parse_commit_name(text) is None
+
+
+def test_a_changed_byte_is_found() -> None:
+    good = to_json(sample())
+    for at in random.Random(0).sample(range(len(good)), 300):
+        bad = bytearray(good)
+        bad[at] ^= 1 << (at % 8)
+        with pytest.raises(DocumentRefused):
+            from_json(NAME, bytes(bad))
+
+
+def test_a_manifest_under_another_name_is_refused() -> None:
+    with pytest.raises(DocumentRefused, match=NAME):
+        from_json("s000000011-g00000002", to_json(sample()))
+
+
+def test_another_format_is_refused_with_advice() -> None:
+    with pytest.raises(DocumentRefused, match="matching version of podembed"):
+        from_json(NAME, seal(document() | {"format_version": 2}))
+
+
+def change(path: str, value: object) -> bytes:
+    """The sample with one member replaced, sealed again as an attacker would."""
+    changed = document()
+    at: Any = changed
+    *parents, last = [int(key) if key.isdecimal() else key for key in path.split(".")]
+    for key in parents:
+        at = at[key]
+    at[last] = value
+    return seal(changed)
+
+
+LONG = "x" * 5000
+OTHER = "data/s000000010-g00000002/other"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("step", -1),
+        ("step", 11),
+        ("step", 10.0),
+        ("step", 10**18),
+        ("generation", 0),
+        ("hosts", 0),
+        ("run_id", ""),
+        ("run_id", LONG),
+        ("parent", "../../etc"),
+        ("parent", NAME),
+        ("parent", "s000000011-g00000001"),
+        ("parent", "s000000008-g00000003"),
+        ("created_unix_s", "now"),
+        ("unknown", 1),
+        ("tables", {}),
+        ("tables", [None]),
+        ("tables.0.name", ""),
+        ("tables.0.name", "users\x1b[31m"),
+        ("tables.0.name", "items"),
+        ("tables.0.num_rows", -1),
+        ("tables.0.num_rows", 2**62),
+        ("tables.0.num_rows", 33 * 4),
+        ("tables.0.dim", 4),
+        ("tables.0.num_buckets", 3),
+        ("tables.0.num_buckets", 0),
+        ("tables.0.num_buckets", 2**40),
+        ("tables.0.rows_per_bucket", 2**40),
+        ("tables.0.arrays", []),
+        ("tables.0.arrays.0.name", "accumulator"),
+        ("tables.0.arrays.1.name", "rows"),
+        ("tables.0.arrays.1.name", 7),
+        ("tables.0.arrays.1.width", 2**50),
+        ("tables.0.arrays.1.width", 0),
+        ("tables.0.arrays.0.dtype", "object"),
+        ("tables.0.arrays.0.dtype", "float64"),
+        ("tables.0.arrays.0.path", "/etc"),
+        ("tables.0.arrays.0.path", "data/../x"),
+        ("tables.0.arrays.0.path", "commit/x"),
+        ("tables.0.arrays.0.path", "data/not-an-attempt/x"),
+        ("tables.0.arrays.0.metadata_size_bytes", 2**40),
+        ("tables.0.arrays.0.metadata_crc32c", 2**32),
+        ("tables.0.digests", []),
+        ("tables.0.digests.0", "0" * 31),
+        ("tables.0.digests.0", "G" * 32),
+        ("tables.0.chunks", []),
+        ("tables.0.chunks", {}),
+        ("tables.0.chunks.rows", {}),
+        ("tables.0.chunks.rows.name", []),
+        ("tables.0.chunks.rows.name", 3),
+        ("tables.0.chunks.rows.name.0", "../../../etc/passwd"),
+        ("tables.0.chunks.rows.name.0", "s3://bucket/x"),
+        ("tables.0.chunks.rows.name.0", "data/s000000010-g00000002/tables/users/rows/c/1/0/0"),
+        ("tables.0.chunks.rows.name.0", "RUN.json"),
+        ("tables.0.chunks.rows.name.0", None),
+        ("tables.0.chunks.rows.size_bytes.0", 2**60),
+        ("tables.0.chunks.rows.size_bytes.0", -4),
+        ("tables.0.chunks.rows.crc32c.0", -1),
+        ("tables.0.chunks.extra", {"name": [], "size_bytes": [], "crc32c": []}),
+        ("dense.0.key", "count"),
+        ("dense.0.key", LONG),
+        ("dense.0.shape", [2**40, 2**40]),
+        ("dense.0.shape", [-2, 3]),
+        ("dense.0.shape", [1] * 17),
+        ("dense.0.dtype", "O"),
+        ("dense.0.size_bytes", 0),
+        ("dense.0.path", "data/x"),
+        ("dense.0.path", f"{OTHER}/../../x"),
+        ("dense.1.path", "data/s000000010-g00000002/dense/w"),
+        ("placement", {}),
+        ("placement.users", [0, 1]),
+        ("placement.users.0", 2),
+        ("placement.users.0", -1),
+        ("counters", {"a": "b"}),
+        ("cursor", {LONG: 1}),
+        ("versions", {"a": LONG}),
+        ("versions", {"a": None}),
+    ],
+)
+def test_a_manifest_that_claims_nonsense_is_refused_even_with_a_good_seal(path: str, value: object) -> None:
+    with pytest.raises(DocumentRefused):
+        from_json(NAME, change(path, value))
+
+
+def test_many_arrays_of_many_buckets_cost_nothing() -> None:
+    """2^20 buckets × 500 arrays would be 5·10^8 entries to expect; counting comes first."""
+    changed = document()
+    table = changed["tables"][0]
+    table["num_buckets"], table["rows_per_bucket"] = 2**20, 1
+    table["arrays"] = [table["arrays"][0] | {"name": "rows" if n == 0 else f"a{n}"} for n in range(500)]
+    table["chunks"] = {array["name"]: {"name": [], "size_bytes": [], "crc32c": []} for array in table["arrays"]}
+    with pytest.raises(DocumentRefused):
+        from_json(NAME, seal(changed))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_mutation_is_refused_or_harmless(data) -> None:
+    """Replaces random members of a sealed manifest; whatever is accepted names only files of its run, with their true sizes."""
+    changed = document()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at: Any = changed
+        while isinstance(at, dict | list) and at:
+            key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if not isinstance(at[key], dict | list) or not at[key] or data.draw(st.integers(0, 4)) == 0:
+                at[key] = data.draw(
+                    st.none()
+                    | st.integers(-3, 40)
+                    | st.integers()
+                    | st.text(max_size=6)
+                    | st.just([])
+                    | st.just({})
+                    | st.floats()
+                )
+                break
+            at = at[key]
+    try:
+        sealed = seal(changed)
+        manifest = from_json(NAME, sealed)
+    except (DocumentRefused, ValueError):
+        return
+    assert problems(manifest) == []
+    assert all(name.startswith("data/s") for name in manifest.file_sizes())
+    report = verify(STORE, manifest)
+    assert report.num_bytes < 10_000
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(DocumentRefused):
+        from_json(NAME, data)
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000, '{"step":NaN}', "\x80\x04\x95", '{"__reduce__":1}'])
+def test_hostile_json_is_refused(text: str) -> None:
+    with pytest.raises(DocumentRefused):
+        from_json(NAME, text.encode())
+
+
+class TestCoverage:
+    """A manifest cannot be written unless every bucket of every array is there once."""
+
+    def replace_chunks(self, chunks: Any) -> Manifest:
+        users, *others = sample().tables
+        return dataclasses.replace(sample(), tables=(dataclasses.replace(users, chunks=tuple(chunks)), *others))
+
+    def test_a_missing_bucket(self) -> None:
+        with pytest.raises(DocumentRefused, match="7 chunks for 2 arrays in 4 buckets"):
+            to_json(self.replace_chunks(sample().tables[0].chunks[1:]))
+
+    def test_a_double_bucket(self) -> None:
+        first, _, *rest = sample().tables[0].chunks
+        with pytest.raises(DocumentRefused, match=r"without \[\('rows', 1\)\] and with \[\('rows', 0\)\]"):
+            to_json(self.replace_chunks([first, first, *rest]))
+
+    def test_an_unknown_array(self) -> None:
+        first, *rest = sample().tables[0].chunks
+        with pytest.raises(DocumentRefused, match="unknown"):
+            to_json(self.replace_chunks([dataclasses.replace(first, array="other"), *rest]))
+
+    def test_one_file_for_two_buckets(self) -> None:
+        first, second, *rest = sample().tables[0].chunks
+        with pytest.raises(DocumentRefused, match="several entries"):
+            to_json(self.replace_chunks([first, dataclasses.replace(second, name=first.name), *rest]))
+
+
+def test_a_stranger_can_check_the_seal() -> None:
+    import hashlib
+
+    data = to_json(sample())
+    body, digest = data[: -len(',"sha256":""}\n') - 64], data[-64 - len('"}\n') : -len('"}\n')]
+    assert hashlib.sha256(body + b"}").hexdigest().encode() == digest
+    assert json.loads(data)["step"] == 10
+
+
+def test_reading_names_of_other_runs_never_leaves_the_store() -> None:
+    with pytest.raises(StorageError):
+        STORE.read("../manifest-samples/other", max_bytes=1)

@@ -1,0 +1,99 @@
+"""RUN.json: created once, opened by equal starts, refused by others."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator.api.errors import EXIT_CONFIGURATION
+from orchestrator.commit.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
+from tests.orchestrator.commit.checkpoint_samples import RECORD
+from workers.storage.errors import NameNotFound
+from workers.storage.store import Store
+from workers.storage.strict_json import DocumentRefused, seal, unseal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "run")
+
+
+def test_the_first_start_creates_and_later_ones_open(store: Store) -> None:
+    assert find_run(store) is None
+    with pytest.raises(NameNotFound):
+        read_run(store)
+    assert open_or_create(store, RECORD) == RECORD
+    later = dataclasses.replace(RECORD, run_id="run-2", created_unix_s=1.0)
+    assert open_or_create(store, later) == RECORD
+    assert read_run(store) == find_run(store) == RECORD
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 4},
+        {"num_lanes": 8},
+        {"batch_size": 512},
+        {"input_fingerprint": "sha256:5678"},
+        {"staleness": 1},
+        {"wire_dtype": "bfloat16"},
+        {"order": "files"},
+        {"job_arguments": "{}"},
+        {"num_samples": 3_999},
+        {"tables": ()},
+        {"tables": (dataclasses.replace(RECORD.tables[0], num_buckets=8),)},
+        {"tables": (dataclasses.replace(RECORD.tables[0], slots={}),)},
+    ],
+)
+def test_a_different_run_is_refused_naming_the_difference(store: Store, change: dict) -> None:
+    open_or_create(store, RECORD)
+    with pytest.raises(RunMismatch, match=next(iter(change))) as caught:
+        open_or_create(store, dataclasses.replace(RECORD, **change))
+    assert set(caught.value.differences) == set(change)
+    assert caught.value.exit_code == EXIT_CONFIGURATION
+    assert read_run(store) == RECORD
+
+
+def test_a_record_from_before_there_were_orders_is_of_shuffled_samples(store: Store) -> None:
+    open_or_create(store, RECORD)
+    document = unseal(RUN_FILE, store.read(RUN_FILE, max_bytes=1 << 20))
+    del document["order"]
+    store.delete(RUN_FILE)
+    store.create_exclusive(RUN_FILE, seal(document))
+    assert read_run(store).order == "shuffled"
+    assert open_or_create(store, RECORD) == RECORD
+    with pytest.raises(RunMismatch, match="order is 'shuffled', given 'files'"):
+        open_or_create(store, dataclasses.replace(RECORD, order="files"))
+
+
+def test_what_changes_no_number_may_differ(store: Store) -> None:
+    open_or_create(store, RECORD)
+    assert open_or_create(store, dataclasses.replace(RECORD, overlap=not RECORD.overlap)) == RECORD
+
+
+def test_of_many_starts_one_creates(store: Store) -> None:
+    records = [dataclasses.replace(RECORD, run_id=f"run-{n}") for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda record: open_or_create(store, record), records))
+    assert len({record.run_id for record in opened}) == 1
+
+
+def test_a_damaged_record_is_refused(store: Store) -> None:
+    open_or_create(store, RECORD)
+    path = Path(store.locate(RUN_FILE))
+    good = path.read_bytes()
+    for at in range(0, len(good), 7):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(DocumentRefused, match=r"RUN\.json"):
+            open_or_create(store, RECORD)
+
+
+def test_another_format_is_refused_with_advice(store: Store) -> None:
+    open_or_create(store, RECORD)
+    document = unseal(RUN_FILE, store.read(RUN_FILE, max_bytes=9999)) | {"format_version": 9}
+    store.replace(RUN_FILE, seal(document))
+    with pytest.raises(DocumentRefused, match="matching version of podembed"):
+        open_or_create(store, RECORD)

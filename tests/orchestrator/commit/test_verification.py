@@ -1,0 +1,140 @@
+"""Damage to a commit on disk: all of it is found, and nothing else is reported."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commit import checkpoint
+from orchestrator.commit.manifest import Manifest, commit_file
+from orchestrator.commit.verification import verify
+from tests.orchestrator.commit.checkpoint_samples import take, write_next
+from workers.checkpoint.files import read_bucket, read_dense
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> tuple[Store, Manifest, list[str]]:
+    """A store, its one commit, and all files that the commit consists of."""
+    store = Store(tmp_path / "run")
+    lease = take(store)
+    manifest = write_next(store, lease, 10)
+    checkpoint.commit(store, manifest, lease)
+    return store, manifest, [*manifest.file_sizes(), commit_file(manifest.name)]
+
+
+def damaged_names(store: Store, manifest: Manifest) -> set[str]:
+    return {damage.name for damage in verify(store, manifest).damages}
+
+
+def test_a_good_commit_has_no_damage(committed) -> None:
+    store, manifest, files = committed
+    report = verify(store, manifest)
+    assert report.is_intact
+    assert report.extras == ()
+    assert report.num_files == len(files) - 1
+    assert report.num_bytes == sum(store.size(name) for name in files[:-1])
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+DAMAGES = {
+    "flipped bit": flip,
+    "cut": lambda data, rng: data[: rng.randrange(len(data))],
+    "extended": lambda data, rng: data + rng.randbytes(rng.randrange(1, 9)),
+    "zeroed page": lambda data, rng: bytes(len(data)),
+    "shifted": lambda data, rng: data[1:] + data[:1],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGES))
+def test_every_damage_of_every_file_is_found(committed, kind: str) -> None:
+    store, manifest, files = committed
+    rng = random.Random(kind)
+    for name in files:
+        path = Path(store.locate(name))
+        good = path.read_bytes()
+        for _ in range(4):
+            bad = DAMAGES[kind](good, rng)
+            if bad == good:
+                continue
+            path.write_bytes(bad)
+            assert damaged_names(store, manifest) == {name}
+        path.write_bytes(good)
+    assert verify(store, manifest).is_intact
+
+
+def test_every_missing_file_is_found(committed) -> None:
+    store, manifest, files = committed
+    for name in files:
+        path = Path(store.locate(name))
+        good = path.read_bytes()
+        path.unlink()
+        assert damaged_names(store, manifest) == {name}
+        path.write_bytes(good)
+
+
+def test_all_damages_are_reported_together(committed) -> None:
+    store, manifest, files = committed
+    hurt = random.Random(3).sample(files, 9)
+    for name in hurt:
+        path = Path(store.locate(name))
+        path.write_bytes(flip(path.read_bytes(), random.Random(0)))
+    assert damaged_names(store, manifest) == set(hurt)
+
+
+def test_two_files_that_changed_places_are_found(committed) -> None:
+    store, manifest, files = committed
+    first, second = [Path(store.locate(name)) for name in files if "users/rows/c/" in name][:2]
+    os.rename(first, str(first) + ".x")
+    os.rename(second, first)
+    os.rename(str(first) + ".x", second)
+    assert len(damaged_names(store, manifest)) == 2
+
+
+def test_a_link_in_the_place_of_a_file_is_found(committed) -> None:
+    store, manifest, files = committed
+    path = Path(store.locate(files[1]))
+    elsewhere = path.parent / "moved"
+    os.rename(path, elsewhere)
+    path.symlink_to(elsewhere)
+    assert damaged_names(store, manifest) == {files[1]}
+
+
+def test_extra_files_are_reported_and_ignored(committed) -> None:
+    store, manifest, _ = committed
+    extra = f"data/{manifest.name}/tables/users/rows/c/99"
+    store.write_new(extra, [b"x"])
+    report = verify(store, manifest)
+    assert report.is_intact
+    assert report.extras == (extra,)
+
+
+def test_loading_refuses_what_verification_finds(committed) -> None:
+    store, manifest, files = committed
+    rng = random.Random(5)
+    for name in files:
+        if name.endswith(".json"):
+            continue
+        path = Path(store.locate(name))
+        good = path.read_bytes()
+        path.write_bytes(flip(good, rng))
+        with pytest.raises(StorageError, match=name):
+            load_everything(store, manifest)
+        path.write_bytes(good)
+
+
+def load_everything(store: Store, manifest: Manifest) -> None:
+    for table in manifest.tables:
+        for bucket in range(table.num_buckets):
+            read_bucket(store, table, bucket)
+    for leaf in manifest.dense:
+        read_dense(store, leaf)

@@ -1,0 +1,127 @@
+"""Opening storage for writing: one that cannot keep a second driver out is refused, or used with a warning that says what is lost."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from orchestrator.commit.writable_store import open_for_writing
+from orchestrator.inspect.compact import compact
+from orchestrator.inspect.prune import prune
+from orchestrator.run.run import create_run, open_run
+from orchestrator.trainer import Trainer
+from tests.orchestrator.commit.checkpoint_samples import commit_steps, take
+from tests.small_job import small_job
+from workers.job.job import JobReference
+from workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
+from workers.storage.store import Store
+
+
+class FolderFileSystem(type(fsspec.filesystem("file"))):
+    """Files of a folder through fsspec's common calls: it looks for a name first and writes then."""
+
+    protocol = "folder"
+    root_marker = "/"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("folder://"))
+
+
+@pytest.fixture(autouse=True)
+def _filesystem() -> None:
+    fsspec.register_implementation("folder", FolderFileSystem, clobber=True)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    (tmp_path / "run").mkdir()
+    return f"folder://{tmp_path}/run"
+
+
+@pytest.mark.parametrize("place", ["local", "memory", "s3"])
+def test_storage_that_decides_races_needs_no_word(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = {"local": str(tmp_path / "run"), "memory": f"memory://{tmp_path.name}/run"}.get(place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SingleWriterStore)
+        for single_writer in (False, True):
+            store = open_for_writing(url or request.getfixturevalue("s3_url"), single_writer=single_writer)
+            assert store.list() == []
+
+
+def test_other_storage_is_refused_or_accepted_with_a_warning(plain: str) -> None:
+    with pytest.raises(StoreCannotCreateExclusively, match="--single-writer"):
+        open_for_writing(plain, single_writer=False)
+    with pytest.warns(SingleWriterStore, match=r"second driver.*acknowledged may be lost.*delete files"):
+        store = open_for_writing(plain, single_writer=True)
+    assert store.create_exclusive("a", b"1") is True
+    assert store.create_exclusive("a", b"2") is False
+
+
+def test_a_service_that_ignores_the_condition_can_be_used_by_one_writer(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As S3-compatible services do that were written before conditional puts."""
+    s3 = fsspec.get_filesystem_class("s3")
+    real = s3._pipe_file
+
+    async def careless(self, path, data, mode="overwrite", **options):
+        await real(self, path, data, **options)
+
+    monkeypatch.setattr(s3, "_pipe_file", careless)
+    with pytest.raises(StoreCannotCreateExclusively, match="8 of 8"):
+        open_for_writing(s3_url, single_writer=False)
+    with pytest.warns(SingleWriterStore, match="8 of 8 writers create one name"):
+        open_for_writing(s3_url, single_writer=True)
+
+
+def test_every_program_that_writes_asks(plain: str, small_data: str) -> None:
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "audit": False})
+    job = reference.resolve()
+    with pytest.raises(StoreCannotCreateExclusively):
+        create_run(plain, job, reference)
+    with pytest.warns(SingleWriterStore):
+        create_run(plain, job, reference, single_writer=True)
+    with pytest.raises(StoreCannotCreateExclusively):
+        open_run(plain)
+    with pytest.warns(SingleWriterStore):
+        assert open_run(plain, single_writer=True).record.seed == job.seed
+
+
+def test_compacting_asks_too(plain: str) -> None:
+    store = Store(plain)
+    lease = take(store)
+    *_, head = commit_steps(store, lease, 1, 2)
+    lease.release()
+    with pytest.raises(StoreCannotCreateExclusively):
+        compact(plain)
+    with pytest.warns(SingleWriterStore):
+        assert compact(plain, single_writer=True) == head
+
+
+def test_pruning_asks_too(plain: str) -> None:
+    store = Store(plain)
+    lease = take(store)
+    commit_steps(store, lease, 1, 2, 3)
+    lease.release()
+    with pytest.raises(StoreCannotCreateExclusively):
+        prune(plain, num_to_keep=2)
+    with pytest.warns(SingleWriterStore):
+        assert len(prune(plain, num_to_keep=2, single_writer=True).commits) == 1
+
+
+def test_memory_is_not_shared_by_processes(small_data: str) -> None:
+    before = {*MemoryFileSystem.store}
+    trainer = Trainer(
+        small_job(folder=small_data, audit=False),
+        scaling_config=ScalingConfig(num_hosts=2),
+        run_config=RunConfig(storage_path="memory://runs"),
+    )
+    with pytest.raises(ConfigurationError, match="in_process=True"):
+        trainer.fit()
+    assert {*MemoryFileSystem.store} == before

@@ -1,0 +1,96 @@
+"""Whole runs with staleness 1: the losses that plain JAX finds from the definition, and the same bytes after an end, a stop or a kill."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.api.config import Result
+from orchestrator.commit.run_record import read_run
+from orchestrator.driver.console import SilentReporter, WindowReport
+from tests.long_tests import is_long
+from tests.orchestrator.driver.test_equality import COMMIT_EVERY, Killer, PlainJax, train_small
+from tests.run_state import assert_same_bytes, committed_state
+from tests.small_job import small_job
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.storage.store import Store
+
+NUM_STEPS = 14
+
+
+def stale_run(small_data: str, runs: Path, name: str, **options) -> Result:
+    return train_small(
+        small_data, runs, name, **({"num_hosts": 1, "in_process": True, "max_steps": NUM_STEPS} | options), staleness=1
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one_host(small_data: str, runs: Path) -> Result:
+    return stale_run(small_data, runs, "one")
+
+
+def test_each_loss_is_that_of_a_lookup_without_the_newest_update(one_host: Result, small_data: str) -> None:
+    job = small_job(folder=small_data, staleness=1)
+    index = build_index(job.resolved_data)
+    plan = training_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed)
+    reader = InputReader(job.resolved_data, index, plan, range(job.num_lanes))
+    plain, losses = PlainJax(job), []
+    for step in range(NUM_STEPS):
+        losses.append(plain.step(reader.read(step)))
+        if (step + 1) % COMMIT_EVERY == 0:
+            plain.drain()
+    plain.drain()
+    np.testing.assert_allclose([one_host.losses[step] for step in range(NUM_STEPS)], losses, rtol=1e-5)
+    state = committed_state(one_host.path)
+    for spec, table in zip(plain.specs, plain.tables, strict=True):
+        if spec.name != "audit":  # its gradient is defined by hand
+            np.testing.assert_allclose(state[f"{spec.name}/rows"], table, rtol=2e-4, atol=2e-5)
+
+
+def test_it_is_recorded_and_told(one_host: Result) -> None:
+    assert read_run(Store(one_host.path)).staleness == 1
+    assert one_host.staleness == 1
+
+
+def test_ending_at_a_commit_and_going_on_changes_no_byte(one_host: Result, small_data: str, runs: Path) -> None:
+    stale_run(small_data, runs, "resumed", max_steps=COMMIT_EVERY)
+    resumed = stale_run(small_data, runs, "resumed")
+    assert_same_bytes(committed_state(resumed.path), committed_state(one_host.path))
+
+
+class Stopper(SilentReporter):
+    """Asks the run to stop, as Ctrl-C does, after the first window, whose next step is looked up by then."""
+
+    def window(self, report: WindowReport) -> None:
+        if report.step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_stop_is_a_commit_like_any_other(small_data: str, runs: Path) -> None:
+    stopped = stale_run(small_data, runs, "stopped", reporter=Stopper())
+    assert (stopped.stopped_by, stopped.step) == ("SIGINT", 1)
+    ended = stale_run(small_data, runs, "ended", max_steps=1)
+    assert_same_bytes(committed_state(stopped.path), committed_state(ended.path))
+    after_stop, after_end = (stale_run(small_data, runs, name) for name in ("stopped", "ended"))
+    assert_same_bytes(committed_state(after_stop.path), committed_state(after_end.path))
+
+
+@is_long
+@pytest.mark.ray
+def test_a_killed_run_ends_with_the_same_bytes(ray_cluster: None, small_data: str, runs: Path) -> None:
+    hosts = {"num_hosts": 2, "in_process": False, "max_steps": 50}
+    undisturbed = stale_run(small_data, runs, "two", **hosts)
+    killer = Killer("HostActor", after_step=COMMIT_EVERY, seed=1)
+    killed = stale_run(small_data, runs, "two-killed", **hosts, reporter=killer)
+    assert killer.killed
+    assert len(killed.recoveries) == 1
+    assert killed.losses == undisturbed.losses
+    assert_same_bytes(committed_state(killed.path), committed_state(undisturbed.path))

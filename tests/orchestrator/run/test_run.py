@@ -1,0 +1,226 @@
+"""A run's folder: created once, opened by itself alone, and refused when the job or its data are not those of the run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.api.config import ConfigurationError
+from orchestrator.commit.lease import RunIsHeld
+from orchestrator.commit.run_record import RunMismatch
+from orchestrator.run.input_record import InputChanged
+from orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
+from tests.small_job import NUM_LANES, small_job, write_small_data
+from workers.data.config import DataConfigError
+from workers.data.errors import InputError
+from workers.input.reader import InputReader, build_index, training_plan
+from workers.job.job import JobConfig, JobError, JobReference
+from workers.storage.strict_json import DocumentRefused
+
+CHANGES: dict[str, object] = {}
+
+
+def changing_job(*, folder: str) -> JobConfig:
+    """The small job with whatever a test says has been edited since."""
+    return replace(small_job(folder=folder, audit=False), **CHANGES)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    folder = tmp_path / "data set"
+    write_small_data(folder, num_rows=600)
+    return str(folder)
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: str) -> OpenRun:
+    CHANGES.clear()
+    reference = JobReference(function="tests.orchestrator.run.test_run:changing_job", arguments={"folder": data})
+    return create_run(f"{tmp_path}/runs with space/one", reference.resolve(), reference)
+
+
+def test_a_new_run_is_described_by_its_record(run: OpenRun, data: str) -> None:
+    record = run.record
+    assert (record.seed, record.num_lanes, record.batch_size, record.staleness) == (3, NUM_LANES, 96, 0)
+    assert [table.name for table in record.tables] == ["a", "b", "bags"]
+    assert record.tables[1].slots == {"momentum": 16, "velocity": 16}
+    assert run.table_buckets == tuple(table.num_buckets for table in record.tables)
+    assert os.path.isabs(run.url)
+    assert run.eval_index is None
+    assert newest_commit(run) is None
+
+
+def test_creating_it_again_opens_the_same_run(run: OpenRun) -> None:
+    again = create_run(run.url, run.job, run.reference)
+    assert again.record == run.record
+
+
+def test_a_run_opens_from_its_folder_alone(run: OpenRun, data: str) -> None:
+    opened = open_run(run.url, take_over=True)
+    assert opened.record == run.record
+    assert opened.reference == run.reference
+    assert opened.take_over
+    assert opened.job.batch_size == run.job.batch_size
+    assert opened.train_index == run.train_index
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigurationError, match=r"Found no run in .* Expected a folder with RUN\.json"):
+            open_run(str(folder))
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_run_that_was_given_as_a_value_says_how_to_go_on(tmp_path: Path, data: str) -> None:
+    job = small_job(folder=data)
+    create_run(str(tmp_path / "run"), job, None)
+    with pytest.raises(ConfigurationError, match=r"Run that program again with RunConfig\(name=\.\.\.\)"):
+        open_run(str(tmp_path / "run"))
+    assert create_run(str(tmp_path / "run"), job, None).job_for_workers is job
+
+
+def test_a_damaged_record_is_refused(run: OpenRun) -> None:
+    record = Path(run.url, "RUN.json")
+    text = record.read_text()
+    assert '"seed":3' in text
+    record.write_text(text.replace('"seed":3', '"seed":4'))
+    with pytest.raises(DocumentRefused, match=r"RUN\.json"):
+        open_run(run.url)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 48}, "batch_size is 96, given 48"),
+        ({"num_lanes": 6}, "num_lanes is 12, given 6"),
+        ({"seed": 4}, "seed is 3, given 4"),
+    ],
+)
+@pytest.mark.parametrize("again", ["create", "open"])
+def test_a_job_that_would_train_other_steps_under_the_same_name_is_refused(
+    run: OpenRun, changes: dict[str, object], words: str, again: str
+) -> None:
+    """Resuming with another batch size would read other samples from the same step number."""
+    CHANGES.update(changes)
+    reference = run.reference
+    assert reference is not None
+    start = {
+        "open": lambda: open_run(run.url, accept_input_change=True),
+        "create": lambda: create_run(run.url, reference.resolve(), reference),
+    }
+    with pytest.raises(RunMismatch, match=words):
+        start[again]()
+
+
+def test_a_job_with_other_tables_is_refused_by_name(run: OpenRun) -> None:
+    features = {name: feature for name, feature in run.job.features.items() if name != "a"}
+    columns = {name: source for name, source in run.job.data.id_columns.items() if name != "a"}
+    CHANGES.update(features=features, data=replace(run.job.data, features=columns))
+    with pytest.raises(RunMismatch, match="tables is"):
+        open_run(run.url)
+
+
+def drop_a_row(folder: str) -> None:
+    path = f"{folder}/part-1.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, table.num_rows - 1), path, row_group_size=90)
+
+
+@pytest.mark.parametrize("change", ["content", "touched", "another file", "a file less"])
+def test_changed_data_is_refused_and_accepted_only_with_as_many_rows(run: OpenRun, data: str, change: str) -> None:
+    match change:
+        case "content":
+            drop_a_row(data)
+        case "touched":
+            os.utime(f"{data}/part-0.parquet", (1, 1))
+        case "another file":
+            Path(data, "part-2.parquet").write_bytes(Path(data, "part-1.parquet").read_bytes())
+        case "a file less":
+            Path(data, "part-1.parquet").unlink()
+    named = {
+        "touched": "part-0.parquet has",
+        "another file": "part-2.parquet is new",
+        "a file less": "part-1.parquet is gone",
+    }
+    words = rf"changed since it began: .*{named.get(change, 'part-1.parquet has')}.* pass --accept-input-change"
+    with pytest.raises(InputChanged, match=words):
+        open_run(run.url)
+    with pytest.raises(InputChanged, match=words):
+        create_run(run.url, run.job, run.reference)
+    if change == "touched":
+        assert open_run(run.url, accept_input_change=True).record == run.record
+        assert create_run(run.url, run.job, run.reference, accept_input_change=True).record == run.record
+    else:
+        with pytest.raises(
+            InputChanged, match=r"rows of training data: .*part-[12].parquet has .* Expected 600, .*--warm-start"
+        ):
+            open_run(run.url, accept_input_change=True)
+
+
+def test_data_that_is_gone_is_named(run: OpenRun, data: str) -> None:
+    for path in Path(data).iterdir():
+        path.unlink()
+    with pytest.raises((InputError, DataConfigError, ConfigurationError)) as caught:
+        open_run(run.url)
+    assert data in str(caught.value)
+
+
+def test_a_job_function_that_is_gone_or_takes_other_arguments_is_named(tmp_path: Path, data: str) -> None:
+    for function, words in (
+        ("tests.orchestrator.run.test_run:no_such_job", "cannot be imported"),
+        ("tests.no_such_module:job", "cannot be imported"),
+        ("tests.orchestrator.run.test_run", "Expected package.module:function"),
+        (":job", "Expected package.module:function"),
+        ("tests.orchestrator.run.test_run:CHANGES", "a dict"),
+        ("tests.small_job:write_small_data", "without a declared JobConfig"),
+    ):
+        with pytest.raises(JobError, match=words):
+            JobReference(function=function, arguments={"folder": data}).resolve()
+    with pytest.raises(JobError, match=r"unexpected keyword argument 'colour'.*Expected some of folder, num_rows"):
+        JobReference(function="tests.small_job:small_job", arguments={"folder": data, "colour": 1}).resolve()
+    with pytest.raises(JobError, match="missing a required argument: 'folder'"):
+        JobReference(function="tests.small_job:small_job").resolve()
+
+
+def test_a_place_that_cannot_be_written_is_named(data: str, tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+    for place in ("/proc/podembed-runs/one", f"{occupied}/one"):
+        with pytest.raises(ConfigurationError, match=r"no way to write to .* Choose another one: --storage"):
+            create_run(place, small_job(folder=data), None)
+
+
+def test_two_drivers_on_one_run(run: OpenRun) -> None:
+    """The second is told who holds it, unless it takes over; another call of the same driver is no second driver."""
+    first = run.acquire()
+    assert run.generation == first.generation == 1
+    other = open_run(run.url)
+    with pytest.raises(RunIsHeld, match=f"process {os.getpid()} on "):
+        other.acquire()
+    assert run.acquire().generation == 2
+    other.take_over = True
+    assert other.acquire().generation == 3
+
+
+def test_a_released_run_is_free_at_once(run: OpenRun) -> None:
+    run.acquire().release()
+    assert open_run(run.url).acquire().generation == 2
+
+
+@pytest.mark.parametrize("num_rows", [601, 95, 1])
+def test_the_sample_counter_of_a_manifest_is_what_a_reader_counts(tmp_path: Path, num_rows: int) -> None:
+    write_small_data(tmp_path / "data", num_rows=num_rows)
+    job = small_job(folder=str(tmp_path / "data"), audit=False)
+    run = create_run(str(tmp_path / "run"), job, None)
+    plan = training_plan(
+        build_index(job.resolved_data), num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed
+    )
+    reader = InputReader(job.resolved_data, run.train_index, plan, range(job.num_lanes))
+    seen = 0
+    for step in range(2 * plan.steps_per_epoch + 1):
+        assert run._samples(step) == seen, f"before step {step}"
+        seen += int((~reader.read(step).is_padding).sum())

@@ -1,0 +1,90 @@
+"""Device processes as a gang: several devices each, and gangs that are none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.processes import free_port
+from tests.small_job import small_job
+from tests.workers.device import gang_process
+from tests.workers.device.gang_process import NUM_PROCESSES, NUM_STEPS, WEIGHT_SUM, share
+from tests.workers.device.test_model_step import NUM_SAMPLES, Plain
+from workers.device.gang_errors import GangError
+from workers.device.model_step import DeviceWorker, join_gang
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 300.0
+
+
+@pytest.fixture
+def gang(small_data: str, tmp_path: Path) -> list[dict[str, np.ndarray]]:
+    """What the hosts of the two processes got."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    flags = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    files = [tmp_path / f"{process}.npz" for process in range(NUM_PROCESSES)]
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-m", gang_process.__name__, str(process), coordinator, small_data, str(file)],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process, file in enumerate(files)
+    ]
+    try:
+        errors = [member.communicate(timeout=PATIENCE_S)[1] for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    for member, text in zip(members, errors, strict=True):
+        assert member.returncode == 0, text
+    return [dict(np.load(file)) for file in files]
+
+
+def test_two_processes_of_two_devices_train_as_one(small_data: str, gang: list[dict[str, np.ndarray]]) -> None:
+    """Also: no value that all have anyway crosses the network, and rows come back in their order whatever order JAX lists devices in."""
+    job = small_job(folder=small_data, audit=False)
+    plain = Plain(job)
+    for step in range(NUM_STEPS):
+        parts = [share(job, step, process) for process in range(NUM_PROCESSES)]
+        loss, gradients = plain.step(jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts), WEIGHT_SUM)
+        for process, found in enumerate(gang):
+            assert found["losses"][step] == pytest.approx(loss, rel=1e-5)
+            mine = slice(process * NUM_SAMPLES, (process + 1) * NUM_SAMPLES)
+            for at, wanted in enumerate(gradients):
+                np.testing.assert_allclose(found[f"{step}/{at}"], wanted[mine], rtol=1e-4, atol=1e-7)
+    for process, found in enumerate(gang):
+        batch = share(job, 0, process)
+        scores = jax.jit(job.model.apply)(plain.params, batch["dense"], batch["activations"])
+        np.testing.assert_allclose(found["scores"], scores, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_whose_devices_are_not_joined_are_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: asked.update(arguments))
+    with pytest.raises(
+        GangError, match=r"Found 1 JAX processes that share devices, as process 1 with .* Expected 2, one a host"
+    ):
+        join_gang(coordinator="127.0.0.1:1", num_processes=2, process=1, timeout_s=1)
+    assert asked["num_processes"] == 2
+
+
+def test_hosts_with_different_numbers_of_devices_are_refused(small_data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang has as many devices as there are here, but is said to have two members."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        GangError, match=r"Found 1 devices here and 1 in all 2 JAX processes\. Expected as many in each"
+    ):
+        DeviceWorker(job=small_job(folder=small_data), num_samples=8).build()

@@ -1,0 +1,133 @@
+"""`HeldRows`: a survivor's tables cut anew, and filled: what is right is kept, what is not is found by its digest, and only the rest is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding.config import TableConfig
+from embedding.optimizers import Adagrad
+from embedding.table.table import Table
+from embedding.table_spec import TableSpec
+from tests.workers.checkpoint.test_shard import assembled, write_live
+from workers.checkpoint.files import TableFiles
+from workers.host.surviving_shard import HeldRows
+from workers.storage.errors import StorageError
+from workers.storage.store import Store
+
+BUCKETS = 8
+ATTEMPT = "s000000004-g00000001"
+
+
+class CountingStore(Store):
+    """Remembers which files were read; can fail at one."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.read_names: list[str] = []
+        self.fail_after: int | None = None
+
+    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
+        if self.fail_after is not None and len(self.read_names) >= self.fail_after:
+            raise StorageError("the storage is away")
+        self.read_names.append(name)
+        super().read_into(name, buffers)
+
+
+def spec_of(name: str) -> TableSpec:
+    return TableSpec.of(TableConfig(203, 4, optimizer=Adagrad(0.1), name=name), seed=1, num_buckets=BUCKETS)
+
+
+SPECS = (spec_of("a"), spec_of("b"))
+
+
+def tables_with(owned: Sequence[Sequence[int]]) -> list[Table]:
+    tables = [Table(spec, np.array(buckets, np.int64)) for spec, buckets in zip(SPECS, owned, strict=True)]
+    for table in tables:
+        table.initialize()
+        table.rows += 0.25
+        # Padding is zero in a table that is filled from files or begins anew.
+        for bucket in map(int, table.buckets):
+            table.bucket(bucket)["rows"][len(range(bucket, 203, BUCKETS)) :] = 0
+    return tables
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> tuple[CountingStore, tuple[TableFiles, ...]]:
+    store = CountingStore(str(tmp_path))
+    tables = tables_with([range(BUCKETS)] * 2)
+    receipt = write_live(store, tables, ATTEMPT)
+    return store, tuple(assembled(tables, [receipt], ATTEMPT))
+
+
+def assert_committed(tables: Sequence[Table]) -> None:
+    for table, whole in zip(tables, tables_with([range(BUCKETS)] * 2), strict=True):
+        for bucket in map(int, table.buckets):
+            for array, expected in zip(table.bucket(bucket).values(), whole.bucket(bucket).values(), strict=True):
+                np.testing.assert_array_equal(array, expected)
+
+
+def placement_of(owned: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    return [np.where(np.isin(np.arange(BUCKETS), buckets), 0, 1).astype(np.int32) for buckets in owned]
+
+
+def test_the_same_placement_keeps_the_arrays_and_reads_nothing(
+    committed: tuple[CountingStore, tuple[TableFiles, ...]],
+) -> None:
+    store, files = committed
+    tables = tables_with([[0, 1, 2], [5]])
+    memory = [table.rows.ctypes.data for table in tables]
+    held = HeldRows(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
+    tables = held.recut(tables, SPECS, placement_of([[0, 1, 2], [5]]), host=0)
+    filled = held.fill(store, tables, files, on_chunk=lambda: None)
+    assert [table.rows.ctypes.data for table in tables] == memory
+    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read, filled.bytes_read) == (4, 0, 0, 0)
+    assert_committed(tables)
+
+
+def test_another_placement_keeps_what_stays_and_reads_what_comes(
+    committed: tuple[CountingStore, tuple[TableFiles, ...]],
+) -> None:
+    store, files = committed
+    tables = tables_with([[0, 1, 2], [5]])
+    tables[0].bucket(1)["rows"][...] = -7.0  # not known, so nobody looks at it
+    held = HeldRows(ATTEMPT, [np.array([True, False, True]), np.ones(1, bool)])
+    tables = held.recut(tables, SPECS, placement_of([[1, 2, 4, 6], []]), host=0)
+    assert [table.buckets.tolist() for table in tables] == [[1, 2, 4, 6], []]
+    filled = held.fill(store, tables, files, on_chunk=lambda: None)
+    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read) == (1, 0, 3)
+    read = [chunk for chunk in files[0].chunks if chunk.bucket in (1, 4, 6)]
+    assert filled.bytes_read == sum(chunk.size_bytes for chunk in read)
+    assert {*store.read_names} == {chunk.name for chunk in read}
+    assert_committed(tables)
+
+
+def test_a_row_that_is_not_the_committed_one_is_found_and_read(
+    committed: tuple[CountingStore, tuple[TableFiles, ...]],
+) -> None:
+    store, files = committed
+    tables = tables_with([[0, 1, 2], [5]])
+    tables[1].slots["accumulator"].reshape(-1).view(np.uint32)[7] ^= 1
+    held = HeldRows(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
+    filled = held.fill(store, tables, files, on_chunk=lambda: None)
+    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read) == (3, 1, 1)
+    assert_committed(tables)
+
+
+def test_what_was_right_before_a_fault_on_the_way_need_not_be_read_after_it(
+    committed: tuple[CountingStore, tuple[TableFiles, ...]],
+) -> None:
+    store, files = committed
+    tables = tables_with([[0, 1, 2], [5]])
+    held = HeldRows(ATTEMPT, [np.array([True, False, False]), np.ones(1, bool)])
+    store.fail_after = 1
+    with pytest.raises(StorageError):
+        held.fill(store, tables, files, on_chunk=lambda: None)
+    assert [known.tolist() for known in held.known] == [[True, False, False], [True]]
+    store.fail_after = None
+    filled = held.fill(store, tables, files, on_chunk=lambda: None)
+    assert (filled.buckets_kept, filled.buckets_read) == (2, 2)
+    assert_committed(tables)

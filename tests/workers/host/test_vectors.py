@@ -1,0 +1,76 @@
+"""What a `VectorExchange` refuses: frames that are not what both hosts planned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding.lookup.activation_layout import ActivationLayout
+from embedding.lookup.owner_pooled import PooledLookup
+from embedding.lookup.sharded import Prepared
+from tests.embedding.lookup import test_sharded as test_lookup
+from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes
+from workers.host.vectors import VectorExchange
+from workers.mesh.frames import Tag
+
+STEP = 3
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[test_lookup.Pod, Prepared]:
+    """Two lookups, and what the first one asks of both and both ask of it."""
+    random = np.random.default_rng(1)
+    pod = test_lookup.Pod.of(2, test_lookup.random_rows(random))
+    batches = [test_lookup.random_batch(random, test_lookup.FEATURES, 6, longest=4, weighted=False) for _ in range(2)]
+    prepared, _ = pod.forward(batches)
+    return pod, prepared[0]
+
+
+def outcome(planned: tuple[test_lookup.Pod, Prepared], method: str, frame: np.ndarray) -> BaseException:
+    """How the first host ends when the second one sends this frame instead of its rows."""
+    pod, prepared = planned
+    lookup = pod.lookups[0]
+    layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
+    pooled = PooledLookup(lookup.tables, lookup.features[:1], layout, host=0, num_hosts=2)
+    with meshes(2) as ranks:
+        vectors = VectorExchange(
+            ranks[0], lookup, pooled, layout, neighbours=frozenset(), wire_dtype="float32", timeout_s=PATIENCE_S
+        )
+
+        def receive(rank: int, num_bytes: int) -> np.ndarray:
+            return np.empty(num_bytes, np.uint8)
+
+        def send() -> None:
+            ranks[1].exchange(tag=Tag.ROWS, step=STEP, send=[[frame], []], receive=receive, timeout_s=PATIENCE_S)
+
+        arguments = {"early_rows": (prepared, STEP), "rows": (prepared, STEP, {})}[method]
+        found, _ = in_threads([lambda: getattr(vectors, method)(*arguments), send])
+    return found
+
+
+def lengths_and_floats(planned: tuple[test_lookup.Pod, Prepared]) -> tuple[int, int]:
+    pod, prepared = planned
+    blocks = pod.lookups[0].blocks(prepared, 1, of="rows")
+    return sum(len(block) for block in blocks), sum(block.size for block in blocks)
+
+
+def test_more_early_vectors_than_were_asked_for_are_refused(planned) -> None:
+    num_vectors, num_floats = lengths_and_floats(planned)
+    assert num_vectors > 0
+    found = outcome(planned, "early_rows", np.zeros(4 * -(-num_vectors // 32) + 4 * num_floats + 4, np.uint8))
+    assert isinstance(found, ValueError)
+    assert "bytes of early vectors. Expected" in str(found)
+
+
+def test_a_mask_that_does_not_fit_its_vectors_is_refused(planned) -> None:
+    """All zeros say that everything is early, but only one number follows."""
+    num_vectors, num_floats = lengths_and_floats(planned)
+    found = outcome(planned, "early_rows", np.zeros(4 * -(-num_vectors // 32) + 4, np.uint8))
+    assert isinstance(found, ValueError)
+    assert f"sent 1 early numbers. Expected {num_floats}, as its mask says" in str(found)
+
+
+def test_rows_of_another_size_are_refused(planned) -> None:
+    found = outcome(planned, "rows", np.zeros(4, np.uint8))
+    assert isinstance(found, ValueError)
+    assert "Host 1 sent 4 bytes. Expected" in str(found)

@@ -1,0 +1,204 @@
+"""`JobConfig`: what is wrong with a declaration is said when it is written, and what follows from it for tables and features."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from embedding.optimizers import SGD, Adagrad, Adam
+from tests.small_job import DIM, SmallModel, small_job
+from workers.data.config import DataConfigError, IdColumn, ParquetData
+from workers.job.job import JobConfig, JobError, JobReference
+from workers.job.ranking import RecallAt
+from workers.job.tables import choose_buckets, feature_bindings, table_specs
+
+USERS = TableConfig(100, 4, name="users")
+ITEMS = TableConfig(50, 8, name="items", combiner="sum", optimizer=Adam())
+
+
+def job_of(**changes: Any) -> JobConfig:
+    fields: dict[str, Any] = {
+        "name": "clicks",
+        "features": {
+            "user": FeatureConfig(USERS),
+            "item": FeatureConfig(ITEMS),
+            "friends": FeatureConfig(USERS, combiner="sqrtn"),
+        },
+        "model": SmallModel(),
+        "data": ParquetData("clicks/*.parquet", label="click"),
+        "batch_size": 32,
+    }
+    return JobConfig(**(fields | changes))
+
+
+def test_tables_are_told_apart_by_identity_and_keep_their_order() -> None:
+    job = job_of()
+    assert job.tables == (USERS, ITEMS)
+    assert job.table_names == ("users", "items")
+    assert job.widths == {"user": 4, "item": 8, "friends": 4}
+
+
+def test_a_table_without_a_name_is_named_by_its_position() -> None:
+    features = {
+        name: FeatureConfig(TableConfig(10, 4, name=given)) for name, given in (("a", None), ("b", "b"), ("c", None))
+    }
+    assert job_of(features=features).table_names == ("table_0", "b", "table_2")
+
+
+@pytest.mark.parametrize("names", [("same", "same"), ("table_1", None)])
+def test_two_tables_of_one_name_are_refused(names: tuple[str, str | None]) -> None:
+    features = {f"f{at}": FeatureConfig(TableConfig(10, 4, name=name)) for at, name in enumerate(names)}
+    with pytest.raises(JobError, match=r"Multiple tables with name .* Give each TableConfig its own"):
+        _ = job_of(features=features).table_names
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_epochs": 0}, "num_epochs=0"),
+        ({"num_lanes": 0}, "num_lanes=0"),
+        ({"batch_size": 40}, "multiple of 16"),
+        ({"seed": 1 << 63}, "64 bits"),
+        ({"seed": -(1 << 63) - 1}, "64 bits"),
+        ({"name": "../clicks"}, "without slashes"),
+        ({"name": ".."}, "without slashes"),
+    ],
+)
+def test_sizes_and_names_that_cannot_work_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        job_of(**changes)
+
+
+def test_data_and_features_that_disagree_are_refused() -> None:
+    with pytest.raises(DataConfigError, match="colour"):
+        job_of(data=ParquetData("x", label="y", features={"colour": "colour"}))
+    with pytest.raises(DataConfigError, match="vocabulary_size 7"):
+        job_of(data=ParquetData("x", label="y", features={"user": IdColumn("user", vocabulary_size=7)}))
+
+
+def test_data_takes_order_and_sizes_from_the_features() -> None:
+    data = job_of(data=ParquetData("x", label="y", features={"item": IdColumn("sku", mode="hash")})).resolved_data
+    assert list(data.id_columns) == ["user", "item", "friends"]
+    assert [(source.column, source.vocabulary_size) for source in data.id_columns.values()] == [
+        ("user", 100),
+        ("sku", 50),
+        ("friends", 100),
+    ]
+
+
+def test_bindings_say_where_each_feature_looks_up_and_how() -> None:
+    user, item, friends = feature_bindings(job_of())
+    assert (user.name, user.table, user.combiner) == ("user", 0, "mean")
+    assert (item.name, item.table, item.combiner) == ("item", 1, "sum")
+    assert (friends.name, friends.table, friends.combiner) == ("friends", 0, "sqrtn")
+
+
+def test_specs_have_the_tables_own_optimizer_or_the_jobs_and_the_recorded_buckets() -> None:
+    job = job_of(optimizer=SGD(0.3), seed=9)
+    users, items = table_specs(job, choose_buckets(job))
+    assert (users.optimizer, items.optimizer) == (SGD(0.3), Adam())
+    assert (users.seed, users.num_rows, items.dim) == (9, 100, 8)
+    recorded = table_specs(job, (8, 2))
+    assert [spec.layout.num_buckets for spec in recorded] == [8, 2]
+    with pytest.raises(ValueError, match="zip"):
+        table_specs(job, (8,))
+
+
+def test_large_tables_are_cut_and_small_ones_are_not() -> None:
+    large = {"f": FeatureConfig(TableConfig(1_000_000, 64, name="large")), "g": FeatureConfig(USERS)}
+    assert choose_buckets(job_of(features=large, optimizer=Adagrad(0.1))) == (512, 1)
+
+
+def test_a_reference_leads_to_its_job_and_survives_json() -> None:
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": "/data x", "audit": False})
+    job = reference.resolve()
+    assert job.name == "small"
+    assert job.widths["a"] == DIM
+    assert JobReference(**reference.to_json()) == reference
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch_size": "many"}, "Found batch_size='many' for job .* Expected int"),
+        ({"batch_size": 2.5}, "Found batch_size=2.5 .* Expected int"),
+        ({"batch_size": True}, "Found batch_size=True .* Expected int"),
+        ({"dense_learning_rate": "0,1"}, "Expected float"),
+        ({"vocabulary_size": "1e6"}, "Expected None or int"),
+        ({"model": 3}, "Expected str"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        JobReference(function="jobs.criteo:criteo", arguments={"data": ["x.parquet"], **arguments}).resolve()
+    good = {"data": ["x.parquet"], "batch_size": 64, "dense_learning_rate": 1, "vocabulary_size": None}
+    assert JobReference(function="jobs.criteo:criteo", arguments=good).resolve().batch_size == 64
+
+
+def test_arguments_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(TypeError):
+        JobReference(function="tests.small_job:small_job", arguments={"folder": object()}).to_json()
+
+
+def test_a_job_is_a_value() -> None:
+    job = small_job(folder="x")
+    with pytest.raises(AttributeError):
+        job.batch_size = 3  # type: ignore[misc]
+    assert replace(job, seed=4).seed == 4
+
+
+@pytest.mark.parametrize(
+    ("table", "feature", "said"),
+    [
+        ({}, {"max_sequence_length": 3}, "max_sequence_length"),
+        ({}, {"output_shape": [4]}, "output_shape"),
+        ({"quantization_config": QuantizationConfig(4, -1.0, 1.0)}, {}, "quantization_config"),
+        ({"invalid_ids": "drop"}, {}, "invalid_ids='drop'"),
+        ({"optimizer": SGD(0.1, use_gradient_accumulation=False)}, {}, "use_gradient_accumulation=False"),
+    ],
+)
+def test_what_a_job_does_not_train_is_refused_by_name(table: dict, feature: dict, said: str, small_data: str) -> None:
+    job = small_job(folder=small_data, audit=False)
+    features = dict(job.features) | {"a": FeatureConfig(TableConfig(50, 8, name="a", **table), **feature)}
+    with pytest.raises(JobError, match=f"feature 'a' with {re.escape(said)}"):
+        replace(job, features=features)
+
+
+def test_metrics_group_by_features_of_the_job() -> None:
+    metrics = (RecallAt(1, group_by="user"), RecallAt(5, group_by="user"))
+    assert job_of(metrics=metrics).group_features == ("user",)
+    assert job_of().group_features == ()
+    with pytest.raises(JobError, match=r"recall@3 that groups by 'city'\. .*\['user', 'item', 'friends'\]"):
+        job_of(metrics=(RecallAt(3, group_by="city"),))
+    with pytest.raises(JobError, match="Expected distinct names"):
+        job_of(metrics=(RecallAt(3, group_by="user"), RecallAt(3, group_by="item")))
+
+
+def declares_no_rows() -> JobConfig:
+    return job_of(features={"user": FeatureConfig(TableConfig(-1, 4, name="users"))})
+
+
+def raises_by_itself() -> JobConfig:
+    raise ValueError("Found nothing that would help")
+
+
+def test_a_declaration_that_cannot_be_is_told_with_its_line_and_an_error_of_the_function_is_left_alone() -> None:
+    name = "tests.workers.job.test_job"
+    with pytest.raises(
+        JobError, match=r"Found vocabulary_size=-1\. .*declares_no_rows' declares it in .*test_job\.py, line \d+\.$"
+    ):
+        JobReference(function=f"{name}:declares_no_rows").resolve()
+    with pytest.raises(ValueError, match="nothing that would help") as raised:
+        JobReference(function=f"{name}:raises_by_itself").resolve()
+    assert not isinstance(raised.value, JobError)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_arguments_that_the_record_of_a_run_cannot_give_back_are_refused(value: float) -> None:
+    with pytest.raises(JobError, match=r"Found learning_rate=.*the number .*Expected plain JSON values"):
+        JobReference(function="jobs.criteo:synthetic", arguments={"learning_rate": value}).resolve()

@@ -1,0 +1,223 @@
+"""One link over a socket pair, with the test playing the peer byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.workers.mesh.mesh_testing import Inbox
+from workers.mesh.errors import FrameError, PeerLost
+from workers.mesh.frames import (
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    Farewell,
+    FrameFlag,
+    FrameHeader,
+    Tag,
+    byte_views,
+    checksum,
+    trailer_of,
+)
+from workers.mesh.link import Link, LinkRules
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+@contextlib.contextmanager
+def _link(flags: FrameFlag = FrameFlag.NONE) -> Iterator[tuple[Link, socket.socket]]:
+    """A link of rank 0 to rank 1, and the socket at which rank 1 sits."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.settimeout(5)
+    rules = LinkRules(own_rank=0, generation=7, max_frame_bytes=1000, flags=flags)
+    link = Link(rank=1, connection=near, rules=rules)
+    with far:
+        yield link, far
+    link.close()
+
+
+def _frame(payload: bytes = b"", *, sequence: int = 0, step: int = 5, tag: int = Tag.IDS, flags: int = 0) -> bytes:
+    crc = checksum([memoryview(payload)]) if flags else 0
+    header = FrameHeader(
+        tag=tag,
+        step=step,
+        sender=1,
+        generation=7,
+        sequence=sequence,
+        payload_bytes=len(payload),
+        payload_crc32c=crc,
+        flags=flags,
+    )
+    packed = header.pack()
+    return packed + payload + (trailer_of(packed) if payload else b"")
+
+
+def _begin(link: Link, *payload: bytes | np.ndarray, step: int = 5) -> Inbox:
+    inbox = Inbox()
+    link.begin(tag=Tag.IDS, step=step, views=byte_views(payload), payload_crc32c=0, receive=inbox)
+    return inbox
+
+
+def test_a_frame_may_arrive_byte_by_byte() -> None:
+    with _link() as (link, far):
+        inbox = _begin(link)
+        for byte in _frame(b"abc"):
+            assert not link.is_received
+            far.send(bytes([byte]))
+            link.read()
+        assert link.is_finished
+        assert inbox.bytes_by_rank() == {1: b"abc"}
+
+
+def test_more_buffers_than_one_call_takes_leave_in_order() -> None:
+    with _link() as (link, far):
+        pieces = [b"%05d" % index for index in range(5000)]
+        _begin(link, *pieces)
+        expected = b"".join(pieces)
+        received = b""
+        while len(received) < HEADER_BYTES + len(expected) + TRAILER_BYTES:
+            received += far.recv(1 << 16)
+            link.write()
+        assert received[HEADER_BYTES:-TRAILER_BYTES] == expected
+        assert FrameHeader.unpack(received[:HEADER_BYTES], rank=0).payload_bytes == len(expected)
+        assert link.is_sent
+
+
+def test_what_the_kernel_does_not_take_waits_for_writability() -> None:
+    with _link() as (link, far):
+        payload = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
+        _begin(link, payload[:1_000_000], payload[1_000_000:])
+        assert link.interest == _READ | _WRITE
+        received = bytearray()
+        while len(received) < HEADER_BYTES + payload.nbytes + TRAILER_BYTES:
+            received += far.recv(100_000)
+            link.write()
+        assert bytes(received[HEADER_BYTES:-TRAILER_BYTES]) == payload.tobytes()
+        assert link.interest == _READ
+
+
+def test_a_later_frame_stays_in_the_kernel_until_its_exchange() -> None:
+    with _link() as (link, far):
+        inbox = _begin(link)
+        far.sendall(_frame(b"now") + _frame(b"later", sequence=1, step=6) + _frame(b"last", sequence=2, step=7))
+        for _ in range(4):
+            link.read()
+        assert inbox.bytes_by_rank() == {1: b"now"}
+        assert link.interest == 0
+        assert _begin(link, step=6).bytes_by_rank() == {1: b"later"}
+        assert link.interest == _READ
+        inbox = _begin(link, step=7)
+        link.read()
+        assert inbox.bytes_by_rank() == {1: b"last"}
+
+
+def test_an_early_empty_frame_is_whole_at_once() -> None:
+    with _link() as (link, far):
+        far.sendall(_frame(b"") + _frame(b"", sequence=1, step=6))
+        _begin(link)
+        link.read()
+        link.read()
+        inbox = _begin(link, step=6)
+        assert link.is_finished
+        assert inbox.bytes_by_rank() == {1: b""}
+
+
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        (_frame(b"x", sequence=1), "sequence"),
+        (_frame(b"x", step=4), "tag and step"),
+        (_frame(b"x", tag=Tag.ROWS), "tag and step"),
+        (_frame(b"x", flags=FrameFlag.PAYLOAD_CHECKSUM), "flags"),
+        (_frame(b"x" * 1001), "payload bytes"),
+        (b"\0" + _frame(b"x")[1:], "magic"),
+        (_frame(b"x")[:20] + b"\xff" + _frame(b"x")[21:], "header crc32c"),
+        (FrameHeader(tag=1, step=5, sender=2, generation=7, sequence=0, payload_bytes=0).pack(), "sender"),
+        (FrameHeader(tag=1, step=5, sender=1, generation=6, sequence=0, payload_bytes=0).pack(), "generation"),
+    ],
+)
+def test_any_other_frame_is_refused_before_its_payload_is_taken(frame: bytes, field: str) -> None:
+    with _link() as (link, far):
+        inbox = _begin(link)
+        far.sendall(frame)
+        with pytest.raises(FrameError) as caught:
+            link.read()
+        assert (caught.value.rank, caught.value.field) == (1, field)
+        assert not inbox.payloads
+
+
+def test_a_changed_payload_is_found_by_its_checksum() -> None:
+    flags = FrameFlag.PAYLOAD_CHECKSUM
+    for damage, is_refused in ((0, False), (1, True)):
+        with _link(flags) as (link, far):
+            frame = bytearray(_frame(b"payload", flags=flags))
+            frame[HEADER_BYTES] ^= damage
+            inbox = _begin(link)
+            far.sendall(frame)
+            if is_refused:
+                with pytest.raises(FrameError, match="payload crc32c"):
+                    link.read()
+            else:
+                link.read()
+                assert inbox.bytes_by_rank() == {1: b"payload"}
+
+
+def test_a_peer_that_ends_in_the_middle_is_lost() -> None:
+    for size, part in ((10, "46 bytes of a header"), (HEADER_BYTES + 2, "11 bytes of a payload")):
+        with _link() as (link, far):
+            _begin(link)
+            far.sendall(_frame(b"12345")[:size])
+            link.read()
+            far.shutdown(socket.SHUT_WR)
+            with pytest.raises(PeerLost, match=part):
+                link.read()
+
+
+@pytest.mark.parametrize(
+    ("step", "blamed", "reason"), [(Farewell.ORDERLY, 1, "middle"), (Farewell.FAILED, 1, "failure"), (4, 4, "rank 4")]
+)
+def test_a_goodbye_in_the_middle_names_who_is_to_blame(step: int, blamed: int, reason: str) -> None:
+    with _link() as (link, far):
+        _begin(link)
+        far.sendall(_frame(step=step, tag=Tag.GOODBYE))
+        with pytest.raises(PeerLost, match=reason) as caught:
+            link.read()
+        assert (caught.value.rank, caught.value.blamed_rank) == (1, blamed)
+
+
+def test_an_orderly_goodbye_after_the_exchange_matters_only_to_the_next() -> None:
+    with _link() as (link, far):
+        _begin(link)
+        far.sendall(_frame(b"x") + _frame(step=Farewell.ORDERLY, tag=Tag.GOODBYE, sequence=1))
+        far.close()
+        link.read()
+        link.read()
+        assert link.is_finished
+        assert link.interest == 0
+        with pytest.raises(PeerLost, match="closed its mesh before"):
+            _begin(link, step=6)
+
+
+def test_our_goodbye_is_the_next_frame() -> None:
+    with _link() as (link, far):
+        _begin(link, b"x")
+        link.say_goodbye(3)
+        received = far.recv(4096)
+        header = FrameHeader.unpack(received[HEADER_BYTES + 1 + TRAILER_BYTES :], rank=0)
+        assert (header.tag, header.step, header.sequence) == (Tag.GOODBYE, 3, 1)
+
+
+def test_no_goodbye_is_written_into_the_middle_of_a_frame() -> None:
+    with _link() as (link, far):
+        _begin(link, bytes(3_000_000))
+        link.say_goodbye(3)
+        link.close()
+        received = b""
+        while piece := far.recv(1 << 20):
+            received += piece
+        assert received[HEADER_BYTES:].strip(b"\0") == b""
