@@ -1,0 +1,6 @@
+"""The hosts behind `TPUEmbedding` in a `PodStrategy`, which are told one call of a step at a time.
+
+Training in windows is the business of `workers.host`.
+
+Read `host.py` first.
+"""
