@@ -4,8 +4,9 @@
         --theirs "venv/bin/python peer.py --bench A --seconds 10" --theirs-folder ../peers \\
         --ours "python benchmarks/dlrm.py --bench A --seconds 10"
 
-Both commands print one JSON object in their last line of output with `samples_per_s` and `samples_per_cpu_s`. Neighbours on the machine
-change in the course of minutes, so only runs that follow each other are compared; the median of these ratios is what counts.
+Both commands print one JSON object in their last line of output with `samples_per_s` and `samples_per_cpu_s`.
+Neighbours on the machine change in the course of minutes, so only runs that follow each other are compared; the median
+of these ratios is what counts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def run(command: str, folder: str | None, timeout_s: float) -> dict[str, Any]:
     if done.returncode or not lines:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-10:])
         raise RuntimeError(
-            f"Found exit status {done.returncode} and {len(lines)} JSON lines from `{command}`. Expected status 0 and at least one. "
+            f"Found exit status {done.returncode} and {len(lines)} JSON lines from `{command}`. Expected status 0 and "
+            "at least one. "
             f"Its last words:\n{tail}"
         )
     return json.loads(lines[-1])

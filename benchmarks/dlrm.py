@@ -2,9 +2,10 @@
 
     python benchmarks/dlrm.py --bench A --hosts 2 --emb-opt rowwise --seconds 20
 
-Hosts are pairs of Ray actors started by `WorkerGroup`, as the driver does it; only the input comes from memory. Rates are medians over
-windows of steps, of the quiet ones (other processes used less than 0.2 CPUs) if there are at least three. On a shared machine compare
-`samples_per_cpu_s`, which counts the CPU seconds of this process and everything below it, Ray's own processes included.
+Hosts are pairs of Ray actors started by `WorkerGroup`, as the driver does it; only the input comes from memory. Rates
+are medians over windows of steps, of the quiet ones (other processes used less than 0.2 CPUs) if there are at least
+three. On a shared machine compare `samples_per_cpu_s`, which counts the CPU seconds of this process and everything
+below it, Ray's own processes included.
 """
 
 from __future__ import annotations
@@ -202,7 +203,9 @@ def start_group(
     tracks_changes: bool = False,
     shares_memory: bool = True,
 ) -> Any:
-    """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder `storage`."""
+    """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder
+    `storage`.
+    """
     from jobs.cli.launch import parse_resources
     from orchestrator.api.config import ScalingConfig
     from orchestrator.cluster.ray_backend import RayBackend
@@ -338,7 +341,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         "--network",
         type=float,
         metavar="GBIT_PER_S",
-        help="as if every host were a machine of its own, all of them behind one link of that rate; needs root, unshare, ip and tc",
+        help="as if every host were a machine of its own, all of them behind one link of that rate; needs root, "
+        "unshare, ip and tc",
     )
 
 
@@ -358,7 +362,9 @@ def parse() -> argparse.Namespace:
 
 
 def enter_network(gbit_per_s: float) -> None:
-    """Runs this program again in a network namespace of its own, whose loopback is as slow as that. Returns inside of it."""
+    """Runs this program again in a network namespace of its own, whose loopback is as slow as that. Returns inside of
+    it.
+    """
     if os.environ.pop(_INSIDE, None):
         return
     link = f"ip link set lo up && tc qdisc add dev lo root tbf rate {gbit_per_s}gbit burst 256kb limit 100mb"

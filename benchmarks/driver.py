@@ -1,9 +1,10 @@
-"""CPU time of the driver per step, with the real driver code over hosts that only pretend to work. Prints one JSON line a number of hosts.
+"""CPU time of the driver per step, with the real driver code over hosts that only pretend to work. Prints one JSON line
+a number of hosts.
 
     python benchmarks/driver.py --hosts 2 4 64 256 1024
 
-Every fake worker answers a call after the time that the work would take, control calls at once. What a call costs in Ray is not in it,
-nor are commits, whose work lies with the hosts. `--calls` measures the former on a few real actors:
+Every fake worker answers a call after the time that the work would take, control calls at once. What a call costs in
+Ray is not in it, nor are commits, whose work lies with the hosts. `--calls` measures the former on a few real actors:
 
     python benchmarks/driver.py --calls 8
 """
@@ -97,7 +98,9 @@ class FakeHandle:
 
 
 class FakeBackend:
-    """Hosts that pretend. `window` is the length of the window that hosts were told last, which devices learn from them in truth."""
+    """Hosts that pretend. `window` is the length of the window that hosts were told last, which devices learn from them
+    in truth.
+    """
 
     window = 0
 

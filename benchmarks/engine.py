@@ -1,9 +1,10 @@
-"""Lookup and update alone, on one thread: what an embedding step costs without input, dense half and network. Prints one JSON line.
+"""Lookup and update alone, on one thread: what an embedding step costs without input, dense half and network. Prints
+one JSON line.
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
 
-One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes activations, `update` sums
-gradients and applies the optimizer; medians over the batches, which take turns.
+One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
+activations, `update` sums gradients and applies the optimizer; medians over the batches, which take turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""FBGEMM's fused CPU kernels on the batches of `engine.py`: lookup and fused update, no dense half. Prints one JSON line.
+"""FBGEMM's fused CPU kernels on the batches of `engine.py`: lookup and fused update, no dense half. Prints one JSON
+line.
 
-    python benchmarks/compare.py --theirs "PYTHON benchmarks/engine_fbgemm.py --bench A" --ours "python benchmarks/engine.py --bench A"
+    python benchmarks/compare.py --theirs "PYTHON benchmarks/engine_fbgemm.py --bench A" \\
+        --ours "python benchmarks/engine.py --bench A"
 
-Needs an environment with torch, fbgemm-gpu-cpu and numpy, and none of this project: PYTHON is that environment's. One thread.
+Needs an environment with torch, fbgemm-gpu-cpu and numpy, and none of this project: PYTHON is that environment's. One
+thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Two-way exchange between two processes: the mesh against plain sockets, and against Ray objects on request.
 
-Prints one JSON line: per payload size the median milliseconds in which both processes sent and received one payload. Mesh and plain
-socket take turns within one pair of processes, so both see the same machine. The plain exchange is what one would write by hand: `sendall`
-in a thread while the caller receives, without the thread where the kernel holds the whole payload.
+Prints one JSON line: per payload size the median milliseconds in which both processes sent and received one payload.
+Mesh and plain socket take turns within one pair of processes, so both see the same machine. The plain exchange is what
+one would write by hand: `sendall` in a thread while the caller receives, without the thread where the kernel holds the
+whole payload.
 
     python benchmarks/exchange.py [--ray] [--repeats 21] [--bytes 4096 1048576]
 """
@@ -112,7 +113,9 @@ def measure_sockets(sizes_bytes: list[int], repeats: int) -> list[dict[str, Any]
 
 
 def measure_ray(sizes_bytes: list[int], repeats: int) -> list[float]:
-    """The same exchange through Ray's object store, between two actors on two nodes of one machine; milliseconds per size."""
+    """The same exchange through Ray's object store, between two actors on two nodes of one machine; milliseconds per
+    size.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
     from ray.cluster_utils import Cluster

@@ -1,9 +1,11 @@
-"""What fault points cost a run without faults: nanoseconds a point, points a step, and their share of a step. Prints one JSON line.
+"""What fault points cost a run without faults: nanoseconds a point, points a step, and their share of a step. Prints
+one JSON line.
 
     python benchmarks/fault_points.py [--steps 200]
 
-A point without a plan is one comparison; a phase, which is a point too, was a context manager before. Points a step are counted by the points
-themselves, in a run of the tiny chaos job in this process; the step's time is that of the same run without a plan.
+A point without a plan is one comparison; a phase, which is a point too, was a context manager before. Points a step are
+counted by the points themselves, in a run of the tiny chaos job in this process; the step's time is that of the same
+run without a plan.
 """
 
 from __future__ import annotations

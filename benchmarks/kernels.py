@@ -1,9 +1,11 @@
-"""Nanoseconds per id or row of every kernel, on one thread, beside numpy doing the same. Prints one JSON line for each width.
+"""Nanoseconds per id or row of every kernel, on one thread, beside numpy doing the same. Prints one JSON line for each
+width.
 
     python benchmarks/kernels.py [--dims 64 128] [--rows 2000000] [--ids 160000]
 
-Ids follow a bounded Zipf law (exponent 1.05) spread over the table; eight different batches take turns, so rows come from memory except
-for what stays hot. The median over the batches is printed, `numpy` beside it; compare ratios, machines differ.
+Ids follow a bounded Zipf law (exponent 1.05) spread over the table; eight different batches take turns, so rows come
+from memory except for what stays hot. The median over the batches is printed, `numpy` beside it; compare ratios,
+machines differ.
 """
 
 from __future__ import annotations

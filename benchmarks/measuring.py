@@ -1,4 +1,6 @@
-"""Rates on a machine that others use, too: windows, which of them were quiet, and CPU seconds of a whole tree of processes."""
+"""Rates on a machine that others use, too: windows, which of them were quiet, and CPU seconds of a whole tree of
+processes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def tune_allocator() -> None:
-    """Runs this program again with the allocator settings that worker processes have, unless others are set. Call it first."""
+    """Runs this program again with the allocator settings that worker processes have, unless others are set. Call it
+    first.
+    """
     from orchestrator.cluster.worker_environment import ALLOCATOR
 
     if "GLIBC_TUNABLES" not in os.environ:

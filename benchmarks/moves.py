@@ -1,12 +1,14 @@
-"""Buckets that get another owner: sent by the host that has them, or read from the commit. Prints one JSON line for each way.
+"""Buckets that get another owner: sent by the host that has them, or read from the commit. Prints one JSON line for
+each way.
 
     python benchmarks/moves.py --hosts 1 2 --megabytes 400
     python benchmarks/moves.py --hosts 2 3 --cold
 
-Each host is a process, joined to the others by a mesh over the loopback interface. A commit of the tables is written to `--folder`, hosts of
-the first number load it, and then the second number of hosts shares it out: the seconds are those of the slowest host, from the moment at
-which the mesh is joined until its shard is complete and every digest was compared, and of all processes' processor time. `--cold` drops the
-commit's files from the page cache first, as they are on a machine that did not write them.
+Each host is a process, joined to the others by a mesh over the loopback interface. A commit of the tables is written to
+`--folder`, hosts of the first number load it, and then the second number of hosts shares it out: the seconds are those
+of the slowest host, from the moment at which the mesh is joined until its shard is complete and every digest was
+compared, and of all processes' processor time. `--cold` drops the commit's files from the page cache first, as they are
+on a machine that did not write them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/saving.py --hosts 2 --saves 3
 
-Hosts and devices are those of `benchmarks/dlrm.py`, on the workload `small`, one call a step, so that every step has a time. Then three kinds
-of steps are compared: those without a save, the first one after a save began (its time counts from the end of the step before, so it holds
-the whole stall), and the others while it was written. Files go to a temporary folder, with the durable writes of a real run.
+Hosts and devices are those of `benchmarks/dlrm.py`, on the workload `small`, one call a step, so that every step has a
+time. Then three kinds of steps are compared: those without a save, the first one after a save began (its time counts
+from the end of the step before, so it holds the whole stall), and the others while it was written. Files go to a
+temporary folder, with the durable writes of a real run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ WARM_UP_STEPS = 20
 
 
 class Steps:
-    """Trains step by step. Mutated: the next step, the time at which the last one ended, host 0's phases in it, and the hosts' waits and memory."""
+    """Trains step by step. Mutated: the next step, the time at which the last one ended, host 0's phases in it, and the
+    hosts' waits and memory.
+    """
 
     def __init__(self, group: Any) -> None:
         self.group = group

@@ -1,9 +1,11 @@
-"""What a save costs the thread that trains, in one process without Ray: updates with and without a save beside them. Prints one JSON line.
+"""What a save costs the thread that trains, in one process without Ray: updates with and without a save beside them.
+Prints one JSON line.
 
     python benchmarks/saving_threads.py --saves 6 --switch-ms 5 0.5
 
-Tables as one host of a recommender has them; a step updates random rows of each. A second thread writes saves to a temporary folder. Python lets
-threads take turns after `sys.setswitchinterval`; the settings take turns save by save, so that their ratio says something on a busy machine.
+Tables as one host of a recommender has them; a step updates random rows of each. A second thread writes saves to a
+temporary folder. Python lets threads take turns after `sys.setswitchinterval`; the settings take turns save by save, so
+that their ratio says something on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Settings of one job against each other: overlap, staleness, what the wire carries, where samples come from. Prints one JSON line.
+"""Settings of one job against each other: overlap, staleness, what the wire carries, where samples come from. Prints
+one JSON line.
 
     python benchmarks/settings.py --bench A --settings overlap=off overlap=on staleness=1
     python benchmarks/settings.py --bench A --placement buckets --network 4 --settings overlap=off overlap=on
     python benchmarks/settings.py --bench A --settings input=memory input=parquet
 
-Each setting has a group of hosts of its own; all stand side by side in memory, and windows of steps take turns, so that a machine that gets
-busier in between favours nobody. A round is one window of each. The ratios are medians over rounds, to the first setting in the same round,
-with their 10th and 90th percentile.
+Each setting has a group of hosts of its own; all stand side by side in memory, and windows of steps take turns, so that
+a machine that gets busier in between favours nobody. A round is one window of each. The ratios are medians over rounds,
+to the first setting in the same round, with their 10th and 90th percentile.
 """
 
 from __future__ import annotations

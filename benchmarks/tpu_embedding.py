@@ -1,9 +1,11 @@
 """Cost of a `TPUEmbedding` step, enqueue to apply_gradients, over the kernels it is made of. Prints one JSON line.
 
-    python benchmarks/tpu_embedding.py [--batch-size 4096] [--num-tables 4] [--rows 200000] [--dim 64] [--bag-length 10] [--steps 30]
+    python benchmarks/tpu_embedding.py [--batch-size 4096] [--num-tables 4] \\
+        [--rows 200000] [--dim 64] [--bag-length 10] [--steps 30]
 
-The bare kernels do what a host does for one step, into buffers allocated once: distinct ids, routing, gather, pooling, gradient sum, update.
-Both work on tables of the same first values and take turns on the same batches; the ratio is that of the medians. Target: at most 1.2.
+The bare kernels do what a host does for one step, into buffers allocated once: distinct ids, routing, gather, pooling,
+gradient sum, update. Both work on tables of the same first values and take turns on the same batches; the ratio is that
+of the medians. Target: at most 1.2.
 """
 
 from __future__ import annotations

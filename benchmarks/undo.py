@@ -2,9 +2,9 @@
 
     python benchmarks/undo.py --bench small --steps 200
 
-Two copies of the tables of one host of two take the same updates in turn, one of them with an undo log; every `--commit` steps a commit
-begins and stands. Times are CPU seconds of the one thread, so that other work on the machine matters little. A whole step takes
-several times what its update takes: `benchmarks/dlrm.py` has the phases.
+Two copies of the tables of one host of two take the same updates in turn, one of them with an undo log; every
+`--commit` steps a commit begins and stands. Times are CPU seconds of the one thread, so that other work on the machine
+matters little. A whole step takes several times what its update takes: `benchmarks/dlrm.py` has the phases.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The two workloads that the step is measured on, their batches, and the first values of tables and dense parameters.
 
-`A` spends its time in the dense half, `B` in the embeddings; `small` has their tables with narrow rows, for saving them often; `tiny` is for
-trying things out. 26 tables of 10 million rows together, ids
-after a bounded Zipf law spread over the table, labels from a fixed teacher, so that the loss falls. Every number follows from one seed and
-is the same in each framework that uses these generators, which is what makes losses comparable to four digits.
+`A` spends its time in the dense half, `B` in the embeddings; `small` has their tables with narrow rows, for saving them
+often; `tiny` is for trying things out. 26 tables of 10 million rows together, ids after a bounded Zipf law spread over
+the table, labels from a fixed teacher, so that the loss falls. Every number follows from one seed and is the same in
+each framework that uses these generators, which is what makes losses comparable to four digits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Workload:
     Attributes:
       table_rows, bag_lengths: one entry a table; each table has one feature.
       bottom, top: widths of the layers of the two MLPs, last ones included.
-      dense_accumulator: first value of the dense Adagrad; from 0 the first step would be a sign step, from which runs drift apart.
+      dense_accumulator: first value of the dense Adagrad; from 0 the first step would be a sign step, from which runs
+        drift apart.
     """
 
     name: str
@@ -111,7 +112,9 @@ class Batches:
     labels: np.ndarray
 
     def write(self, folder: Path) -> None:
-        """Puts every array into a file of its own, so that several processes can read their parts without generating the rest."""
+        """Puts every array into a file of its own, so that several processes can read their parts without generating
+        the rest.
+        """
         np.save(folder / "dense.npy", self.dense)
         np.save(folder / "labels.npy", self.labels)
         for table, ids in enumerate(self.ids):
@@ -130,7 +133,9 @@ class Batches:
 
 
 def make_batches(shape: Workload, num_batches: int) -> Batches:
-    """The first batches of the workload; their content depends on `num_batches`, since one generator draws them column by column."""
+    """The first batches of the workload; their content depends on `num_batches`, since one generator draws them column
+    by column.
+    """
     random = np.random.Generator(np.random.PCG64(SEED))
     dense = random.standard_normal((num_batches, shape.batch_size, NUM_DENSE), dtype=np.float32)
     score = np.zeros((num_batches, shape.batch_size), np.float32)

@@ -1,4 +1,5 @@
-"""Values and math: tables, features, row optimizers, lookups and updates; and the Keras-style optimizer for dense parameters.
+"""Values and math: tables, features, row optimizers, lookups and updates; and the Keras-style optimizer for dense
+parameters.
 
 Names that need JAX are imported when they are first used, so that a host process that only holds rows does not load it.
 """

@@ -1,7 +1,8 @@
 """Row → bucket → host, and the placement of buckets as a pure function.
 
-A table is cut into a power-of-two number V of buckets that is fixed when the run is created: row r lies in bucket r mod V at position
-r div V. A bucket is the unit of ownership, of a move and of a checkpoint chunk; the number of hosts only decides who holds which.
+A table is cut into a power-of-two number V of buckets that is fixed when the run is created: row r lies in bucket r mod
+V at position r div V. A bucket is the unit of ownership, of a move and of a checkpoint chunk; the number of hosts only
+decides who holds which.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ def place(
 ) -> list[np.ndarray]:
     """Decides which host owns each bucket of each table.
 
-    Buckets stay with their previous owner unless that host is gone or holds more than its fair share; then the fewest bytes move, the
-    largest buckets first onto the least loaded host. The result depends on the arguments alone.
+    Buckets stay with their previous owner unless that host is gone or holds more than its fair share; then the fewest
+    bytes move, the largest buckets first onto the least loaded host. The result depends on the arguments alone.
 
     Args:
       bucket_bytes: per table, int64 `[num_buckets]` bytes of each bucket.
       num_hosts: hosts of the new generation, numbered from 0.
-      previous: per table, int32 `[num_buckets]` the owner in the previous generation; -1 or a number >= num_hosts means none.
+      previous: per table, int32 `[num_buckets]` the owner in the previous generation; -1 or a number >= num_hosts means
+        none.
 
     Returns:
       Per table, int32 `[num_buckets]`, the owner.
@@ -78,7 +80,9 @@ def place(
 
 
 def _release_surplus(owners: np.ndarray, sizes: np.ndarray, load: np.ndarray, *, fair: int) -> None:
-    """Takes buckets, smallest first, from hosts above the fair share as long as they stay at or above it. Changes owners and load."""
+    """Takes buckets, smallest first, from hosts above the fair share as long as they stay at or above it. Changes
+    owners and load.
+    """
     for host in range(len(load)):
         mine = np.flatnonzero(owners == host)
         for at in mine[np.argsort(sizes[mine], kind="stable")]:

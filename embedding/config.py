@@ -1,8 +1,9 @@
 """What the user declares: tables, features that look up in them, and the quantization of looked-up values.
 
-The classes keep the names, argument order, defaults and checks of `tf.tpu.experimental.embedding`. They are told apart by identity, as
-there: sharing a table means passing the same object. `TPUEmbedding` writes defaults (optimizer, name) into the objects it is given.
-Nothing here allocates rows; `table_spec.py` turns a declared table into what a host holds.
+The classes keep the names, argument order, defaults and checks of `tf.tpu.experimental.embedding`. They are told apart
+by identity, as
+there: sharing a table means passing the same object. `TPUEmbedding` writes defaults (optimizer, name) into the objects
+it is given. Nothing here allocates rows; `table_spec.py` turns a declared table into what a host holds.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class QuantizationConfig:
         are_numbers = is_number(self.lower) and is_number(self.upper)
         if not are_numbers or not -math.inf < self.lower < self.upper < math.inf:
             raise ValueError(
-                f"Found lower={self.lower!r} and upper={self.upper!r}. Expected two finite numbers, lower below upper. Swap or widen the limits."
+                f"Found lower={self.lower!r} and upper={self.upper!r}. Expected two finite numbers, lower below upper. "
+                "Swap or widen the limits."
             )
 
     def apply(self, rows: np.ndarray) -> None:
@@ -85,14 +87,18 @@ class TableConfig:
     Args:
       vocabulary_size: number of rows.
       dim: columns of a row.
-      initializer: None for a truncated normal with standard deviation 1/sqrt(dim), or any callable `embedding.initializers` understands.
-      optimizer: how rows are updated; None takes the global optimizer of the job. Checked when the table is built, not here.
+      initializer: None for a truncated normal with standard deviation 1/sqrt(dim), or any callable
+        `embedding.initializers` understands.
+      optimizer: how rows are updated; None takes the global optimizer of the job. Checked when the table is built, not
+        here.
       combiner: "mean", "sum" or "sqrtn", how the rows of one sample become one vector.
       name: of the table in checkpoints and messages; None takes its position.
       quantization_config: simulated quantization of looked-up values, or None.
       layout: kept for callers that set it. Rows are placed by buckets, whatever it says.
-      dtype: float32; int32 is a legal declaration, but such a table cannot be trained here and is refused when it is built.
-      invalid_ids: what happens to ids outside `0..vocabulary_size - 1`: "error", "drop", "clip" to the range, or "hash" into it.
+      dtype: float32; int32 is a legal declaration, but such a table cannot be trained here and is refused when it is
+        built.
+      invalid_ids: what happens to ids outside `0..vocabulary_size - 1`: "error", "drop", "clip" to the range, or "hash"
+        into it.
 
     Raises:
       ValueError: an argument outside its range, see the message.
@@ -120,7 +126,8 @@ class TableConfig:
             )
         self.initializer = TruncatedNormal(stddev=1 / math.sqrt(dim)) if initializer is None else initializer
         self.optimizer = optimizer
-        # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared it.
+        # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared
+        # it.
         self.has_default_optimizer = False
         self.combiner: str = _one_of("combiner", combiner, COMBINERS)
         self.name = _optional_name(name)
@@ -158,11 +165,12 @@ class FeatureConfig:
 
     Args:
       table: the `TableConfig`; features that share a table pass the same object.
-      max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with zero vectors. It has
-        no meaning for inputs of rank 3 and above, where the last axis is combined whatever its length.
+      max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with
+        zero vectors. It has no meaning for inputs of rank 3 and above, where the last axis is combined whatever its
+        length.
       validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
-      output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of one axis. Not
-        empty, it switches `max_sequence_length` off.
+      output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of
+        one axis. Not empty, it switches `max_sequence_length` off.
       name: of the feature in messages.
       combiner: overrides the table's combiner for this feature; None keeps it.
 
@@ -187,7 +195,8 @@ class FeatureConfig:
         self.max_sequence_length = _positive_int("max_sequence_length", max_sequence_length, least=0)
         if not isinstance(validate_weights_and_indices, bool):
             raise ValueError(
-                f"Found validate_weights_and_indices={validate_weights_and_indices!r}. Expected True or False. Pass a bool."
+                f"Found validate_weights_and_indices={validate_weights_and_indices!r}. Expected True or False. Pass a "
+                "bool."
             )
         self.validate_weights_and_indices = validate_weights_and_indices
         self.output_shape = _checked_shape(output_shape)
@@ -216,7 +225,8 @@ def _checked_shape(output_shape: int | Iterable[int | None] | None) -> tuple[int
         shape = tuple(None if size is None else operator.index(size) for size in sizes)
     except TypeError as error:
         raise TypeError(
-            f"Found output_shape={output_shape!r}. Expected integers, None for unknown ones. Pass a tuple such as (4, 8)."
+            f"Found output_shape={output_shape!r}. Expected integers, None for unknown ones. Pass a tuple such as (4, "
+            "8)."
         ) from error
     if any(size is not None and size < 0 for size in shape):
         raise ValueError(f"Found output_shape={shape}. Expected sizes of at least 0. Pass None for an unknown one.")

@@ -1,8 +1,8 @@
 """First values of the rows of a table: a function of (seed, table name, row), never of who owns the row.
 
-Random values are counter-based: every element is a hash (splitmix64, Steele et al. 2014) of the table's key, its row and its column, so a
-row starts the same on one host or on a thousand. The built-in initializers are values; a callable of the user is recognized by its
-parameters, see `row_source`.
+Random values are counter-based: every element is a hash (splitmix64, Steele et al. 2014) of the table's key, its row
+and its column, so a row starts the same on one host or on a thousand. The built-in initializers are values; a callable
+of the user is recognized by its parameters, see `row_source`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class RowId:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What an initializer with a `shard_info` parameter is told: it makes `shape` of the table, starting at `offset`."""
+    """What an initializer with a `shard_info` parameter is told: it makes `shape` of the table, starting at
+    `offset`.
+    """
 
     shape: tuple[int, int]
     offset: tuple[int, int]
@@ -121,11 +123,13 @@ def row_source(
     """Recognizes an initializer and returns a function that fills any rows of the table.
 
     Recognized by its parameters:
-      * `(rows, dim, seed)`: called for the rows wanted, returns `[n, dim]`. What the built-in ones are; the one that scales.
-      * `(shape, dtype, shard_info)` in any order: called for runs of 4096 rows with a `ShardInfo`, whatever the number of hosts.
+      * `(rows, dim, seed)`: called for the rows wanted, returns `[n, dim]`. What the built-in ones are; the one that
+      scales.
+      * `(shape, dtype, shard_info)` in any order: called for runs of 4096 rows with a `ShardInfo`, whatever the number
+      of hosts.
       * `(key, shape, dtype)`, as `jax.nn.initializers`: called once, for the whole table.
-      * `(shape, dtype)`, as TensorFlow's and Keras's: called once, for the whole table. A random one should have a seed of its own,
-        otherwise two runs differ.
+      * `(shape, dtype)`, as TensorFlow's and Keras's: called once, for the whole table. A random one should have a seed
+        of its own, otherwise two runs differ.
 
     Raises:
       ValueError: the parameters fit none of these, or `num_rows` is missing where it is needed.
@@ -136,7 +140,8 @@ def row_source(
         return _RowWise(initializer, own_seed, table_name)
     if num_rows is None:
         raise ValueError(
-            f"Found initializer {initializer!r} of table '{table_name}', which needs the table's shape, without num_rows. "
+            f"Found initializer {initializer!r} of table '{table_name}', which needs the table's shape, without "
+            "num_rows. "
             "Expected the number of rows. Pass num_rows."
         )
     if style == "shard_info":
@@ -165,7 +170,8 @@ def _style(initializer: Callable[..., Any], table_name: str) -> str:
         return "shape"
     raise ValueError(
         f"Found initializer {initializer!r} of table '{table_name}' with parameters ({', '.join(names)}). "
-        "Expected (rows, dim, seed), (shape, dtype), (shape, dtype, shard_info) or (key, shape, dtype). Wrap it in one of these."
+        "Expected (rows, dim, seed), (shape, dtype), (shape, dtype, shard_info) or (key, shape, dtype). Wrap it in one "
+        "of these."
     )
 
 
@@ -173,7 +179,8 @@ def _checked(values: Any, shape: tuple[int, int], table_name: str) -> np.ndarray
     array = np.asarray(values)
     if array.shape != shape:
         raise ValueError(
-            f"The initializer of table '{table_name}' made shape {array.shape}. Expected {shape}. Return one row for each row asked for."
+            f"The initializer of table '{table_name}' made shape {array.shape}. Expected {shape}. Return one row for "
+            "each row asked for."
         )
     return array
 
@@ -260,7 +267,8 @@ def _fill_uniform(rows, seed, low, high, out):
 def _fill_truncated_normal(rows, seed, stddev, mean, out):
     """Inverse of the normal distribution at q = Phi(z) - 1/2, |z| < 2, as q * P(q²) / Q(q²).
 
-    The coefficients are a minimax fit of ours over that range, error below 1e-7: no logarithm, so every machine gives the same bits.
+    The coefficients are a minimax fit of ours over that range, error below 1e-7: no logarithm, so every machine gives
+    the same bits.
     """
     for i in range(rows.shape[0]):
         key = _mix(seed ^ _mix(np.uint64(rows[i]) + _GAMMA))

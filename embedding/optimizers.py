@@ -1,8 +1,9 @@
 """Row optimizers as values: which slots a row has, how they start, and the constants of the update rule.
 
 `SGD`, `Adagrad`, `AdagradMomentum`, `FTRL` and `Adam` have the arguments, order, defaults and checks of
-`tf.tpu.experimental.embedding`; `RowWiseAdagrad` keeps one number a row; `CustomRowOptimizer` takes a function of yours.
-They are compared and hashed by their attributes. The arithmetic is in `kernels_update.py`, chosen in `update_rules.py`.
+`tf.tpu.experimental.embedding`; `RowWiseAdagrad` keeps one number a row; `CustomRowOptimizer` takes a function of
+yours. They are compared and hashed by their attributes. The arithmetic is in `kernels_update.py`, chosen in
+`update_rules.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class SlotSpec:
     def __post_init__(self) -> None:
         if self.width not in ("row", "element") or not self.name.isidentifier() or self.name == "rows":
             raise ValueError(
-                f"Found slot {self.name!r} of width {self.width!r}. Expected an identifier other than 'rows' and width 'row' or "
+                f"Found slot {self.name!r} of width {self.width!r}. Expected an identifier other than 'rows' and width "
+                "'row' or "
                 "'element'. Rename the slot or its width."
             )
 
@@ -59,15 +61,14 @@ def _not_a_number(name: str, value: object) -> str:
 class Optimizer:
     """What the row optimizers have in common.
 
-    Common arguments:
-      learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
-      use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another, in order.
-      clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
+    Common arguments: learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
+      use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another, in
+      order. clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
       weight_decay_factor: touched rows become `w - factor * w` before the rule.
-      multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead.
-      slot_variable_creation_fn: accepted for compatibility; slots are created by the table.
-      clipvalue: c limits the summed gradient to `-c..c`; a tuple gives both limits, either may be None.
-      low_dimensional_packing_status: accepted for compatibility; rows are never packed.
+      multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead. slot_variable_creation_fn:
+      accepted for compatibility; slots are created by the table. clipvalue: c limits the summed gradient to `-c..c`; a
+      tuple gives both limits, either may be None. low_dimensional_packing_status: accepted for compatibility; rows are
+      never packed.
     """
 
     learning_rate: LearningRate
@@ -130,7 +131,8 @@ def _both_limits(clipvalue: Any) -> tuple[float | None, float | None] | None:
         return (-1.0 * clipvalue, clipvalue)
     if not isinstance(clipvalue, tuple) or not all(limit is None or is_number(limit) for limit in clipvalue):
         raise TypeError(
-            f"Found clipvalue={clipvalue!r}. Expected a number, or a tuple of two numbers or None. Pass tuple(clipvalue)."
+            f"Found clipvalue={clipvalue!r}. Expected a number, or a tuple of two numbers or None. Pass "
+            "tuple(clipvalue)."
         )
     if len(clipvalue) != 2:
         raise _refuse(f"clipvalue={clipvalue!r}", "two limits", "Pass (lowest, highest).")
@@ -286,7 +288,8 @@ class FTRL(Optimizer):
     """Follow the regularized leader (McMahan et al. 2013, algorithm 1), per touched row, with p = -learning_rate_power:
 
     `a' = a + g²; z' = z + g - (a'^p - a^p) * w / lr; w = (clamp(z', -l1, l1) - z') / ((a'^p + beta) / lr + 2 * l2)`.
-    `multiply_linear_by_learning_rate` stores z * lr instead of z. `allow_zero_accumulator` is accepted and changes nothing.
+    `multiply_linear_by_learning_rate` stores z * lr instead of z. `allow_zero_accumulator` is accepted and changes
+    nothing.
     """
 
     learning_rate: LearningRate = 0.001
@@ -322,10 +325,12 @@ class FTRL(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """`m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g²; w -= lr * m / sqrt(v + epsilon²)`, without bias correction.
+    """`m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g²; w -= lr * m / sqrt(v + epsilon²)`, without bias
+    correction.
 
-    Without `sum_inside_sqrt` the divisor is `sqrt(v) + epsilon`. Without `lazy_adam` every row of the table takes the step, with g = 0
-    where no sample named it. For textbook Adam pass the rate `lr * sqrt(1 - b2^t) / (1 - b1^t)`, t counting from 1.
+    Without `sum_inside_sqrt` the divisor is `sqrt(v) + epsilon`. Without `lazy_adam` every row of the table takes the
+    step, with g = 0 where no sample named it. For textbook Adam pass the rate `lr * sqrt(1 - b2^t) / (1 - b1^t)`, t
+    counting from 1.
     """
 
     learning_rate: LearningRate = 0.001
@@ -371,9 +376,10 @@ class CustomRowOptimizer(Optimizer):
     """An update rule of your own, called once for every touched row.
 
     Args:
-      update: `update(gradient, row, slots, learning_rate, hyperparameters) -> (new_row, new_slots)`. `gradient` and `row` are float32
-        `[dim]`, `slots` a tuple of float32 arrays `[dim]` or `[1]` in the order of `slots`, `hyperparameters` has one float attribute
-        for each name. It must not write into its arguments. It is compiled by numba if numba understands it and runs in Python if not.
+      update: `update(gradient, row, slots, learning_rate, hyperparameters) -> (new_row, new_slots)`. `gradient` and
+        `row` are float32 `[dim]`, `slots` a tuple of float32 arrays `[dim]` or `[1]` in the order of `slots`,
+        `hyperparameters` has one float attribute for each name. It must not write into its arguments. It is compiled by
+        numba if numba understands it and runs in Python if not.
       slots: the state of a row; with more than 4 slots the rule is not compiled.
       hyperparameters: names and values of constants.
 

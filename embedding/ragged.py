@@ -1,7 +1,8 @@
 """`Ragged`: the one inner form of dense, sparse and ragged feature input.
 
-A feature of a batch is a list of ids per sample. It travels through input, deduplication, lookup and pooling as one flat id array and
-the offsets at which each sample's ids begin. This module owns the form and its checks; it does not know vocabularies or tables.
+A feature of a batch is a list of ids per sample. It travels through input, deduplication, lookup and pooling as one
+flat id array and the offsets at which each sample's ids begin. This module owns the form and its checks; it does not
+know vocabularies or tables.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Ragged:
         """Builds a checked value from anything numpy reads as integers.
 
         Raises:
-          RaggedError: ids are not integers, splits do not start at 0, fall, or do not end at the number of ids, or a weight is missing.
+          RaggedError: ids are not integers, splits do not start at 0, fall, or do not end at the number of ids, or a
+            weight is missing.
         """
         ids = np.asarray(values)
         if ids.size == 0:
@@ -53,7 +55,8 @@ class Ragged:
         checked_weights = None if weights is None else np.ascontiguousarray(weights, np.float32)
         if checked_weights is not None and checked_weights.shape != ids.shape:
             raise RaggedError(
-                f"Found {checked_weights.shape} weights for {ids.shape} ids. Expected one weight per id. Pass weights with the ids' shape."
+                f"Found {checked_weights.shape} weights for {ids.shape} ids. Expected one weight per id. Pass weights "
+                "with the ids' shape."
             )
         return Ragged(_as_int64(ids), np.ascontiguousarray(splits, np.int64), checked_weights)
 
@@ -77,7 +80,8 @@ class Ragged:
         """
         if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer):
             raise RaggedError(
-                f"Found ids of dtype {ids.dtype} and shape {ids.shape}. Expected integers of shape [B] or [B, L]. Cast ids to int64."
+                f"Found ids of dtype {ids.dtype} and shape {ids.shape}. Expected integers of shape [B] or [B, L]. Cast "
+                "ids to int64."
             )
         width = 1 if ids.ndim == 1 else ids.shape[1]
         return Ragged(_as_int64(ids.reshape(-1)), np.arange(ids.shape[0] + 1, dtype=np.int64) * width)
@@ -93,7 +97,8 @@ class Ragged:
             return self
         if missing < 0:
             raise RaggedError(
-                f"Found {self.num_samples} samples to pad to {num_samples}. Expected at most {num_samples}. Pad to the largest share."
+                f"Found {self.num_samples} samples to pad to {num_samples}. Expected at most {num_samples}. Pad to the "
+                "largest share."
             )
         tail = np.full(missing, self.row_splits[-1], np.int64)
         return Ragged(self.values, np.concatenate([self.row_splits, tail]), self.weights)
@@ -123,14 +128,17 @@ def _check(ids: np.ndarray, splits: np.ndarray) -> None:
         )
     if splits.ndim != 1 or len(splits) == 0 or not np.issubdtype(splits.dtype, np.integer):
         raise RaggedError(
-            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape}. Expected at least one integer. Pass [0] for no samples."
+            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape}. Expected at least one integer. Pass "
+            "[0] for no samples."
         )
     if splits[0] != 0 or splits[-1] != len(ids):
         raise RaggedError(
-            f"Found row_splits from {splits[0]} to {splits[-1]} over {len(ids)} ids. Expected them to run from 0 to the number of ids."
+            f"Found row_splits from {splits[0]} to {splits[-1]} over {len(ids)} ids. Expected them to run from 0 to "
+            "the number of ids."
         )
     if (np.diff(splits) < 0).any():
         at = int(np.argmax(np.diff(splits) < 0))
         raise RaggedError(
-            f"Found row_splits falling from {splits[at]} to {splits[at + 1]} at sample {at}. Expected them never to fall. Sort the samples."
+            f"Found row_splits falling from {splits[at]} to {splits[at + 1]} at sample {at}. Expected them never to "
+            "fall. Sort the samples."
         )

@@ -1,7 +1,7 @@
 """`TableSpec`: everything that must be known to hold and train the rows of one table, as a value.
 
-A `TableConfig` is what the user wrote and may change; a spec is fixed when the run is created, has every default filled in and knows how
-the rows are cut into buckets.
+A `TableConfig` is what the user wrote and may change; a spec is fixed when the run is created, has every default filled
+in and knows how the rows are cut into buckets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class TableSpec:
         num_buckets = self.layout.num_buckets
         if num_buckets < 1 or num_buckets & (num_buckets - 1):
             raise ValueError(
-                f"Found {num_buckets} buckets for table '{self.name}'. Expected a power of two. Take the number recorded with the run."
+                f"Found {num_buckets} buckets for table '{self.name}'. Expected a power of two. Take the number "
+                "recorded with the run."
             )
         if self.layout.num_rows != self.num_rows:
             raise ValueError(
@@ -54,7 +55,8 @@ class TableSpec:
             )
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             raise ValueError(
-                f"Table '{self.name}': {self.optimizer!r} is an unsupported optimizer class. Expected one of embedding.optimizers. "
+                f"Table '{self.name}': {self.optimizer!r} is an unsupported optimizer class. Expected one of "
+                "embedding.optimizers. "
                 "Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
             )
 

@@ -1,7 +1,9 @@
-"""Which trace of JAX the present code belongs to, so that objects which change refuse to be changed while something is traced.
+"""Which trace of JAX the present code belongs to, so that objects which change refuse to be changed while something is
+traced.
 
-A function under `jax.jit`, `grad`, `vmap` or `scan` runs once with placeholders in the place of numbers. A change that it makes to an object
-from outside happens then, not at each call, and may leave a placeholder in it that means nothing afterwards.
+A function under `jax.jit`, `grad`, `vmap` or `scan` runs once with placeholders in the place of numbers. A change that
+it makes to an object from outside happens then, not at each call, and may leave a placeholder in it that means nothing
+afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def require_eager(method: str, remedy: str) -> None:
     """
     if isinstance(_identity(np.float32(0)), Tracer):
         raise RuntimeError(
-            f"{method} was called inside a function that JAX traces, or inside its control flow. Expected a call outside: inside it would happen "
+            f"{method} was called inside a function that JAX traces, or inside its control flow. Expected a call "
+            "outside: inside it would happen "
             f"once, while tracing. {remedy}"
         )
 
@@ -55,10 +58,12 @@ def require_own_trace(trace: Any, what: str, remedy: str) -> None:
         return
     if here is None:
         raise RuntimeError(
-            f"Found {what}, which was made inside a function that JAX traces. Expected an object made outside, since that function has ended and "
+            f"Found {what}, which was made inside a function that JAX traces. Expected an object made outside, since "
+            "that function has ended and "
             "its placeholders are no numbers. Make it outside the function."
         )
     raise RuntimeError(
-        f"Found {what} inside a function that JAX traces (jit, grad, vmap, scan and the like). Expected it outside: inside it would happen once, "
+        f"Found {what} inside a function that JAX traces (jit, grad, vmap, scan and the like). Expected it outside: "
+        "inside it would happen once, "
         f"while tracing, and leave a placeholder instead of a number. {remedy}"
     )

@@ -1,4 +1,5 @@
-"""Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs (`criteo`).
+"""Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs
+(`criteo`).
 
 Copy this file to begin a job of your own: a job is a function with plain arguments that declares `-> JobConfig`.
 """
@@ -86,8 +87,9 @@ def criteo(
 
     Args:
       data, eval_data: paths or globs.
-      columns: whose column names the files have, a key of `COLUMN_NAMES`: then the files hold Criteo's 13 numbers and 26 fields, and
-        values are hashed here. Or the path of the `prepared.json` of a prepared set: then it says the columns and the tables' sizes.
+      columns: whose column names the files have, a key of `COLUMN_NAMES`: then the files hold Criteo's 13 numbers and
+        26 fields, and values are hashed here. Or the path of the `prepared.json` of a prepared set: then it says the
+        columns and the tables' sizes.
       model: a key of `MODELS`.
       vocabulary_size: rows of each table where values are hashed here; None stands for `DEFAULT_ROWS`.
       order: of the samples, see `InputData`; the files of click logs are days, so `files` is the order of time.
@@ -101,7 +103,8 @@ def criteo(
     if columns.endswith(FILE_NAME):
         if vocabulary_size is not None:
             raise JobError(
-                f"Found vocabulary_size={vocabulary_size} beside a prepared set. Expected none, since {columns} says the tables' sizes. "
+                f"Found vocabulary_size={vocabulary_size} beside a prepared set. Expected none, since {columns} says "
+                "the tables' sizes. "
                 "Leave it out, or prepare the text with other sizes."
             )
         sizes, parquet = _prepared(read_prepared(columns), data, eval_data)

@@ -16,15 +16,16 @@ from workers.formats.parquet import parquet_names
 def prepare_files(
     patterns: Sequence[str], *, cache_folder: Path, max_bad_lines: int, notice: Callable[[str], None]
 ) -> tuple[list[str], str]:
-    """Finds out by the first bytes of the first file in each folder whether the files are Parquet; converts text once into `cache_folder`.
+    """Finds out by the first bytes of the first file in each folder whether the files are Parquet; converts text once
+    into `cache_folder`.
 
     Returns:
-      Parquet paths or globs, absolute where they are local, and the job's argument `columns`: the `prepared.json` beside the files, or the
-      key of `COLUMN_NAMES` that their columns match.
+      Parquet paths or globs, absolute where they are local, and the job's argument `columns`: the `prepared.json`
+      beside the files, or the key of `COLUMN_NAMES` that their columns match.
 
     Raises:
-      ConfigurationError: one pattern names text and another one Parquet, the columns have none of the known names, or files come from
-        prepared sets with different ids.
+      ConfigurationError: one pattern names text and another one Parquet, the columns have none of the known names, or
+        files come from prepared sets with different ids.
       InputError: nothing matches a pattern, or a file cannot be read or is damaged.
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """
@@ -34,7 +35,8 @@ def prepare_files(
     text = [first for first, names in columns.items() if names is None]
     if parquet and text:
         raise ConfigurationError(
-            f"Found Parquet in {parquet[0]} and text in {text[0]}. Expected one kind of file. Convert the text first, by a run on it alone."
+            f"Found Parquet in {parquet[0]} and text in {text[0]}. Expected one kind of file. Convert the text first, "
+            "by a run on it alone."
         )
     if parquet:
         prepared = [prepared_beside(first) for first in parquet]
@@ -43,7 +45,8 @@ def prepare_files(
         return absolute, _known_columns(parquet[0], columns[parquet[0]] or [])
     report = convert_criteo(absolute, cache_folder.absolute(), max_bad_lines=max_bad_lines)
     notice(
-        f"text input: {report.lines:,} lines in {len(report.sources)} files, {report.kept:,} kept, {report.malformed} malformed"
+        f"text input: {report.lines:,} lines in {len(report.sources)} files, {report.kept:,} kept, {report.malformed} "
+        "malformed"
     )
     for line in report.bad_lines:
         notice(f"  put aside {line}")
@@ -56,7 +59,9 @@ def _absolute(pattern: str) -> str:
 
 
 def _first_files(pattern: str) -> list[str]:
-    """The first file of each folder in which the pattern matches one, since folders can be prepared sets of their own."""
+    """The first file of each folder in which the pattern matches one, since folders can be prepared sets of their
+    own.
+    """
     firsts: dict[str, str] = {}
     for name in locate([pattern]):
         firsts.setdefault(name.rpartition("/")[0], name)
@@ -76,7 +81,8 @@ def _one_set(files: Sequence[str], prepared: Sequence[str | None]) -> str:
     for file, other in zip(files, prepared, strict=True):
         if first is None or other is None or not are_alike(first, other):
             raise ConfigurationError(
-                f"Found {files[0]} and {file} prepared with different ids, or one not prepared. Expected equal ids in all files. "
+                f"Found {files[0]} and {file} prepared with different ids, or one not prepared. Expected equal ids in "
+                "all files. "
                 "Prepare the one with --like the folder of the other."
             )
     return first or ""

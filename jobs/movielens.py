@@ -1,6 +1,8 @@
-"""Movies that a user will like, with two towers, on ratings in MovieLens' form (`jobs.movielens_files` says how samples are made).
+"""Movies that a user will like, with two towers, on ratings in MovieLens' form (`jobs.movielens_files` says how samples
+are made).
 
-Copy this file to begin a retrieval job of your own: an id of the user, bags of what the user did before, an item, and negatives.
+Copy this file to begin a retrieval job of your own: an id of the user, bags of what the user did before, an item, and
+negatives.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ def movielens(
     dense_learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> JobConfig:
-    """Two towers on the likes of each user, evaluated on the last of them by AUC and recall@k beside what popularity reaches.
+    """Two towers on the likes of each user, evaluated on the last of them by AUC and recall@k beside what popularity
+    reaches.
 
-    A user's candidates are the held-out likes and `eval_candidates` movies that the user did not rate, drawn evenly. Figures are
-    comparable only where the candidates are; with as many candidates as movies, nothing is drawn and the whole catalogue is ranked.
+    A user's candidates are the held-out likes and `eval_candidates` movies that the user did not rate, drawn evenly.
+    Figures are comparable only where the candidates are; with as many candidates as movies, nothing is drawn and the
+    whole catalogue is ranked.
 
     Args:
       data: folder of the ratings, see `write_movielens`.
@@ -59,8 +63,8 @@ def movielens(
         name="movielens",
         features={
             "user": FeatureConfig(table("users", samples.num_users)),
-            # The more somebody has liked, the more is known: unlike a mean, this grows with the bag. A movie is another thing as a memory
-            # than as a candidate, so it has a row in each of two tables.
+            # The more somebody has liked, the more is known: unlike a mean, this grows with the bag. A movie is another
+            # thing as a memory than as a candidate, so it has a row in each of two tables.
             "history": FeatureConfig(table("liked_movies", samples.num_movies), combiner="sqrtn"),
             "history_genres": FeatureConfig(table("liked_genres", samples.num_genres)),
             "movie": FeatureConfig(table("movies", samples.num_movies)),

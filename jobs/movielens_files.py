@@ -1,9 +1,10 @@
 """Ratings in MovieLens' form to samples of "will this user like this movie?", split by time without a look ahead.
 
-A sample of label 1 is a rating of at least 4 stars; samples of label 0 are movies drawn evenly from those that the user did not rate.
-Each user's last ratings are held out. What a sample knows of its user is older than the sample: the movies liked strictly before it, and
-for held-out samples those liked before the split. Popularity is counted in the training ratings alone. Training samples of one user may
-be younger than held-out ones of another, as always when users are split one by one.
+A sample of label 1 is a rating of at least 4 stars; samples of label 0 are movies drawn evenly from those that the user
+did not rate. Each user's last ratings are held out. What a sample knows of its user is older than the sample: the
+movies liked strictly before it, and for held-out samples those liked before the split. Popularity is counted in the
+training ratings alone. Training samples of one user may be younger than held-out ones of another, as always when users
+are split one by one.
 
 The samples are under the terms of the ratings that they are made from.
 """
@@ -56,7 +57,8 @@ class MovieLensSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovieLensSet:
-    """Samples on disk, `train-*.parquet` and `eval-*.parquet`, with columns `label`, `user`, `history`, `history_genres`, `movie`, `genres`.
+    """Samples on disk, `train-*.parquet` and `eval-*.parquet`, with columns `label`, `user`, `history`,
+    `history_genres`, `movie`, `genres`.
 
     Attributes:
       folder: also has `users.txt`, `movies.txt` and `genres.txt`: line n, from 0, is what the id n stands for.
@@ -93,8 +95,8 @@ def write_movielens(source: str | Path, cache: str | Path, spec: MovieLensSpec) 
     """Makes the samples from a folder of ratings below `cache`, or finds them made.
 
     Args:
-      source: folder with `ratings.csv` and `movies.csv`, plain or `.gz`; or with Parquet files of `user_id`, `movie_id`, `rating`,
-        `timestamp` and `genres`, a list of numbers.
+      source: folder with `ratings.csv` and `movies.csv`, plain or `.gz`; or with Parquet files of `user_id`,
+        `movie_id`, `rating`, `timestamp` and `genres`, a list of numbers.
 
     Raises:
       InputError: the folder has neither, or a file or a column is not of that form.
@@ -144,8 +146,10 @@ def _read(files: list[Path]) -> _Ratings:
         return _ordered(ratings.rename_columns(list(_RATING_COLUMNS)), movies["movieId"].to_numpy(), tags)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise InputError(
-            f"Found {files[0].parent} unreadable as ratings ({error}). Expected userId, movieId, rating and timestamp in ratings.csv, movieId "
-            "and genres between '|' in movies.csv; or in Parquet user_id, movie_id, rating, timestamp and genres. Correct the files."
+            f"Found {files[0].parent} unreadable as ratings ({error}). Expected userId, movieId, rating and timestamp "
+            "in ratings.csv, movieId "
+            "and genres between '|' in movies.csv; or in Parquet user_id, movie_id, rating, timestamp and genres. "
+            "Correct the files."
         ) from error
 
 
@@ -164,7 +168,8 @@ def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) ->
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
         if num_nulls or not (is_number or name in ("user", "movie")):
             raise InputError(
-                f"Found {f'{num_nulls} empty values' if num_nulls else f'values of type {kind}'} as {name} of the ratings. Expected a value in every "
+                f"Found {f'{num_nulls} empty values' if num_nulls else f'values of type {kind}'} as {name} of the "
+                "ratings. Expected a value in every "
                 "row, and numbers as ratings and timestamps. Correct the files."
             )
     user, movie, stars, timestamp = (ratings[name].to_numpy() for name in _RATING_COLUMNS)
@@ -172,7 +177,8 @@ def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) ->
     unknown = np.setdiff1d(movie, movie_ids)
     if len(unknown):
         raise InputError(
-            f"Found movie {unknown[0]} in the ratings and not among the movies. Expected every movie there. Complete movies.csv."
+            f"Found movie {unknown[0]} in the ratings and not among the movies. Expected every movie there. Complete "
+            "movies.csv."
         )
     order = np.argsort(movie_ids)
     movies = movie_ids[order]

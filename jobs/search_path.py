@@ -1,7 +1,8 @@
-"""Keeps the current folder from standing in for modules: whoever looks at a run from within its folder must not run what lies there.
+"""Keeps the current folder from standing in for modules: whoever looks at a run from within its folder must not run
+what lies there.
 
-`python -m` puts the current folder first on the search path, and so may PYTHONPATH. Importing this module as the command line takes it off.
-A job's module is still found there, by `workers.job.folder`.
+`python -m` puts the current folder first on the search path, and so may PYTHONPATH. Importing this module as the
+command line takes it off. A job's module is still found there, by `workers.job.folder`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def without_folder(path: list[str], folder: str, *, is_needed: bool) -> list[str]:
     """A search path without a folder; with it, if it is needed, as the last one or before another copy of the program.
 
-    A Ray job brings the program in its working folder to machines that may have one installed. Modules of both must not run as one program.
+    A Ray job brings the program in its working folder to machines that may have one installed. Modules of both must not
+    run as one program.
     """
     kept = [entry for entry in path if os.path.realpath(entry or ".") != os.path.realpath(folder)]
     if not is_needed:
@@ -41,15 +43,20 @@ def current_folder() -> str:
 
 
 def new_process() -> list[str]:
-    """The command line that begins `podembed` in a process of its own, whose interpreter does not look in the current folder either."""
-    # Where the program itself was found there alone, it must be found there again; it then takes the folder off as here.
+    """The command line that begins `podembed` in a process of its own, whose interpreter does not look in the current
+    folder either.
+    """
+    # Where the program itself was found there alone, it must be found there again; it then takes the folder off as
+    # here.
     flags = [] if _is_found_in(current_folder()) else ["-P"]
     return [sys.executable, *flags, "-m", COMMAND]
 
 
 @contextlib.contextmanager
 def without_current_folder() -> Iterator[None]:
-    """Interpreters that begin within the block do not look in the current folder; one that is spawned is told the path of this one later."""
+    """Interpreters that begin within the block do not look in the current folder; one that is spawned is told the path
+    of this one later.
+    """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:

@@ -1,9 +1,10 @@
 """A Criteo-shaped data set whose best reachable quality is known.
 
-Thirteen numbers and 26 categorical features, six of them lists of varying length that may be empty, ids drawn from Zipf laws, labels drawn
-from a planted model: a linear dense part, a hidden weight per id averaged over each bag, and products of hidden factors of some feature
-pairs. Because the probability behind every label is known, so are the AUC and the log loss of a perfect model on the evaluation rows, and
-a test can ask how much of that a training run reaches. The set is written once into a folder and read from there afterwards.
+Thirteen numbers and 26 categorical features, six of them lists of varying length that may be empty, ids drawn from Zipf
+laws, labels drawn from a planted model: a linear dense part, a hidden weight per id averaged over each bag, and
+products of hidden factors of some feature pairs. Because the probability behind every label is known, so are the AUC
+and the log loss of a perfect model on the evaluation rows, and a test can ask how much of that a training run reaches.
+The set is written once into a folder and read from there afterwards.
 """
 
 from __future__ import annotations
@@ -197,7 +198,8 @@ def _plant(rng: np.random.Generator) -> list[_Feature]:
     features = []
     for number, size in enumerate(VOCABULARY_SIZES):
         mean_length = LIST_MEAN_LENGTHS.get(number)
-        # Averaging over a bag shrinks the signal by the root of its length; this gives every feature about the same share.
+        # Averaging over a bag shrinks the signal by the root of its length; this gives every feature about the same
+        # share.
         scale = ID_SCALE * (1.0 if mean_length is None else np.sqrt(mean_length))
         features.append(
             _Feature(
@@ -280,8 +282,10 @@ def main(folder: Path = DEFAULT_FOLDER, *, seed: int = SyntheticSpec().seed) -> 
     started_s = time.monotonic()
     written = write_synthetic(folder, SyntheticSpec(seed=seed))
     print(
-        f"{written.folder}: {written.spec.train_rows:,} training and {written.spec.eval_rows:,} evaluation rows, reachable AUC "
-        f"{written.reachable_auc:.4f}, log loss {written.reachable_log_loss:.4f} ({written.base_log_loss:.4f} for the base rate "
+        f"{written.folder}: {written.spec.train_rows:,} training and {written.spec.eval_rows:,} evaluation rows, "
+        "reachable AUC "
+        f"{written.reachable_auc:.4f}, log loss {written.reachable_log_loss:.4f} ({written.base_log_loss:.4f} for the "
+        "base rate "
         f"{written.base_rate:.3f}), {time.monotonic() - started_s:.1f} s"
     )
 

@@ -1,4 +1,6 @@
-"""The driver of a run and what a program says to it. Names are imported when they are first used: Ray and JAX take seconds to load."""
+"""The driver of a run and what a program says to it. Names are imported when they are first used: Ray and JAX take
+seconds to load.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ _EXPECTED = (
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command; prints one clear message for an outcome that is known, and lets anything else show its traceback."""
+    """Runs a command; prints one clear message for an outcome that is known, and lets anything else show its
+    traceback.
+    """
     try:
         return command()
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
 """`Pod`: the processes of a `PodStrategy`, and calls to all of them at once.
 
-A host process and a device process for each host, started when they are first needed. Every call has a deadline. When a process dies, or
-one fails while others wait for it, the pod is lost: the hosts' waits are ended, later calls say so, and the way back is a new strategy and
-`TPUEmbedding.restore`.
+A host process and a device process for each host, started when they are first needed. Every call has a deadline. When a
+process dies, or one fails while others wait for it, the pod is lost: the hosts' waits are ended, later calls say so,
+and the way back is a new strategy and `TPUEmbedding.restore`.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class Pod:
 
     def _loss(self, cause: BaseException | None = None) -> PodLost:
         error = PodLost(
-            f"The strategy lost its tables: {self._lost}. Expected all hosts to answer. Make a new strategy and restore what was saved last."
+            f"The strategy lost its tables: {self._lost}. Expected all hosts to answer. Make a new strategy and "
+            "restore what was saved last."
         )
         error.__cause__ = cause
         return error

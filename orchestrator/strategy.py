@@ -1,8 +1,10 @@
-"""`PodStrategy`: the strategy over real hosts. `TPUEmbedding`s made in its scope have their tables sharded over the hosts' memory.
+"""`PodStrategy`: the strategy over real hosts. `TPUEmbedding`s made in its scope have their tables sharded over the
+hosts' memory.
 
-On the driver, batches are global: each host gets its share of the samples. `run` calls a function on the device process of every host,
-where the same embedding works on that host's share. The processes start when they are first needed and end with `close`, with the
-program, or when the strategy is forgotten. Ids and activations travel between driver and hosts as Ray objects, between hosts over the mesh.
+On the driver, batches are global: each host gets its share of the samples. `run` calls a function on the device process
+of every host, where the same embedding works on that host's share. The processes start when they are first needed and
+end with `close`, with the program, or when the strategy is forgotten. Ids and activations travel between driver and
+hosts as Ray objects, between hosts over the mesh.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class PodStrategy(CrossReplica):
     Args:
       num_hosts: hosts, and replicas.
       seed: of the first values of the rows.
-      resources_per_host: Ray resources reserved for each host; None takes an even part of the cluster's CPUs, at most one.
+      resources_per_host: Ray resources reserved for each host; None takes an even part of the cluster's CPUs, at most
+        one.
       threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
       start_timeout_s: for processes to start and join.
       step_timeout_s: longest wait of a host for its peers within a call.
@@ -85,8 +88,8 @@ class PodStrategy(CrossReplica):
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Calls `fn` on the device process of every host at the same time.
 
-        `fn` travels with what it refers to, so values that it changes stay behind; `get_replica_context().state` stays on the host.
-        `TPUEmbedding`s that it refers to work on the host's share.
+        `fn` travels with what it refers to, so values that it changes stay behind; `get_replica_context().state` stays
+        on the host. `TPUEmbedding`s that it refers to work on the host's share.
 
         Args:
           args, kwargs: given to every replica; of `PerReplica` values each gets its own.

@@ -31,7 +31,8 @@ class Trainer:
     """Trains a job on a number of hosts.
 
     Args:
-      job: the job itself, or the name of the function that returns it. A run of the latter can be resumed from its folder alone.
+      job: the job itself, or the name of the function that returns it. A run of the latter can be resumed from its
+        folder alone.
       scaling_config: hosts.
       run_config: name, place and policies of the run.
       reporter: who is told about progress; the console by default.
@@ -47,7 +48,8 @@ class Trainer:
     ) -> None:
         if not isinstance(job, JobConfig | JobReference):
             raise ConfigurationError(
-                f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that returns one. Call the function "
+                f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that "
+                "returns one. Call the function "
                 "that makes the job, and pass what it returns."
             )
         self._job = job

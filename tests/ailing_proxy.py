@@ -1,7 +1,8 @@
-"""A reverse proxy before an object store that fails as services fail: refusals, dropped connections, answers that never come.
+"""A reverse proxy before an object store that fails as services fail: refusals, dropped connections, answers that never
+come.
 
-Threads: one serves for the life of the context, with one more a connection; all read `faults` and count requests under one lock. They are
-daemons, and the server is shut down when the context ends.
+Threads: one serves for the life of the context, with one more a connection; all read `faults` and count requests under
+one lock. They are daemons, and the server is shut down when the context ends.
 """
 
 from __future__ import annotations

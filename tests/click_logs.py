@@ -6,7 +6,9 @@ import numpy as np
 
 
 def click_lines(count: int, *, seed: int = 1, distinct: int = 60) -> list[bytes]:
-    """Well-formed lines without newlines: categories are drawn unevenly from `distinct` values a field; about a tenth is empty."""
+    """Well-formed lines without newlines: categories are drawn unevenly from `distinct` values a field; about a tenth
+    is empty.
+    """
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(count):

@@ -1,9 +1,9 @@
-"""Machines as namespaces: a hub and hosts behind one switch, each with its own network, process numbers, host name, memory files and local disk;
-tests cut the links and the power.
+"""Machines as namespaces: a hub and hosts behind one switch, each with its own network, process numbers, host name,
+memory files and local disk; tests cut the links and the power.
 
-Needs root and `ip`. Nothing of it has a name outside: a machine lives as long as the process that holds it, and all its processes end with that
-one. A cut teaches one side a wrong hardware address for the other, so packets leave and reach nobody, as with a broken cable or a lost
-route; no connection is closed.
+Needs root and `ip`. Nothing of it has a name outside: a machine lives as long as the process that holds it, and all its
+processes end with that one. A cut teaches one side a wrong hardware address for the other, so packets leave and reach
+nobody, as with a broken cable or a lost route; no connection is closed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def network(num_hosts: int, *, local_disk: Path | None = None) -> Iterator[Netwo
 
 
 def _move(hub: Machine, link: str, machine: Machine) -> None:
-    """Gives a link of the hub to a machine; from outside of the hub's process numbers, which do not know the machine."""
+    """Gives a link of the hub to a machine; from outside of the hub's process numbers, which do not know the
+    machine.
+    """
     command = ["nsenter", "--target", str(hub.init), "--net", "ip", "link", "set", link, "netns", str(machine.init)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode:
@@ -149,7 +151,9 @@ def _move(hub: Machine, link: str, machine: Machine) -> None:
 
 
 def _init_of(stack: contextlib.ExitStack, prepare: str) -> int:
-    """Makes a machine's namespaces. Returns the process number of its first process; when that goes, all of the machine's processes do."""
+    """Makes a machine's namespaces. Returns the process number of its first process; when that goes, all of the
+    machine's processes do.
+    """
     kinds = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # A shell that goes on takes in the remains of processes whose parents ended before them.
     holder = subprocess.Popen(

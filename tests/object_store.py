@@ -1,7 +1,8 @@
-"""A real S3 service in a child process, for tests: moto's server behind the loopback interface, and the environment that leads to it.
+"""A real S3 service in a child process, for tests: moto's server behind the loopback interface, and the environment
+that leads to it.
 
-moto decides a conditional put by looking and then writing, in one thread a request, so two puts could both win. Here puts are
-answered one after the other, which makes the decision as atomic as it is with the service it stands for.
+moto decides a conditional put by looking and then writing, in one thread a request, so two puts could both win. Here
+puts are answered one after the other, which makes the decision as atomic as it is with the service it stands for.
 
 Run as `python -m tests.object_store` it serves until its standard input ends, and prints its port first.
 """

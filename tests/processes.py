@@ -1,4 +1,6 @@
-"""Processes that tests start, look for and wait for. Of a cluster only what this process started is found, so that nothing else is killed."""
+"""Processes that tests start, look for and wait for. Of a cluster only what this process started is found, so that
+nothing else is killed.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ def _is_descendant(process: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine's loopback address for a program that is told one; outside the range from which kernels give ports to whoever asks
-    for any, so that no connection of another test gets it before that program listens."""
+    """A port of this machine's loopback address for a program that is told one; outside the range from which kernels
+    give ports to whoever asks for any, so that no connection of another test gets it before that program listens.
+    """
     for port in random.SystemRandom().sample(range(20_000, 32_000), 1_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -1,5 +1,7 @@
-"""A job small enough for tests that still has everything: that of `podembed chaos`, with a larger table to cut, an evaluation, and an audit of
-another kind: a gradient that the model sets to exactly 1 and a plain rule, so that the audit tells the same with every loss."""
+"""A job small enough for tests that still has everything: that of `podembed chaos`, with a larger table to cut, an
+evaluation, and an audit of another kind: a gradient that the model sets to exactly 1 and a plain rule, so that the
+audit tells the same with every loss.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from workers.job.job import JobConfig
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 
-# Too many for one host's fair share: table b is cut into buckets and its rows travel, while the others lie whole and are pooled there.
+# Too many for one host's fair share: table b is cut into buckets and its rows travel, while the others lie whole and
+# are pooled there.
 B_ROWS = 30_000
 _INNER = TinyModel()
 
@@ -69,7 +72,8 @@ def small_job(
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
     if audit:
-        # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's row.
+        # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's
+        # row.
         table = TableConfig(
             num_rows, 1, name="audit", combiner="sum", initializer=Constant(0.0), optimizer=SGD(float(BATCH_SIZE))
         )

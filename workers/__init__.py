@@ -1,1 +1,3 @@
-"""What runs on one host: input, table shard, exchange, device process and files. Plain classes; Ray in `workers.actors` only."""
+"""What runs on one host: input, table shard, exchange, device process and files. Plain classes; Ray in `workers.actors`
+only.
+"""

@@ -1,7 +1,9 @@
-"""The Ray actors: `HostWorker` and `DeviceProcess` with a control side that answers while they work. Nothing else of a host knows Ray.
+"""The Ray actors: `HostWorker` and `DeviceProcess` with a control side that answers while they work. Nothing else of a
+host knows Ray.
 
-The `control` group has a thread of its own, and so has `background`, which writes checkpoints while training goes on. Actors are never
-restarted by Ray and calls never retried: a restarted actor would answer with empty tables and no error.
+The `control` group has a thread of its own, and so has `background`, which writes checkpoints while training goes on.
+Actors are never restarted by Ray and calls never retried: a restarted actor would answer with empty tables and no
+error.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class _Actor:
     def prepare(
         self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
     ) -> None:
-        """Makes this process ready to take a lost one's place at once. Without its driver it ends itself, where it is told of a lease."""
+        """Makes this process ready to take a lost one's place at once. Without its driver it ends itself, where it is
+        told of a lease.
+        """
         self._driver.heard()
         if lease is not None:
             self._driver.stand_by(lease)

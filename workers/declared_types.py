@@ -1,7 +1,8 @@
-"""Checks of the types of what a user declares, when it is declared: a string for a number, a class for an object, a tuple for a name.
+"""Checks of the types of what a user declares, when it is declared: a string for a number, a class for an object, a
+tuple for a name.
 
-Otherwise the first thing that uses such a value would raise, minutes later and somewhere else. One sentence names the field, what was found and
-what to write.
+Otherwise the first thing that uses such a value would raise, minutes later and somewhere else. One sentence names the
+field, what was found and what to write.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def shown(value: Any) -> str:
 
 
 def check_plain_fields(declared: Any, error: type[Exception]) -> None:
-    """Checks the fields of a dataclass that are declared as plain values: `int`, `float`, `str`, `bool` and `None`, or one of several.
+    """Checks the fields of a dataclass that are declared as plain values: `int`, `float`, `str`, `bool` and `None`, or
+    one of several.
 
     Whole numbers of numpy become those of Python, which go into records.
 
@@ -43,7 +45,8 @@ def check_plain_fields(declared: Any, error: type[Exception]) -> None:
             expected = " or ".join(_WORDS[kind] for kind in kinds)
             quotes = " without quotes" if isinstance(value, str) else ""
             raise error(
-                f"Found {field.name}={shown(value)} in {type(declared).__name__}. Expected {expected}. Write it so{quotes}."
+                f"Found {field.name}={shown(value)} in {type(declared).__name__}. Expected {expected}. Write it "
+                f"so{quotes}."
             )
 
 

@@ -1,7 +1,8 @@
 """File descriptors: how many a process may have, and whether that is enough for the hosts that it is about to meet.
 
-Each other host costs a process a connection, and one on the same machine a piece of shared memory. A process that finds none left while it
-meets the others looks to them like a machine that does not answer. So what is needed is counted before, and the soft limit raised.
+Each other host costs a process a connection, and one on the same machine a piece of shared memory. A process that finds
+none left while it meets the others looks to them like a machine that does not answer. So what is needed is counted
+before, and the soft limit raised.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import resource
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 
-# What a process would like beside what it cannot do without: for connections of strangers, files of a save, the input, an object store.
+# What a process would like beside what it cannot do without: for connections of strangers, files of a save, the input,
+# an object store.
 SPARE = 192
 # Ray raises the limit as far; some programs walk through all descriptors that they may have.
 _ENOUGH = 65_536
@@ -33,7 +35,8 @@ class DescriptorsExhausted(Exception):
 
     def __str__(self) -> str:
         return (
-            f"Found {self.found}. Expected {self.expected}. Raise the limit where the processes of this machine are started: "
+            f"Found {self.found}. Expected {self.expected}. Raise the limit where the processes of this machine are "
+            "started: "
             f"`ulimit -n 65536` before podembed or `ray start`, or LimitNOFILE=65536 of its service."
         )
 

@@ -1,7 +1,8 @@
-"""Engines: what stands behind a `TPUEmbedding`. It holds tables, looks batches up and updates rows; ids come to it checked.
+"""Engines: what stands behind a `TPUEmbedding`. It holds tables, looks batches up and updates rows; ids come to it
+checked.
 
-`HostEngine` is one host's part, the same in one process and on many hosts; `InProcessEngine` is a whole engine of one such part.
-An engine over hosts cuts every batch into as many shares as it has hosts.
+`HostEngine` is one host's part, the same in one process and on many hosts; `InProcessEngine` is a whole engine of one
+such part. An engine over hosts cuts every batch into as many shares as it has hosts.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class EngineSpec:
       features: in flat order.
       quantization: per table, or None.
       is_pipelined: one step of staleness.
-      positions: per feature, places that one sample has in TensorFlow 2.3's tensor of its table: the length of a sequence, otherwise 1.
+      positions: per feature, places that one sample has in TensorFlow 2.3's tensor of its table: the length of a
+        sequence, otherwise 1.
       paths: of the features, in flat order.
       output_shapes: of a whole batch, per feature; empty if they are not known.
       learning_rates: per table the rate, None for a callable; only to be compared.
       invalid_ids: per table what is done with ids outside the vocabulary.
-      configs: serialized configurations of this engine, by which `send_tpu_embedding_gradients` finds it; none if it cannot be expressed.
+      configs: serialized configurations of this engine, by which `send_tpu_embedding_gradients` finds it; none if it
+        cannot be expressed.
     """
 
     tables: tuple[TableSpec, ...]

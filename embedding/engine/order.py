@@ -1,8 +1,10 @@
-"""`StepOrder`: which of enqueue, dequeue and apply_gradients may come when, and in which order tables are read and updated.
+"""`StepOrder`: which of enqueue, dequeue and apply_gradients may come when, and in which order tables are read and
+updated.
 
-Forward runs inside `enqueue`. Without pipelining one batch is in flight and its update runs inside `apply`. With pipelining forward N + 1
-runs before update N, so activations miss exactly the newest update; the gradients of step N wait here until then, or until `drain`. What
-would wait for ever on an accelerator is refused at once. Mutable, for one thread.
+Forward runs inside `enqueue`. Without pipelining one batch is in flight and its update runs inside `apply`. With
+pipelining forward N + 1 runs before update N, so activations miss exactly the newest update; the gradients of step N
+wait here until then, or until `drain`. What would wait for ever on an accelerator is refused at once. Mutable, for one
+thread.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class StepOrder(Generic[Batch, Prepared]):
         self._is_pipelined = is_pipelined
         self._flights: list[_Flight[Prepared]] = []
         self._waiting: _Waiting[Prepared] | None = None
-        # Of the last batch that left: whether it was one of training, and itself if its name may still turn it into one.
+        # Of the last batch that left: whether it was one of training, and itself if its name may still turn it into
+        # one.
         self._last_was_training = True
         self._last_tagged: _Flight[Prepared] | None = None
         self.num_applied = 0
@@ -103,7 +106,8 @@ class StepOrder(Generic[Batch, Prepared]):
         flight = next((f for f in self._flights if f.activations is not None), None)
         if flight is None or flight.activations is None:
             raise OrderError(
-                "dequeue was called without an enqueued batch, which would wait for ever. Expected an enqueue before each dequeue. Call enqueue."
+                "dequeue was called without an enqueued batch, which would wait for ever. Expected an enqueue before "
+                "each dequeue. Call enqueue."
             )
         _require_name("dequeue", flight.name, name)
         activations, flight.activations = flight.activations, None
@@ -129,7 +133,8 @@ class StepOrder(Generic[Batch, Prepared]):
         found = [gradient.shape for gradient in gradients]
         if found != flight.shapes:
             raise ValueError(
-                f"Found gradients of shapes {found}. Expected {flight.shapes}, those of the activations. Pass one gradient per activation."
+                f"Found gradients of shapes {found}. Expected {flight.shapes}, those of the activations. Pass one "
+                "gradient per activation."
             )
         rates = learning_rates(self.num_applied)
         is_followed = any(later.is_training for later in self._flights[self._flights.index(flight) + 1 :])
@@ -165,7 +170,9 @@ class StepOrder(Generic[Batch, Prepared]):
         return flight
 
     def discard(self) -> None:
-        """Forgets all batches in flight, as after an error in the middle of a step. Gradients given already still count."""
+        """Forgets all batches in flight, as after an error in the middle of a step. Gradients given already still
+        count.
+        """
         self._flights, self._last_tagged, self._last_was_training = [], None, True
 
     def drain(self) -> None:
@@ -197,7 +204,8 @@ class StepOrder(Generic[Batch, Prepared]):
         missing = "dequeue" if flight.activations is not None else "apply_gradients"
         depth = len(self._flights)
         return OrderError(
-            f"enqueue was called while {depth} earlier {'batch is' if depth == 1 else 'batches are'} in flight, the oldest waiting for {missing}; "
+            f"enqueue was called while {depth} earlier {'batch is' if depth == 1 else 'batches are'} in flight, the "
+            f"oldest waiting for {missing}; "
             f"this would wait for ever. Expected {missing} first. Call it, enqueue with "
             "training=False where no gradients follow, or discard() a batch that shall not be finished."
         )
@@ -206,11 +214,13 @@ class StepOrder(Generic[Batch, Prepared]):
         was_training = self._flights[-1].is_training if self._flights else self._last_was_training
         if not was_training:
             return OrderError(
-                "apply_gradients was called after a batch that was enqueued with training=False, which would wait for ever. Expected "
+                "apply_gradients was called after a batch that was enqueued with training=False, which would wait for "
+                "ever. Expected "
                 "training=True. Enqueue the batch for training, or leave apply_gradients out."
             )
         return OrderError(
-            "apply_gradients was called without an enqueued training batch, which would wait for ever. Expected enqueue(..., training=True) "
+            "apply_gradients was called without an enqueued training batch, which would wait for ever. Expected "
+            "enqueue(..., training=True) "
             "before each apply_gradients. Call enqueue."
         )
 
@@ -218,6 +228,7 @@ class StepOrder(Generic[Batch, Prepared]):
 def _require_name(method: str, enqueued: str | None, given: str | None) -> None:
     if enqueued != given:
         raise OrderError(
-            f"{method} was called with name={given!r} while the batch in turn was enqueued with name={enqueued!r}. Expected one name for the "
+            f"{method} was called with name={given!r} while the batch in turn was enqueued with name={enqueued!r}. "
+            "Expected one name for the "
             "enqueue, dequeue and apply_gradients of a batch. Pass the same."
         )

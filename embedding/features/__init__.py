@@ -1,4 +1,5 @@
-"""What goes into a lookup and what comes out of it, by feature: nested structures, ragged and sparse inputs, shapes, activations.
+"""What goes into a lookup and what comes out of it, by feature: nested structures, ragged and sparse inputs, shapes,
+activations.
 
 Values only; the tables that they meet are in `embedding.lookup`.
 

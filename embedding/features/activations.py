@@ -1,7 +1,8 @@
 """`Activations`: what a model reads, by feature, in one order everywhere.
 
-JAX sorts the keys of a plain dict whenever it takes one apart, as `jit`, `grad`, `vmap` and `tree.map` do. A model that reads such a dict in
-its order would be trained in one order and jitted in another. `Activations` is a pytree of its own that keeps its order.
+JAX sorts the keys of a plain dict whenever it takes one apart, as `jit`, `grad`, `vmap` and `tree.map` do. A model that
+reads such a dict in its order would be trained in one order and jitted in another. `Activations` is a pytree of its own
+that keeps its order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from jax.tree_util import DictKey
 
 
 class Activations(Mapping[str, Any]):
-    """One array a feature, in the order of the features. Read-only; a JAX pytree whose structure holds the names and their order.
+    """One array a feature, in the order of the features. Read-only; a JAX pytree whose structure holds the names and
+    their order.
 
     ```python
     scores = jax.jit(model.apply)(params, dense, Activations(user=user_vectors, item=item_vectors))
@@ -35,7 +37,8 @@ class Activations(Mapping[str, Any]):
             return self._values[feature]
         except KeyError:
             raise KeyError(
-                f"Found no feature {feature!r} among the activations. Expected one of {list(self._values)}. Read one of these, or declare it "
+                f"Found no feature {feature!r} among the activations. Expected one of {list(self._values)}. Read one "
+                "of these, or declare it "
                 "in the job's features."
             ) from None
 

@@ -1,8 +1,8 @@
 """From a feature's input to bags: one list of ids for each vector that the lookup shall return.
 
-A feature without sequences has a bag for each row of its input. A sequence feature, and a feature whose output shape holds a multiple of
-the rows, has a bag for each position, so that the vectors of a sample stay apart: ids beyond the last position are left out, and
-positions without an id are empty bags, which pool to zero vectors.
+A feature without sequences has a bag for each row of its input. A sequence feature, and a feature whose output shape
+holds a multiple of the rows, has a bag for each position, so that the vectors of a sample stay apart: ids beyond the
+last position are left out, and positions without an id are empty bags, which pool to zero vectors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) ->
     positions = num_bags // num_rows if num_rows else 0
     if positions * num_rows != num_bags or (num_rows and positions == 0):
         raise ValueError(
-            f"Found {num_rows} rows in input {shown_path(feature_input.path)}. Expected {num_bags}, the product of its output shape, or a divisor "
+            f"Found {num_rows} rows in input {shown_path(feature_input.path)}. Expected {num_bags}, the product of its "
+            "output shape, or a divisor "
             "of it, whose rows then become sequences. Change the batch or the output shape."
         )
     return _by_position(feature_input, positions)
@@ -56,7 +57,8 @@ def _by_position(feature_input: FeatureInput, positions: int) -> Ragged:
 
 
 def split_bags(bags: Ragged, first_axis: int, num_shares: int) -> list[Ragged]:
-    """Cuts bags into shares along the first axis of the feature's output, the first shares one longer where it does not divide.
+    """Cuts bags into shares along the first axis of the feature's output, the first shares one longer where it does not
+    divide.
 
     Args:
       first_axis: length of that axis; the bags are a multiple of it.

@@ -1,7 +1,7 @@
 """Ids outside a table's vocabulary: refused, dropped, clipped or hashed into it, as the table declares.
 
-Arrays of JAX and numpy wrap, clamp or drop such ids without a word, and the wrong row is read and trained. So every id is compared with
-the vocabulary on the host, before anything is looked up.
+Arrays of JAX and numpy wrap, clamp or drop such ids without a word, and the wrong row is read and trained. So every id
+is compared with the vocabulary on the host, before anything is looked up.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def _refusal(path: str, table: TableConfig, bags: Ragged, outside: np.ndarray, c
     sample = int(np.searchsorted(bags.row_splits, at, side="right")) - 1
     others = f" and {count - 1} more like it" if count > 1 else ""
     return ValueError(
-        f"Found id {bags.values[at]} in feature {shown_path(path)}, sample {sample}{others}. Expected 0 to {table.vocabulary_size - 1}, the "
-        f"vocabulary of table '{table.name}'. Correct the input, or declare TableConfig(invalid_ids='drop', 'clip' or 'hash')."
+        f"Found id {bags.values[at]} in feature {shown_path(path)}, sample {sample}{others}. Expected 0 to "
+        f"{table.vocabulary_size - 1}, the "
+        f"vocabulary of table '{table.name}'. Correct the input, or declare TableConfig(invalid_ids='drop', 'clip' or "
+        "'hash')."
     )

@@ -1,8 +1,9 @@
-"""What `enqueue` and the serving lookup accept as one feature: dense, sparse and ragged values, read into one plain form.
+"""What `enqueue` and the serving lookup accept as one feature: dense, sparse and ragged values, read into one plain
+form.
 
-Dense are numpy and JAX arrays; sparse are `Sparse` and `scipy.sparse` matrices whose stored values are the ids; ragged are `Ragged` and
-list arrays of `pyarrow`. This module checks a value by itself (dtype, splits, indices, weights). It knows no vocabulary and no output
-shape; `id_policies` and `bags` come after it.
+Dense are numpy and JAX arrays; sparse are `Sparse` and `scipy.sparse` matrices whose stored values are the ids; ragged
+are `Ragged` and list arrays of `pyarrow`. This module checks a value by itself (dtype, splits, indices, weights). It
+knows no vocabulary and no output shape; `id_policies` and `bags` come after it.
 """
 
 from __future__ import annotations
@@ -87,13 +88,15 @@ def read_input(path: str, value: Any, *, ids_name: str = "ids") -> FeatureInput:
     if is_of(value, "pyarrow"):
         return _read_ragged(path, _of_pyarrow(path, value))
     raise ValueError(
-        f"Input {shown_path(path)} is of unknown type {type(value)}. Expected a numpy or JAX array, Ragged, Sparse, a scipy.sparse matrix or "
+        f"Input {shown_path(path)} is of unknown type {type(value)}. Expected a numpy or JAX array, Ragged, Sparse, a "
+        "scipy.sparse matrix or "
         "a list array of pyarrow. Convert it."
     )
 
 
 def with_weight(feature_input: FeatureInput, weight: Any) -> FeatureInput:
-    """The same input with weights; only the values of `weight` are used, its indices or splits are taken for those of the ids.
+    """The same input with weights; only the values of `weight` are used, its indices or splits are taken for those of
+    the ids.
 
     Raises:
       ValueError: the input is dense, the weight is of another kind, not finite numbers, or not one per id.
@@ -103,18 +106,21 @@ def with_weight(feature_input: FeatureInput, weight: Any) -> FeatureInput:
     path, kind = feature_input.path, feature_input.kind
     if kind == "dense":
         raise ValueError(
-            f"Weight specified for dense input {shown_path(path)}, which is not allowed. Expected None: a dense id always has weight 1. "
+            f"Weight specified for dense input {shown_path(path)}, which is not allowed. Expected None: a dense id "
+            "always has weight 1. "
             "Pass Ragged or Sparse ids to weigh them."
         )
     values = _weight_values(weight)
     if values is None or weight_kind(weight) != kind:
         raise ValueError(
-            f"Weight for {shown_path(path)} is type {type(weight)} which does not match type input which is {_TENSOR_NAMES[kind]}. "
+            f"Weight for {shown_path(path)} is type {type(weight)} which does not match type input which is "
+            f"{_TENSOR_NAMES[kind]}. "
             "Pass the weights in the same form as the ids."
         )
     if feature_input.weights is not None:
         raise ValueError(
-            f"Found weights inside the Ragged ids of {shown_path(path)} and beside them. Expected one of them. Drop one."
+            f"Found weights inside the Ragged ids of {shown_path(path)} and beside them. Expected one of them. Drop "
+            "one."
         )
     return replace(feature_input, weights=checked_weights(feature_input, values))
 
@@ -157,7 +163,8 @@ def checked_weights(feature_input: FeatureInput, values: np.ndarray) -> np.ndarr
     if not np.isfinite(weights).all():
         at = int(np.argmin(np.isfinite(weights)))
         raise ValueError(
-            f"Found weight {values[at]} at position {at} of {path}. Expected weights that are finite as float32: a NaN or an infinity would "
+            f"Found weight {values[at]} at position {at} of {path}. Expected weights that are finite as float32: a NaN "
+            "or an infinity would "
             "spread into the table. Clean the input."
         )
     return weights if feature_input.order is None else weights[feature_input.order]
@@ -172,18 +179,21 @@ def checked_row_splits(path: str, values: np.ndarray, row_splits: Any) -> np.nda
     splits = np.asarray(row_splits)
     if values.ndim != 1 or splits.ndim != 1:
         raise ValueError(
-            f"Only rank 2 ragged tensor is supported, found values of shape {values.shape} and row_splits of shape {splits.shape} for input "
+            f"Only rank 2 ragged tensor is supported, found values of shape {values.shape} and row_splits of shape "
+            f"{splits.shape} for input "
             f"{shown_path(path)}. Expected one axis each. Flatten the values."
         )
     if len(splits) == 0 or splits.dtype.kind not in "iu":
         raise ValueError(
-            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape} for {shown_path(path)}. Expected at least one integer. "
+            f"Found row_splits of dtype {splits.dtype} and shape {splits.shape} for {shown_path(path)}. Expected at "
+            "least one integer. "
             "Pass [0] for no rows."
         )
     splits = np.ascontiguousarray(splits, np.int64)
     if splits[0] != 0 or splits[-1] != len(values) or (splits[1:] < splits[:-1]).any():
         raise ValueError(
-            f"Found row_splits {_shortened(splits)} over {len(values)} ids for {shown_path(path)}. Expected them to start at 0, never to fall and "
+            f"Found row_splits {_shortened(splits)} over {len(values)} ids for {shown_path(path)}. Expected them to "
+            "start at 0, never to fall and "
             "to end at the number of values. Pass the cumulated row lengths with a 0 in front."
         )
     return splits
@@ -198,7 +208,8 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
     places, found, sizes = np.asarray(indices), np.asarray(values), np.asarray(dense_shape)
     if sizes.ndim != 1 or (sizes.size and sizes.dtype.kind not in "iu") or (sizes < 0).any():
         raise ValueError(
-            f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each axis. "
+            f"Found dense_shape {dense_shape!r} for {shown_path(path)}. Expected integers of at least 0, one for each "
+            "axis. "
             "Pass a tuple such as (batch_size, most_ids)."
         )
     shape = tuple(int(size) for size in sizes)
@@ -206,8 +217,10 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
         places = np.zeros((0, len(shape)), np.int64)
     if found.ndim != 1 or places.shape != (len(found), len(shape)) or places.dtype.kind not in "iu":
         raise ValueError(
-            f"Found indices of shape {places.shape} and dtype {places.dtype} with values of shape {found.shape} and dense_shape {shape} for "
-            f"{shown_path(path)}. Expected integer indices [n, rank], values [n] and dense_shape [rank]. Check which is which."
+            f"Found indices of shape {places.shape} and dtype {places.dtype} with values of shape {found.shape} and "
+            f"dense_shape {shape} for "
+            f"{shown_path(path)}. Expected integer indices [n, rank], values [n] and dense_shape [rank]. Check which "
+            "is which."
         )
     places = places.astype(np.int64, copy=False)
     if len(shape) == 0:
@@ -218,7 +231,8 @@ def checked_places(path: str, indices: Any, values: Any, dense_shape: Any) -> tu
     if outside.any():
         at = int(np.argmax(outside.any(axis=1)))
         raise ValueError(
-            f"Found index {places[at].tolist()} in a sparse value of dense_shape {shape} for {shown_path(path)}. Expected indices inside it. "
+            f"Found index {places[at].tolist()} in a sparse value of dense_shape {shape} for {shown_path(path)}. "
+            "Expected indices inside it. "
             "Correct dense_shape or the index."
         )
     return places, shape
@@ -247,19 +261,22 @@ def host_array(path: str, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         if np.ma.is_masked(value):
             raise ValueError(
-                f"Found a masked array with masked elements for {shown_path(path)}. Expected a value everywhere. Fill it, or pass the others as "
+                f"Found a masked array with masked elements for {shown_path(path)}. Expected a value everywhere. Fill "
+                "it, or pass the others as "
                 "Sparse or Ragged."
             )
         return value
     if isinstance(value, Tracer):
         raise ValueError(
-            f"Received input tensor {shown_path(path)} inside a function that JAX traces. Expected an array with values. "
+            f"Received input tensor {shown_path(path)} inside a function that JAX traces. Expected an array with "
+            "values. "
             "Call enqueue and apply_gradients outside jit."
         )
     for device in value.devices():
         if device.platform == "tpu":
             raise ValueError(
-                f"Received input tensor {shown_path(path)} which is on a TPU input device {device}. Expected ids in the memory of the host. "
+                f"Received input tensor {shown_path(path)} which is on a TPU input device {device}. Expected ids in "
+                "the memory of the host. "
                 "Pass the numpy array before it is put on the device."
             )
     return np.asarray(value)
@@ -270,7 +287,8 @@ def _as_ids(path: str, array: np.ndarray) -> np.ndarray:
         if array.size == 0:
             return np.zeros(array.shape, np.int64)
         raise ValueError(
-            f"Found ids of dtype {array.dtype} for {shown_path(path)}. Expected integers. Cast them to int64 where they are made; a cast here "
+            f"Found ids of dtype {array.dtype} for {shown_path(path)}. Expected integers. Cast them to int64 where "
+            "they are made; a cast here "
             "would hide a wrong column."
         )
     if array.dtype == np.uint64:
@@ -327,12 +345,14 @@ def _of_pyarrow(path: str, array: Any) -> Ragged:
     if not hasattr(array, "flatten") or not hasattr(array, "value_lengths"):
         kind = getattr(array, "type", type(array).__name__)
         raise ValueError(
-            f"Found a pyarrow {kind} for {shown_path(path)}. Expected a list array. For one id a sample pass array.to_numpy()."
+            f"Found a pyarrow {kind} for {shown_path(path)}. Expected a list array. For one id a sample pass "
+            "array.to_numpy()."
         )
     values = array.flatten()
     if values.null_count:
         raise ValueError(
-            f"Found {values.null_count} missing values inside the lists of {shown_path(path)}. Expected none; a missing list is an empty one. "
+            f"Found {values.null_count} missing values inside the lists of {shown_path(path)}. Expected none; a "
+            "missing list is an empty one. "
             "Fill or drop them."
         )
     lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)

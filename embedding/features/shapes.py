@@ -1,7 +1,9 @@
-"""Shapes of activations: declared with the feature, given to `build`, or found from the input, in this order of priority.
+"""Shapes of activations: declared with the feature, given to `build`, or found from the input, in this order of
+priority.
 
-A shape here is that of a feature's activations without the last axis, the table's width. An empty one is unknown as a whole; None and 0 on
-an axis leave that axis open when shapes are compared. The rules are those of TensorFlow 2.21's `TPUEmbedding`.
+A shape here is that of a feature's activations without the last axis, the table's width. An empty one is unknown as a
+whole; None and 0 on an axis leave that axis open when shapes are compared. The rules are those of TensorFlow 2.21's
+`TPUEmbedding`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def times(shape: Shape, replicas: int) -> Shape:
 
 
 def share_of(shape: Shape, replicas: int, *, replica: int | None = None) -> Shape:
-    """Over all replicas → per replica, rounded down as in TensorFlow; the very share of a `replica` may be one longer, see `bags.share_ends`."""
+    """Over all replicas → per replica, rounded down as in TensorFlow; the very share of a `replica` may be one longer,
+    see `bags.share_ends`.
+    """
     if not shape or shape[0] is None:
         return shape
     each, longer = divmod(shape[0], replicas)
@@ -43,7 +47,9 @@ def is_sequence(feature: FeatureConfig) -> bool:
 
 
 def keeps_positions(feature_input: FeatureInput, feature: FeatureConfig) -> bool:
-    """Whether the ids of a row stay apart. Above rank 2 a row is a bag of its own, and `max_sequence_length` has no meaning."""
+    """Whether the ids of a row stay apart. Above rank 2 a row is a bag of its own, and `max_sequence_length` has no
+    meaning.
+    """
     return is_sequence(feature) and len(feature_input.shape) <= 2
 
 
@@ -57,17 +63,20 @@ def shape_of_input(feature_input: FeatureInput, feature: FeatureConfig) -> Shape
     if feature_input.kind == "dense":
         if len(shape) < 1:
             raise ValueError(
-                f"Only rank 1 and above dense tensor is supported, found rank 0 for input {path}. Pass one id for each sample."
+                f"Only rank 1 and above dense tensor is supported, found rank 0 for input {path}. Pass one id for each "
+                "sample."
             )
         if len(shape) > 1 and shape[-1] != 1:
             raise ValueError(
-                f"Rank 2 or above dense tensor should have last dimension as 1, since that dimension is reduced. Found shape {shape} for input "
+                "Rank 2 or above dense tensor should have last dimension as 1, since that dimension is reduced. Found "
+                f"shape {shape} for input "
                 f"{path}. Add an axis with array[..., None] to look up each id, or pass Ragged to combine rows."
             )
         return shape if len(shape) == 1 else shape[:-1]
     if len(shape) < 2:
         raise ValueError(
-            f"Only rank 2 and above sparse tensor is supported, found rank {len(shape)} for input {path}. Add the axis that counts samples."
+            f"Only rank 2 and above sparse tensor is supported, found rank {len(shape)} for input {path}. Add the axis "
+            "that counts samples."
         )
     if keeps_positions(feature_input, feature):
         return (shape[0], feature.max_sequence_length)
@@ -77,8 +86,8 @@ def shape_of_input(feature_input: FeatureInput, feature: FeatureConfig) -> Shape
 def shapes_of_build(feature_config: Any, features: Sequence[FeatureConfig], given: Any) -> list[Shape]:
     """The output shapes of the input shapes that were given to `build`.
 
-    As in TensorFlow shapes are compared with the features by their number, so a list may stand for a tuple, and a flat list for any nesting.
-    Keys of dicts are compared, too: a misspelt one would give its feature the shape of another.
+    As in TensorFlow shapes are compared with the features by their number, so a list may stand for a tuple, and a flat
+    list for any nesting. Keys of dicts are compared, too: a misspelt one would give its feature the shape of another.
 
     Args:
       given: the batch size as an int, or input shapes in the structure of `feature_config`, or a flat list of them.
@@ -110,20 +119,25 @@ def _input_shapes(feature_config: Any, given: Any) -> list[Any]:
     names, found_names = [name for name, _ in expected], [name for name, _ in found]
     if len(found) != len(expected):
         raise ValueError(
-            f"The structure of per_replica_input_shapes differs: found {len(found)} shape{'s' if len(found) != 1 else ''}. "
-            f"Expected {len(expected)}, one for each feature: {', '.join(map(shown_path, names))}. Pass as many, or a batch size."
+            f"The structure of per_replica_input_shapes differs: found {len(found)} "
+            f"shape{'s' if len(found) != 1 else ''}. "
+            f"Expected {len(expected)}, one for each feature: {', '.join(map(shown_path, names))}. Pass as many, or a "
+            "batch size."
         )
     if found_names != names and _has_keys(given):
         unknown, missing = sorted(set(found_names) - set(names)), sorted(set(names) - set(found_names))
         raise ValueError(
-            f"The structure of per_replica_input_shapes differs: found unknown names {unknown} and missing names {missing}. "
+            f"The structure of per_replica_input_shapes differs: found unknown names {unknown} and missing names "
+            f"{missing}. "
             f"Expected {names}, as in feature_config. Pass exactly these."
         )
     return [shape for _, shape in found]
 
 
 def _named_leaves(structure: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    """Path and value of all that is neither a dict nor a sequence other than a shape; sequences have positions, of whatever type."""
+    """Path and value of all that is neither a dict nor a sequence other than a shape; sequences have positions, of
+    whatever type.
+    """
     if isinstance(structure, Mapping):
         children = [(str(key), structure[key]) for key in sorted_keys(structure)]
     elif isinstance(structure, list | tuple) and not _is_shape(structure):
@@ -146,7 +160,8 @@ def _is_shape(value: Any) -> bool:
 def _shape_of_input_shape(shape: Any, feature: FeatureConfig) -> Shape:
     if not _is_shape(shape) or len(shape) < 1:
         raise ValueError(
-            f"Received input tensor of shape {shape}. Rank must be 1 and above. Pass a tuple such as (batch_size,) or (batch_size, None)."
+            f"Received input tensor of shape {shape}. Rank must be 1 and above. Pass a tuple such as (batch_size,) or "
+            "(batch_size, None)."
         )
     axes = tuple(None if axis is None else int(axis) for axis in shape)
     if any(axis is not None and axis < 0 for axis in axes):
@@ -169,7 +184,8 @@ def check_shapes(paths: Sequence[str], stored: Sequence[Shape], incoming: Sequen
         differs = any(one and other and one != other for one, other in zip(known, found, strict=False))
         if len(known) != len(found) or differs:
             raise ValueError(
-                f"Inconsistent shape founded for input feature {shown_path(path)}, Output shape is set to be {known}, But got incoming output "
+                f"Inconsistent shape founded for input feature {shown_path(path)}, Output shape is set to be {known}, "
+                "But got incoming output "
                 f"shape {found}. Pass batches of one shape, the last one padded, or set FeatureConfig.output_shape."
             )
 
@@ -184,6 +200,7 @@ def require_defined(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
     for path, shape in zip(paths, shapes, strict=True):
         if not shape or any(axis is None for axis in shape):
             raise ValueError(
-                f"Input Feature {shown_path(path)} has output shape set as {shape or None} which is not fully defined. Expected a size on every "
+                f"Input Feature {shown_path(path)} has output shape set as {shape or None} which is not fully defined. "
+                "Expected a size on every "
                 "axis. Set FeatureConfig.output_shape, pass shapes to build, or pass batch_size."
             )

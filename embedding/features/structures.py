@@ -1,7 +1,8 @@
 """Nested structures: any nesting of dicts, lists, tuples and namedtuples over leaves, with a path to each leaf.
 
-Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order, so the flat order
-does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0"; that of a single leaf is empty.
+Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order,
+so the flat order does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0";
+that of a single leaf is empty.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def require_same_structure(expected: Any, found: Any, what: str) -> None:
 
 
 def leaves_of_replicas(structures: Sequence[Any], *, what: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """Each path, in order, with the leaves of all replicas. Types of sequences and of dicts are not compared, names of leaves are.
+    """Each path, in order, with the leaves of all replicas. Types of sequences and of dicts are not compared, names of
+    leaves are.
 
     Args:
       structures: one for each replica.
@@ -66,7 +68,8 @@ def leaves_of_replicas(structures: Sequence[Any], *, what: str) -> list[tuple[st
     for replica, found in enumerate(paths):
         if found != paths[0]:
             raise ValueError(
-                f"Found {what} with leaves {found} on replica {replica}. Expected {paths[0]}, as on replica 0. Let all replicas have one "
+                f"Found {what} with leaves {found} on replica {replica}. Expected {paths[0]}, as on replica 0. Let all "
+                "replicas have one "
                 "structure."
             )
     return [(path, tuple(leaves[at][1] for leaves in of_replicas)) for at, path in enumerate(paths[0])]
@@ -82,7 +85,8 @@ def sorted_keys(structure: Mapping[Any, Any]) -> list[Any]:
         return sorted(structure)
     except TypeError as error:
         raise TypeError(
-            f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order of the features. "
+            f"Found a dict with keys {list(structure)!r}. Expected keys that can be sorted, since they give the order "
+            "of the features. "
             "Use strings."
         ) from error
 
@@ -117,7 +121,8 @@ def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> Non
         for key in sorted_keys(expected):
             _compare(expected[key], found[key], what, (*path, str(key)))
         return
-    # Elements before their number, as TensorFlow does: another type inside is a TypeError also where the length differs as well.
+    # Elements before their number, as TensorFlow does: another type inside is a TypeError also where the length differs
+    # as well.
     for (key, one), other in zip(_children(expected), found, strict=False):
         _compare(one, other, what, (*path, key))
     _require_same_length(expected, found, what, path)
@@ -126,12 +131,14 @@ def _compare(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> Non
 def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
     if _is_nested(expected) != _is_nested(found):
         raise ValueError(
-            f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as in feature_config. "
+            f"The structure of {what} differs{_at(path)}: found {_describe(found)}. Expected {_describe(expected)}, as "
+            "in feature_config. "
             "Nest it like feature_config."
         )
     if _is_nested(expected) and not _same_type(expected, found):
         raise TypeError(
-            f"The structure of {what} differs{_at(path)}: found a {_type_name(found)}. Expected a {_type_name(expected)}, "
+            f"The structure of {what} differs{_at(path)}: found a {_type_name(found)}. Expected a "
+            f"{_type_name(expected)}, "
             "as in feature_config. Convert it."
         )
 
@@ -139,7 +146,8 @@ def _require_same_kind(expected: Any, found: Any, what: str, path: tuple[str, ..
 def _require_same_length(expected: Any, found: Any, what: str, path: tuple[str, ...]) -> None:
     if len(expected) != len(found):
         raise ValueError(
-            f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in feature_config. "
+            f"The structure of {what} differs{_at(path)}: found {len(found)} elements. Expected {len(expected)}, as in "
+            "feature_config. "
             "Pass one for each."
         )
 

@@ -1,7 +1,7 @@
 """Adagrad, Adadelta and RMSprop with the defaults and formulas of `tf.keras.optimizers.experimental` in TensorFlow 2.9.
 
-Import them from `keras_optimizers`, which has all of them together. The three divide by a root of squared gradients: summed, or averaged
-with weight `rho`. `g` is the gradient, `w` the variable, `lr` the rate.
+Import them from `keras_optimizers`, which has all of them together. The three divide by a root of squared gradients:
+summed, or averaged with weight `rho`. `g` is the gradient, `w` the variable, `lr` the rate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from embedding.keras.variable import Variable
 
 
 class Adagrad(Optimizer):
-    """`a += g**2`, `w -= lr * g / sqrt(a + epsilon)` (Duchi et al., 2011). Only the rows of a `RowSlices` are touched."""
+    """`a += g**2`, `w -= lr * g / sqrt(a + epsilon)` (Duchi et al., 2011). Only the rows of a `RowSlices` are
+    touched.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,8 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     """`w -= lr * sqrt(d + epsilon) / sqrt(a + epsilon) * g` (Zeiler, 2012).
 
-    `a` averages squared gradients and `d` squared steps before the rate, both with weight `rho`; `d` of the step before counts.
+    `a` averages squared gradients and `d` squared steps before the rate, both with weight `rho`; `d` of the step before
+    counts.
     """
 
     def __init__(
@@ -155,11 +158,12 @@ class Adadelta(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """`v = rho * v + (1 - rho) * g**2`, `w -= lr * g / (sqrt(v) + epsilon)`; with momentum `m = momentum * m + g / (...)`, `w -= lr * m`.
+    """`v = rho * v + (1 - rho) * g**2`, `w -= lr * g / (sqrt(v) + epsilon)`; with momentum `m = momentum * m + g /
+    (...)`, `w -= lr * m`.
 
-    `centered` does what 2.9 does, which is not the textbook: the "average gradient" averages squares, and its square is taken off the
-    kept `v`, so `v` can fall below zero and the variable become NaN. `ema_overwrite_frequency` defaults to 100 here, as in 2.9.
-    Without momentum only the rows of a `RowSlices` move, though `v` of every row decays.
+    `centered` does what 2.9 does, which is not the textbook: the "average gradient" averages squares, and its square is
+    taken off the kept `v`, so `v` can fall below zero and the variable become NaN. `ema_overwrite_frequency` defaults
+    to 100 here, as in 2.9. Without momentum only the rows of a `RowSlices` move, though `v` of every row decays.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Adam, AdamW, Adamax and Nadam with the defaults and formulas of `tf.keras.optimizers.experimental` in TensorFlow 2.9.
 
-Import them from `keras_optimizers`, which has all of them together. `t` counts steps from 1; `epsilon` is added to the root after the
-bias correction went into the rate ("epsilon hat" of Kingma & Ba, 2015). Row slices are made dense: every row's moments decay in every
-step, as in Keras.
+Import them from `keras_optimizers`, which has all of them together. `t` counts steps from 1; `epsilon` is added to the
+root after the bias correction went into the rate ("epsilon hat" of Kingma & Ba, 2015). Row slices are made dense: every
+row's moments decay in every step, as in Keras.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam after `w -= w * lr * weight_decay`: decay of the weights apart from the gradient (Loshchilov & Hutter, 2019).
+    """Adam after `w -= w * lr * weight_decay`: decay of the weights apart from the gradient (Loshchilov & Hutter,
+    2019).
 
-    2.9 itself subtracts `w * (1 - lr * weight_decay)`, which wipes out the weights in one step; here is what it and its successors
-    document. `exclude_from_weight_decay` is theirs.
+    2.9 itself subtracts `w * (1 - lr * weight_decay)`, which wipes out the weights in one step; here is what it and its
+    successors document. `exclude_from_weight_decay` is theirs.
     """
 
     def __init__(
@@ -188,7 +189,8 @@ class AdamW(Adam):
         """
         if self._excluded_variables:
             raise ValueError(
-                f"Found variables {[one.name for one in self._excluded_variables]} excluded from the decay as objects. Expected names, "
+                f"Found variables {[one.name for one in self._excluded_variables]} excluded from the decay as objects. "
+                "Expected names, "
                 "for optax knows parameters by their paths. Use exclude_from_weight_decay(var_names=[...])."
             )
         return super().as_optax()
@@ -282,9 +284,9 @@ class Adamax(Optimizer):
 class Nadam(Optimizer):
     """Adam with Nesterov momentum (Dozat, 2016), the momentum warming up as `u_t = b1 * (1 - 0.5 * 0.96**t)`.
 
-    `m_hat = u_{t+1} * m / (1 - u_1 ... u_{t+1}) + (1 - u_t) * g / (1 - u_1 ... u_t)`, `v_hat = v / (1 - b2**t)`,
-    `w -= lr * m_hat / (sqrt(v_hat) + epsilon)`. The product runs over the steps this object took: `iterations` set to start later does not
-    change that.
+    `m_hat = u_{t+1} * m / (1 - u_1 ... u_{t+1}) + (1 - u_t) * g / (1 - u_1 ... u_t)`, `v_hat = v / (1 - b2**t)`, `w -=
+    lr * m_hat / (sqrt(v_hat) + epsilon)`. The product runs over the steps this object took: `iterations` set to start
+    later does not change that.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`ArrayOperators`: Python's arithmetic for objects that stand for an array.
 
-`Variable` and `RowSlices` are no arrays but can be used like one in expressions. The operators are written out rather than generated, so
-that type checkers and readers see them. Results are always plain arrays.
+`Variable` and `RowSlices` are no arrays but can be used like one in expressions. The operators are written out rather
+than generated, so that type checkers and readers see them. Results are always plain arrays.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def plain(value: Any) -> Any:
 
 
 def cast_to(value: Any, dtype: Any) -> Any:
-    """Returns an array as another dtype: itself if nothing changes, numpy from numpy, which is far quicker than a JAX operation."""
+    """Returns an array as another dtype: itself if nothing changes, numpy from numpy, which is far quicker than a JAX
+    operation.
+    """
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value, dtype)
     if value.dtype == dtype and not value.weak_type:

@@ -1,7 +1,7 @@
 """Limits on gradients before an update: each one's norm, the norm of all together, or each element.
 
-The formulas are those of TensorFlow's `clip_by_norm`, `clip_by_global_norm` and `clip_by_value`. Row slices are clipped on their values as
-they came, so a row that occurs twice counts twice in a norm; merging comes after.
+The formulas are those of TensorFlow's `clip_by_norm`, `clip_by_global_norm` and `clip_by_value`. Row slices are clipped
+on their values as they came, so a row that occurs twice counts twice in a norm; merging comes after.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _clipped_by_norm(values: jax.Array, limit: float) -> jax.Array:
 
 
 def _clipped_by_global_norm(values: list[jax.Array], limit: float) -> list[jax.Array]:
-    """Scales all to a common norm of at most `limit`. A norm that is not finite makes everything NaN, so that it is noticed."""
+    """Scales all to a common norm of at most `limit`. A norm that is not finite makes everything NaN, so that it is
+    noticed.
+    """
     norm = jnp.sqrt(sum(jnp.sum(one * one) for one in values))
     scale = limit * jnp.minimum(1.0 / norm, 1.0 / limit)
     scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)

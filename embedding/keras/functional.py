@@ -1,8 +1,9 @@
 """Runs a Keras optimizer as a pure function: `as_optax`, and the compiled update of a step.
 
-An optimizer written over variables becomes pure by letting its variables hold tracers for the length of one call and collecting what they
-hold afterwards. This works for every subclass of `Optimizer` whose state is in `Variable`s reachable from its attributes; a plain Python
-number it changes in `update_step` would stand still. This module owns that exchange and none of the formulas.
+An optimizer written over variables becomes pure by letting its variables hold tracers for the length of one call and
+collecting what they hold afterwards. This works for every subclass of `Optimizer` whose state is in `Variable`s
+reachable from its attributes; a plain Python number it changes in `update_step` would stand still. This module owns
+that exchange and none of the formulas.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class KerasState(NamedTuple):
 def as_optax(optimizer: Optimizer) -> optax.GradientTransformation:
     """Returns `optimizer` as an optax transformation that gives the same numbers as `apply_gradients`.
 
-    It starts from the present hyperparameters and rate with fresh slots, and `optimizer` itself is never touched. The parameters are
-    named by their path ("dense/kernel"). Clipping, schedules, averages and the order of a step are included; the sum over processes is
-    not: under `jit` gradients of global arrays are sums already. After an overwrite by the average, the update leads to the average.
+    It starts from the present hyperparameters and rate with fresh slots, and `optimizer` itself is never touched. The
+    parameters are named by their path ("dense/kernel"). Clipping, schedules, averages and the order of a step are
+    included; the sum over processes is
+    not: under `jit` gradients of global arrays are sums already. After an overwrite by the average, the update leads to
+    the average.
 
-    Raises (from `init` and `update`):
-      ValueError: `params` is missing, the state belongs to another optimizer, or the class makes slots and never sets `self._built`.
+    Raises (from `init` and `update`): ValueError: `params` is missing, the state belongs to another optimizer, or the
+      class makes slots and never sets `self._built`.
     """
     template = _unbuilt_twin(optimizer)
 
@@ -114,7 +117,9 @@ def own_variables(optimizer: Optimizer) -> list[Variable]:
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """A copy of the attributes as they are before `build`: variables and containers are copied, anything else is shared."""
+    """A copy of the attributes as they are before `build`: variables and containers are copied, anything else is
+    shared.
+    """
     copies: dict[int, Variable] = {}
     return {name: _copied(value, copies) for name, value in vars(optimizer).items()}
 
@@ -148,8 +153,10 @@ def _built_twin(template: Optimizer, params: Any) -> tuple[Optimizer, list[Varia
     num_slots = len(twin._created) - num_before - len(twin._averages)
     if num_slots and not twin._built:
         raise ValueError(
-            f"Found {num_slots} slots made by build of {type(twin).__name__}, which is still not built. Expected `self._built` to be True "
-            "after it, or its slots start anew in every step. End `build` with `self._built = True`, and return early if it is."
+            f"Found {num_slots} slots made by build of {type(twin).__name__}, which is still not built. Expected "
+            "`self._built` to be True "
+            "after it, or its slots start anew in every step. End `build` with `self._built = True`, and return early "
+            "if it is."
         )
     return twin, variables
 

@@ -1,12 +1,12 @@
 """`Optimizer`: the base class of TensorFlow 2.9's `tf.keras.optimizers.experimental`, over JAX arrays.
 
-It owns the order of one step (sum over processes, rate, missing gradients, build, clip, update, count, average, overwrite), the
-optimizer's variables and its configuration. The update formulas are in `keras_optimizers` and `keras_adam`, or in a class of yours; the
-pure form for optax is made in `keras_functional`. These optimizers are for dense parameters; tables on hosts have their own in
-`embedding.optimizers`.
+It owns the order of one step (sum over processes, rate, missing gradients, build, clip, update, count, average,
+overwrite), the optimizer's variables and its configuration. The update formulas are in `keras_optimizers` and
+`keras_adam`, or in a class of yours; the pure form for optax is made in `keras_functional`. These optimizers are for
+dense parameters; tables on hosts have their own in `embedding.optimizers`.
 
-Differences from 2.9, all on purpose: variables are known from the first step even if they had no gradient in it, every average belongs to
-its own variable, and rows that occur twice in a `RowSlices` are summed before the update.
+Differences from 2.9, all on purpose: variables are known from the first step even if they had no gradient in it, every
+average belongs to its own variable, and rows that occur twice in a `RowSlices` are summed before the update.
 """
 
 from __future__ import annotations
@@ -40,31 +40,36 @@ _LEGACY_ARGUMENTS = frozenset({"lr", "decay", "gradient_transformers", "gradient
 # numpy's, since JAX's would warn about counters of 64 bits.
 _INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 _logger = logging.getLogger(__name__)
-_FUNCTIONAL = "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, parameters)`."
+_FUNCTIONAL = (
+    "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, "
+    "parameters)`."
+)
 
 
 class Optimizer:
     """Keeps what an optimizer remembers and applies gradients to variables, in place.
 
-    What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for there.
+    What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for
+    there.
 
-    A subclass calls `super().build(var_list)` first, returns if `self._built`, makes its variables, sets `self._built = True`, and
-    overrides `update_step`, where `self._index_dict[self._var_key(variable)]` is a variable's position in its lists, and `get_config`.
+    A subclass calls `super().build(var_list)` first, returns if `self._built`, makes its variables, sets `self._built =
+    True`, and overrides `update_step`, where `self._index_dict[self._var_key(variable)]` is a variable's position in
+    its lists, and `get_config`.
 
-    Attributes (plain, may be changed between steps): the constructor's arguments, and `gradient_reducer`, which sums gradients over
-    processes; None chooses by `jax.process_count()`.
+    Attributes (plain, may be changed between steps): the constructor's arguments, and `gradient_reducer`, which sums
+    gradients over processes; None chooses by `jax.process_count()`.
 
     Args:
       name: prefix of the names of the variables made during `apply_gradients`.
       clipnorm: limit of each gradient's own norm.
-      clipvalue: limit of each element. Only one of the three limits acts: clipnorm, else global_clipnorm, else clipvalue; 0 and negative
-        numbers count as absent.
+      clipvalue: limit of each element. Only one of the three limits acts: clipnorm, else global_clipnorm, else
+        clipvalue; 0 and negative numbers count as absent.
       global_clipnorm: limit of the norm of all gradients together.
       use_ema: keep an exponential moving average of every variable, over the steps in which it had a gradient.
       ema_momentum: weight of the old average, 0 to 1.
       ema_overwrite_frequency: every so many steps variables take the value of their average; None or 0 for never.
-      jit_compile: compile the updates of a step into one program. Becomes False where there is no GPU; the attribute can be set to True
-        afterwards all the same.
+      jit_compile: compile the updates of a step into one program. Becomes False where there is no GPU; the attribute
+        can be set to True afterwards all the same.
     """
 
     _learning_rate: Any = None  # a Variable or a schedule; a subclass may keep a plain number
@@ -85,7 +90,8 @@ class Optimizer:
 
         Raises:
           ValueError: both norms are limited, or with `use_ema` the momentum or frequency is out of range.
-          TypeError: an argument that does not exist. `lr`, `decay`, `gradient_transformers`, `gradient_aggregator` only warn.
+          TypeError: an argument that does not exist. `lr`, `decay`, `gradient_transformers`, `gradient_aggregator` only
+            warn.
         """
         self._name = name
         self.clipnorm = clipnorm
@@ -99,7 +105,8 @@ class Optimizer:
         _check_averaging(use_ema, ema_momentum, ema_overwrite_frequency)
         if clipnorm is not None and global_clipnorm is not None:
             raise ValueError(
-                f"Found clipnorm={clipnorm} and global_clipnorm={global_clipnorm}. Expected at most one of them. Drop the other."
+                f"Found clipnorm={clipnorm} and global_clipnorm={global_clipnorm}. Expected at most one of them. Drop "
+                "the other."
             )
         _check_unknown_arguments(kwargs)
         self._trace = current_trace()
@@ -136,7 +143,8 @@ class Optimizer:
         self._require_own_trace("iterations = ...")
         if self._built:
             raise RuntimeError(
-                f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first apply_gradients. "
+                f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first "
+                "apply_gradients. "
                 "Set it right after construction, or change its value with `iterations.assign`."
             )
         self._iterations = (
@@ -145,7 +153,8 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> Any:
-        """The rate, a float32 variable. With a schedule it holds the rate of the last step, before the first one that of step 0.
+        """The rate, a float32 variable. With a schedule it holds the rate of the last step, before the first one that
+        of step 0.
 
         Raises:
           ValueError: no rate was ever given, or the one to set is a schedule.
@@ -196,7 +205,9 @@ class Optimizer:
         return keras_functional.own_variables(self)
 
     def _build_learning_rate(self, learning_rate: Any) -> Variable | LearningRateSchedule:
-        """Returns what to keep as `self._learning_rate`: a schedule as it is, a number or what a callable returns as a variable."""
+        """Returns what to keep as `self._learning_rate`: a schedule as it is, a number or what a callable returns as a
+        variable.
+        """
         if isinstance(learning_rate, LearningRateSchedule):
             self._current_learning_rate = Variable(
                 learning_rate(self.iterations), trainable=False, name="learning_rate", dtype=np.float32
@@ -204,7 +215,8 @@ class Optimizer:
             return learning_rate
         if isinstance(learning_rate, str | bytes):
             raise TypeError(
-                f"Found learning_rate={learning_rate!r}. Expected a number, a schedule or a callable without arguments. Pass float(...)."
+                f"Found learning_rate={learning_rate!r}. Expected a number, a schedule or a callable without "
+                "arguments. Pass float(...)."
             )
         return Variable(learning_rate, trainable=False, name="learning_rate", dtype=np.float32)
 
@@ -226,7 +238,8 @@ class Optimizer:
         if isinstance(initializer, str):
             if initializer not in _INITIALIZERS:
                 raise ValueError(
-                    f"Found initializer '{initializer}'. Expected one of {sorted(_INITIALIZERS)}. Pass a function of (shape, dtype)."
+                    f"Found initializer '{initializer}'. Expected one of {sorted(_INITIALIZERS)}. Pass a function of "
+                    "(shape, dtype)."
                 )
             initializer = _INITIALIZERS[initializer]
         value = initializer(
@@ -290,7 +303,8 @@ class Optimizer:
     def compute_gradients(
         self, loss: Any, var_list: Sequence[Variable], tape: GradientTape | None = None
     ) -> list[tuple[jax.Array | None, Variable]]:
-        """Returns a (gradient, variable) pair for each variable; the gradient is None where the loss does not depend on it.
+        """Returns a (gradient, variable) pair for each variable; the gradient is None where the loss does not depend on
+        it.
 
         Args:
           loss: a callable without arguments, or a result recorded by `tape`.
@@ -313,7 +327,9 @@ class Optimizer:
         return list(zip(tape.gradient(loss, list(var_list)), var_list, strict=True))
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> GradsAndVars:
-        """Returns the pairs with every gradient summed over the processes; None stays in its place. Override it for another sum."""
+        """Returns the pairs with every gradient summed over the processes; None stays in its place. Override it for
+        another sum.
+        """
         pairs = [_checked_pair(pair) for pair in grads_and_vars]
         reducer = self.gradient_reducer or default_gradient_reducer()
         sums = iter(reducer.sum([gradient for gradient, _ in pairs if gradient is not None]))
@@ -325,13 +341,14 @@ class Optimizer:
         """Updates variables, slots, averages and `iterations` in place.
 
         Args:
-          grads_and_vars: pairs of a gradient (array, numbers, `RowSlices`) and a `Variable`. None leaves its variable, the variable's slots
-            and its average alone and warns.
+          grads_and_vars: pairs of a gradient (array, numbers, `RowSlices`) and a `Variable`. None leaves its variable,
+            the variable's slots and its average alone and warns.
           skip_gradients_aggregation: the gradients are already sums over the processes.
 
         Raises:
           TypeError: not pairs of a gradient and a `Variable`.
-          ValueError: no pair, more than two values in one, no gradient in any, or a gradient of another shape than its variable.
+          ValueError: no pair, more than two values in one, no gradient in any, or a gradient of another shape than its
+            variable.
           KeyError: a variable that was not among those of the first call.
           RuntimeError: called inside a function that JAX traces; nothing has changed then.
         """
@@ -365,7 +382,8 @@ class Optimizer:
             return
         if len(var_list) != len(self._averages):
             raise ValueError(
-                f"Found {len(var_list)} variables to finalize. Expected the {len(self._averages)} the optimizer was built on. "
+                f"Found {len(var_list)} variables to finalize. Expected the {len(self._averages)} the optimizer was "
+                "built on. "
                 "Pass all of them, after the first apply_gradients."
             )
         for variable in var_list:
@@ -397,8 +415,10 @@ class Optimizer:
     def _require_known(self, variable: Variable) -> None:
         if self._var_key(variable) not in self._index_dict:
             raise KeyError(
-                f"Found variable '{variable.name}', which optimizer '{self._name}' does not know. Expected one of the variables of its "
-                "first apply_gradients. Give all variables from the first step on, or make a new optimizer for another model."
+                f"Found variable '{variable.name}', which optimizer '{self._name}' does not know. Expected one of the "
+                "variables of its "
+                "first apply_gradients. Give all variables from the first step on, or make a new optimizer for another "
+                "model."
             )
 
     def _update_averages(self, variables: Iterable[Variable]) -> None:
@@ -465,7 +485,8 @@ def _check_averaging(use_ema: bool, momentum: float, frequency: int | None) -> N
         raise ValueError(f"Found ema_momentum={momentum}. Expected a number from 0 to 1. Use 0.99 for a slow average.")
     if frequency and (not isinstance(frequency, int) or frequency < 1):
         raise ValueError(
-            f"Found ema_overwrite_frequency={frequency}. Expected an integer of at least 1. Use None to never overwrite."
+            f"Found ema_overwrite_frequency={frequency}. Expected an integer of at least 1. Use None to never "
+            "overwrite."
         )
 
 
@@ -473,7 +494,8 @@ def _check_unknown_arguments(arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name not in _LEGACY_ARGUMENTS:
             raise TypeError(
-                f"Found argument '{name}'. Expected only the arguments of the signature. Remove it or check its spelling."
+                f"Found argument '{name}'. Expected only the arguments of the signature. Remove it or check its "
+                "spelling."
             )
         _logger.warning("The argument %s of older Keras optimizers has no effect here.", name)
 
@@ -481,7 +503,8 @@ def _check_unknown_arguments(arguments: Mapping[str, Any]) -> None:
 def _checked_pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Gradient | None, Variable]]:
     if isinstance(grads_and_vars, (str, bytes)) or not isinstance(grads_and_vars, Iterable):
         raise TypeError(
-            f"Found {type(grads_and_vars).__name__}. Expected (gradient, variable) pairs. Pass zip(gradients, variables)."
+            f"Found {type(grads_and_vars).__name__}. Expected (gradient, variable) pairs. Pass zip(gradients, "
+            "variables)."
         )
     pairs = list(grads_and_vars)
     if not pairs:
@@ -505,7 +528,8 @@ def _checked_pair(pair: Any) -> tuple[Gradient | None, Variable]:
         gradient = _as_dtype(gradient, variable.dtype)
     if tuple(gradient.shape) != variable.shape:
         raise ValueError(
-            f"Found a gradient of shape {tuple(gradient.shape)} for variable '{variable.name}'. Expected {variable.shape}. "
+            f"Found a gradient of shape {tuple(gradient.shape)} for variable '{variable.name}'. Expected "
+            f"{variable.shape}. "
             "Check the order of gradients and variables."
         )
     return gradient, variable
@@ -523,7 +547,8 @@ def _present(pairs: GradsAndVars) -> list[tuple[Gradient, Variable]]:
     missing = [variable.name for gradient, variable in pairs if gradient is None]
     if not present:
         raise ValueError(
-            f"Found no gradient for any variable of {missing}. Expected at least one. Check that the loss depends on them."
+            f"Found no gradient for any variable of {missing}. Expected at least one. Check that the loss depends on "
+            "them."
         )
     if missing:
         _logger.warning("Gradients do not exist for variables %s; they stay as they are in this step.", missing)

@@ -1,8 +1,8 @@
 """Sums gradients over the processes that train together.
 
-One process holds one gradient per variable. This module owns the exchange between `jax.distributed` processes and the protocol by which
-another exchange can take its place. Every process must call with the same variables in the same order; which gradients are missing must
-agree as well, since a collective only one side enters cannot finish.
+One process holds one gradient per variable. This module owns the exchange between `jax.distributed` processes and the
+protocol by which another exchange can take its place. Every process must call with the same variables in the same
+order; which gradients are missing must agree as well, since a collective only one side enters cannot finish.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class AllProcesses:
 def _require_own(gradient: jax.Array) -> None:
     if not gradient.is_fully_addressable:
         raise ValueError(
-            f"Found a gradient of shape {gradient.shape} that spans processes. Expected one this process holds alone, to be summed with "
+            f"Found a gradient of shape {gradient.shape} that spans processes. Expected one this process holds alone, "
+            "to be summed with "
             "the others'. Pass skip_gradients_aggregation=True: a program over all devices has summed it already."
         )
 

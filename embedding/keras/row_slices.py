@@ -1,7 +1,7 @@
 """`RowSlices`, a gradient of some rows of a variable.
 
-What TensorFlow calls `IndexedSlices`: indices and one row of values for each. This module owns the form, its checks, and merging rows
-that occur twice; optimizers decide what to do with untouched rows.
+What TensorFlow calls `IndexedSlices`: indices and one row of values for each. This module owns the form, its checks,
+and merging rows that occur twice; optimizers decide what to do with untouched rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from embedding.keras.array_operators import ArrayOperators, plain
 class RowSlices(ArrayOperators):
     """A gradient that is zero outside some rows: `dense[indices[i]] += values[i]`. A value; a JAX pytree.
 
-    The same row may occur several times; its occurrences are summed, never treated one by one. Arithmetic works on the dense form.
+    The same row may occur several times; its occurrences are summed, never treated one by one. Arithmetic works on the
+    dense form.
 
     Attributes:
       indices: integers `[num_slices]`, rows of the variable.
@@ -65,13 +66,16 @@ class RowSlices(ArrayOperators):
         return _row_slices(self.indices, values, self.dense_shape)
 
     def of_shape(self, dense_shape: Sequence[int]) -> RowSlices:
-        """These slices if they know their shape, else the same as a gradient of this one, with the constructor's checks."""
+        """These slices if they know their shape, else the same as a gradient of this one, with the constructor's
+        checks.
+        """
         return self if self.dense_shape is not None else RowSlices(self.indices, self.values, dense_shape)
 
     def merged(self) -> RowSlices:
         """Every row once, rising, its occurrences summed in their order.
 
-        Under tracing the length stays and rows left over carry the index `dense_shape[0]`, which every scatter here drops.
+        Under tracing the length stays and rows left over carry the index `dense_shape[0]`, which every scatter here
+        drops.
         """
         num_rows, num_slices = self.shape[0], self.values.shape[0]
         if isinstance(self.indices, Tracer):
@@ -97,7 +101,9 @@ class RowSlices(ArrayOperators):
 
 
 def _row_slices(indices: Any, values: Any, dense_shape: tuple[int, ...] | None) -> RowSlices:
-    """A RowSlices of parts already checked. JAX also rebuilds values through here with placeholders instead of arrays."""
+    """A RowSlices of parts already checked. JAX also rebuilds values through here with placeholders instead of
+    arrays.
+    """
     slices = RowSlices.__new__(RowSlices)
     slices.indices, slices.values, slices.dense_shape = indices, values, dense_shape
     return slices
@@ -111,7 +117,8 @@ def _checked_indices(indices: Any, values: jax.Array, dense_shape: tuple[int, ..
     row_shape = values.shape[1:] if dense_shape is None else dense_shape[1:]
     if np.ndim(indices) != 1 or dense_shape == () or values.shape != (*np.shape(indices), *row_shape):
         raise ValueError(
-            f"Found indices {np.shape(indices)} and values {values.shape} for a table {dense_shape}. Expected indices [n] and values "
+            f"Found indices {np.shape(indices)} and values {values.shape} for a table {dense_shape}. Expected indices "
+            "[n] and values "
             f"[n, {', '.join(map(str, row_shape))}]. Reshape them, one row of values for each index."
         )
     if isinstance(indices, Tracer):

@@ -1,8 +1,9 @@
 """Learning rate schedules with Keras' names, arguments and float32 results.
 
-A schedule is a value: arguments in, a rate for every step out, no state. Calling it with a step (a number, an array or a tracer) gives a
-float32 scalar, so each one is an optax schedule as well. `serialize` and `deserialize` carry it through a configuration. The formulas are
-those documented for `tf.keras.optimizers.schedules` of TensorFlow 2.9; all arithmetic is float32, as there.
+A schedule is a value: arguments in, a rate for every step out, no state. Calling it with a step (a number, an array or
+a tracer) gives a float32 scalar, so each one is an optax schedule as well. `serialize` and `deserialize` carry it
+through a configuration. The formulas are those documented for `tf.keras.optimizers.schedules` of TensorFlow 2.9; all
+arithmetic is float32, as there.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class PiecewiseConstantDecay(_DeclaredSchedule):
     def __post_init__(self) -> None:
         if len(self.boundaries) != len(self.values) - 1:
             raise ValueError(
-                f"Found {len(self.boundaries)} boundaries and {len(self.values)} values. Expected one value more than boundaries. "
+                f"Found {len(self.boundaries)} boundaries and {len(self.values)} values. Expected one value more than "
+                "boundaries. "
                 "Give a value for each interval, including the one after the last boundary."
             )
         if any(high <= low for low, high in zip(self.boundaries[:-1], self.boundaries[1:], strict=True)):
@@ -131,7 +133,8 @@ class PiecewiseConstantDecay(_DeclaredSchedule):
 class PolynomialDecay(_DeclaredSchedule):
     """From `initial_learning_rate` to `end_learning_rate` over `decay_steps`, as `(1 - step / decay_steps) ** power`.
 
-    With `cycle` the duration is the first multiple of `decay_steps` not below the step, so the rate rises again after each.
+    With `cycle` the duration is the first multiple of `decay_steps` not below the step, so the rate rises again after
+    each.
     """
 
     initial_learning_rate: float
@@ -252,13 +255,15 @@ def _float32(value: Any) -> jax.Array:
 
 
 def _divisor(value: Any) -> jax.Array:
-    # Under jit XLA multiplies by the reciprocal of a constant divisor, and 30 * (1 / 30) is not 1: floor and ceil would then be off by a
-    # whole period at its end, and 1 - step / steps negative. The barrier hides that the divisor is constant.
+    # Under jit XLA multiplies by the reciprocal of a constant divisor, and 30 * (1 / 30) is not 1: floor and ceil would
+    # then be off by a whole period at its end, and 1 - step / steps negative. The barrier hides that the divisor is
+    # constant.
     return jax.lax.optimization_barrier(_float32(value))
 
 
 def _require_positive(name: str, value: Any) -> None:
     if not isinstance(value, Tracer) and not np.all(np.asarray(plain(value)) > 0):
         raise ValueError(
-            f"Found {name}={value}. Expected a number above 0. Give the number of steps or the factor as a positive value."
+            f"Found {name}={value}. Expected a number above 0. Give the number of steps or the factor as a positive "
+            "value."
         )

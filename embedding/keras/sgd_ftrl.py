@@ -1,12 +1,13 @@
-"""Optimizers for dense parameters with the names, defaults and formulas of `tf.keras.optimizers.experimental` in TensorFlow 2.9.
+"""Optimizers for dense parameters with the names, defaults and formulas of `tf.keras.optimizers.experimental` in
+TensorFlow 2.9.
 
-All of them can be imported here; SGD and Ftrl are written here, the others in `keras_adagrad` and `keras_adam`. Each rule is a pure
-function over arrays, each class only keeps slots and hyperparameters. The names are those of the row optimizers of
-`embedding.optimizers` too (they are the same algorithms), so use them through this module.
+All of them can be imported here; SGD and Ftrl are written here, the others in `keras_adagrad` and `keras_adam`. Each
+rule is a pure function over arrays, each class only keeps slots and hyperparameters. The names are those of the row
+optimizers of `embedding.optimizers` too (they are the same algorithms), so use them through this module.
 
-`g` is the gradient, `w` the variable, `lr` the rate. A complement such as `1 - rho` is formed in Python, before rounding to float32, and
-operations keep Keras' order: run one by one, they give its float32 results to the last digit nearly everywhere. Compiled programs fuse
-products into sums and round differently.
+`g` is the gradient, `w` the variable, `lr` the rate. A complement such as `1 - rho` is formed in Python, before
+rounding to float32, and operations keep Keras' order: run one by one, they give its float32 results to the last digit
+nearly everywhere. Compiled programs fuse products into sums and round differently.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Nad
 
 
 class SGD(Optimizer):
-    """`w -= lr * g`; with momentum `m = momentum * m - lr * g` and `w += m`, with nesterov `w += momentum * m - lr * g`.
+    """`w -= lr * g`; with momentum `m = momentum * m - lr * g` and `w += m`, with nesterov `w += momentum * m - lr *
+    g`.
 
     `amsgrad` is accepted for the order of 2.9's arguments, where it has no meaning either.
     """
@@ -106,9 +108,9 @@ class SGD(Optimizer):
 class Ftrl(Optimizer):
     """Follow the regularized leader, with L1, L2 and shrinkage (McMahan et al., 2013).
 
-    `n' = n + g**2`, `z += g + 2 * shrinkage * w - (n'**p - n**p) / lr * w`, `w = (clip(z, -l1, l1) - z) / (n'**p / lr + 2 * l2')`, where
-    `p = -learning_rate_power` and `l2' = l2 + beta / (2 * lr)`. Dense, as in Keras: a row without gradient also moves, to the value its
-    `z` stands for, which is 0 in the first step.
+    `n' = n + g**2`, `z += g + 2 * shrinkage * w - (n'**p - n**p) / lr * w`, `w = (clip(z, -l1, l1) - z) / (n'**p / lr +
+    2 * l2')`, where `p = -learning_rate_power` and `l2' = l2 + beta / (2 * lr)`. Dense, as in Keras: a row without
+    gradient also moves, to the value its `z` stands for, which is 0 in the first step.
     """
 
     def __init__(
@@ -152,7 +154,8 @@ class Ftrl(Optimizer):
         _require_not_negative("l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength)
         if learning_rate_power > 0:
             raise ValueError(
-                f"Found learning_rate_power={learning_rate_power}. Expected a number of at most 0. Use -0.5, or 0 for a fixed rate."
+                f"Found learning_rate_power={learning_rate_power}. Expected a number of at most 0. Use -0.5, or 0 for "
+                "a fixed rate."
             )
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.learning_rate_power = learning_rate_power

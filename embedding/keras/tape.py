@@ -1,9 +1,9 @@
 """Gradients of losses written over `Variable`s, and `GradientTape`, which keeps such a loss for later.
 
-JAX differentiates functions, so nothing here watches single operations: a loss is a callable that reads variables, and its gradient is
-taken by running it with tracers in their place. A tape therefore records callables, with the values their variables had at that moment.
-The loss must be pure: it may run twice, and it must read variables itself, not inside a function of its own under `jax.jit`, where
-JAX would have kept an earlier value as a constant.
+JAX differentiates functions, so nothing here watches single operations: a loss is a callable that reads variables, and
+its gradient is taken by running it with tracers in their place. A tape therefore records callables, with the values
+their variables had at that moment. The loss must be pure: it may run twice, and it must read variables itself, not
+inside a function of its own under `jax.jit`, where JAX would have kept an earlier value as a constant.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from embedding.tracing import current_trace, require_own_trace
 def gradients_of(loss: Callable[[], Any], variables: Sequence[Variable]) -> list[jax.Array | None]:
     """Returns the gradient of the sum of `loss()` for each variable, None where the loss does not depend on it.
 
-    Depending means through differentiable operations: behind `stop_gradient` or a cast to integers there is no gradient. A gradient
-    that merely happens to be zero is an array of zeros. Integer variables have none.
+    Depending means through differentiable operations: behind `stop_gradient` or a cast to integers there is no
+    gradient. A gradient that merely happens to be zero is an array of zeros. Integer variables have none.
 
     Raises:
       RuntimeError: the loss assigns to a variable.
@@ -68,7 +68,8 @@ class GradientTape:
         loss = tape.record(lambda: 3 * var1 * var1 + 2 * var2 * var2)
     grads = tape.gradient(loss, [var1, var2])
     ```
-    Mutable: `record` and `watch` add to it. It differs from TensorFlow's tape in `record`, see the module's first lines.
+    Mutable: `record` and `watch` add to it. It differs from TensorFlow's tape in `record`, see the module's first
+    lines.
     """
 
     def __init__(self) -> None:
@@ -114,7 +115,8 @@ class GradientTape:
         require_own_trace(self._trace, f"a call of {method} of a GradientTape", remedy)
 
     def gradient(self, target: Any, sources: Variable | Sequence[Variable]) -> Any:
-        """Returns the gradient of a recorded result for one variable, or a list for several; None where there is no dependence.
+        """Returns the gradient of a recorded result for one variable, or a list for several; None where there is no
+        dependence.
 
         Variables count with the values they had when the loss was recorded. Not trainable ones must have been watched.
 
@@ -124,7 +126,8 @@ class GradientTape:
         record = next((one for one in reversed(self._records) if one.result is target), None)
         if record is None:
             raise ValueError(
-                "Found a target this tape did not record. Expected a result of `tape.record(loss)`. Put the whole computation, "
+                "Found a target this tape did not record. Expected a result of `tape.record(loss)`. Put the whole "
+                "computation, "
                 "up to the number to differentiate, into the callable given to `record`."
             )
         listed = [sources] if isinstance(sources, Variable) else list(sources)
@@ -136,10 +139,11 @@ class GradientTape:
 
 
 def _outputs_depending_on_inputs(closed: ClosedJaxpr) -> list[bool]:
-    """For each output whether any input reaches it. JAX fills the gradient of an input without influence with a fresh zero.
+    """For each output whether any input reaches it. JAX fills the gradient of an input without influence with a fresh
+    zero.
 
-    An operation with an inner program counts as one: each of its results depends on all its arguments. JAX has dropped unused arguments
-    of inner programs by then.
+    An operation with an inner program counts as one: each of its results depends on all its arguments. JAX has dropped
+    unused arguments of inner programs by then.
     """
     reached = set(closed.jaxpr.invars)
     for equation in closed.jaxpr.eqns:

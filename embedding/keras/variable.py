@@ -1,8 +1,10 @@
 """`Variable`, a named mutable holder of an array.
 
-JAX values never change; the Keras way of training is written around values that do. A `Variable` is the one place where that mutation
-happens: it holds an immutable array and swaps it. This module also owns the ways to look through a variable for the length of a block:
-binding it to tracers, recording its reads, refusing assignments. It knows neither optimizers nor gradients.
+JAX values never change; the Keras way of training is written around values that do. A `Variable` is the one place where
+that mutation
+happens: it holds an immutable array and swaps it. This module also owns the ways to look through a variable for the
+length of a block: binding it to tracers, recording its reads, refusing assignments. It knows neither optimizers nor
+gradients.
 """
 
 from __future__ import annotations
@@ -24,18 +26,22 @@ from embedding.tracing import current_trace, require_own_trace
 # Set while a loss is being differentiated: the reader gets every variable that is read, and assignments are refused.
 _on_read: ContextVar[Callable[[Variable], None] | None] = ContextVar("_on_read", default=None)
 _is_frozen: ContextVar[bool] = ContextVar("_is_frozen", default=False)
-_RETURN_IT = "Return the new value from the function and assign it outside; for a step of an optimizer use optimizer.as_optax() inside."
+_RETURN_IT = (
+    "Return the new value from the function and assign it outside; for a step of an optimizer use optimizer.as_optax() "
+    "inside."
+)
 
 
 class Variable(ArrayOperators):
     """A named array whose value can be replaced. Mutable: `assign` and its relatives change `value`, nothing else does.
 
-    Arithmetic and comparison work as on arrays (`3 * variable * variable`) and give arrays. Functions of `jax.numpy` take
-    `variable.value`: JAX refuses foreign objects. The hash is that of the object, so variables can be keys.
+    Arithmetic and comparison work as on arrays (`3 * variable * variable`) and give arrays. Functions of `jax.numpy`
+    take `variable.value`: JAX refuses foreign objects. The hash is that of the object, so variables can be keys.
 
     A variable changes only in the trace in which it was made, which for most is none: see `assign`.
 
-    A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array, so counters do not wrap at 2**31.
+    A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array, so counters do
+    not wrap at 2**31.
     """
 
     def __init__(
@@ -106,11 +112,13 @@ class Variable(ArrayOperators):
         Raises:
           ValueError: `value` has another shape.
           TypeError: `value` is not of a kind that fits, such as a float for an integer variable.
-          RuntimeError: called while a gradient is being taken, or inside a function that JAX traces and that did not make the variable.
+          RuntimeError: called while a gradient is being taken, or inside a function that JAX traces and that did not
+            make the variable.
         """
         if _is_frozen.get():
             raise RuntimeError(
-                f"Found an assignment to variable '{self._name}' inside a loss that is being differentiated. Expected a loss that only "
+                f"Found an assignment to variable '{self._name}' inside a loss that is being differentiated. Expected "
+                "a loss that only "
                 "reads variables. Assign before or after computing the gradients."
             )
         require_own_trace(self._trace, f"an assignment to variable '{self._name}'", _RETURN_IT)
@@ -125,7 +133,8 @@ class Variable(ArrayOperators):
             return self
         if np.shape(array) != self.shape:
             raise ValueError(
-                f"Found a value of shape {np.shape(array)} for variable '{self._name}'. Expected shape {self.shape}. Reshape the value."
+                f"Found a value of shape {np.shape(array)} for variable '{self._name}'. Expected shape {self.shape}. "
+                "Reshape the value."
             )
         self._value = _cast_like(array, self.dtype, self._name)
         return self
@@ -221,13 +230,15 @@ def _needs_x64(dtype: np.dtype) -> bool:
 
 
 def _as_held(value: Any, dtype: Any) -> Any:
-    # The dtype is always named: JAX would mark a Python number as weakly typed, and its results would change dtype with their partners.
+    # The dtype is always named: JAX would mark a Python number as weakly typed, and its results would change dtype with
+    # their partners.
     dtype = jnp.result_type(value) if dtype is None else np.dtype(dtype)
     if not _needs_x64(dtype):
         return jnp.array(value, dtype)
     if dtype.kind == "f":
         raise ValueError(
-            "Found dtype float64. Expected at most 32 bits. Set jax_enable_x64 before creating the variable, or use float32."
+            "Found dtype float64. Expected at most 32 bits. Set jax_enable_x64 before creating the variable, or use "
+            "float32."
         )
     return np.array(value, dtype)
 
@@ -237,7 +248,8 @@ def _cast_like(value: Any, dtype: np.dtype, name: str) -> Any:
     # jnp.result_type turns Python and numpy numbers into what JAX would hold, so 1 and np.float64(1.0) fit float32.
     if not _same_kind(found, dtype):
         raise TypeError(
-            f"Found a value of dtype {found} for variable '{name}' of dtype {dtype}. Expected the same kind of number. Cast it first."
+            f"Found a value of dtype {found} for variable '{name}' of dtype {dtype}. Expected the same kind of number. "
+            "Cast it first."
         )
     if _needs_x64(dtype):
         # A tracer cannot become numpy; for the length of a trace a counter has the 32 bits JAX gives it.

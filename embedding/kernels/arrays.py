@@ -1,7 +1,8 @@
 """How arrays are allocated for kernels and handed to them.
 
-Kernels take a matrix as `(address, bytes from row to row)`, so that one compiled kernel serves contiguous, strided and read-only
-arrays, and one-dimensional arrays as numpy arrays that numba types in one way. Whoever hands an array over keeps it alive during the call.
+Kernels take a matrix as `(address, bytes from row to row)`, so that one compiled kernel serves contiguous, strided and
+read-only arrays, and one-dimensional arrays as numpy arrays that numba types in one way. Whoever hands an array over
+keeps it alive during the call.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 
 CACHE_LINE_BYTES = 64
-# From one MiB on, 1.4 to 2 times faster than ordinary stores in `pool`, widths 64 and 128; below, the reader wants them in the cache.
+# From one MiB on, 1.4 to 2 times faster than ordinary stores in `pool`, widths 64 and 128; below, the reader wants them
+# in the cache.
 _STREAMING_FLOATS = 1 << 18
 
 
 def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-    """Float32 of any content, starting at a multiple of 64 bytes: a row of 16 columns is one cache line, and kernels can stream to it."""
+    """Float32 of any content, starting at a multiple of 64 bytes: a row of 16 columns is one cache line, and kernels
+    can stream to it.
+    """
     return _aligned(shape, np.empty)
 
 
@@ -45,7 +49,8 @@ def matrix_of(array: np.ndarray, dim: int | None = None) -> tuple[int, int]:
     if array.dtype != np.float32 or array.ndim != 2 or (array.size and array.shape[1] > 1 and array.strides[1] != 4):
         raise ValueError(
             f"Found a matrix of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. "
-            "Expected float32 with two axes and the columns side by side. Pass np.ascontiguousarray(matrix, np.float32)."
+            "Expected float32 with two axes and the columns side by side. Pass np.ascontiguousarray(matrix, "
+            "np.float32)."
         )
     if dim is not None and array.shape[1] != dim:
         raise ValueError(
@@ -76,15 +81,16 @@ def can_stream(array: np.ndarray, dim: int) -> bool:
 def plain(array: np.ndarray, dtype: type) -> np.ndarray:
     """The same memory as an array that numba types in one way: contiguous, and writable by its flags.
 
-    Kernels are compiled for each combination of flags they meet, and what comes from files or from JAX is read-only. They do not write to
-    what they get through this.
+    Kernels are compiled for each combination of flags they meet, and what comes from files or from JAX is read-only.
+    They do not write to what they get through this.
 
     Raises:
       ValueError: another dtype, more than one axis, or gaps between the items.
     """
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(
-            f"Found an array of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. Expected {np.dtype(dtype)} with "
+            f"Found an array of dtype {array.dtype}, shape {array.shape} and strides {array.strides}. Expected "
+            f"{np.dtype(dtype)} with "
             f"one axis, without gaps. Pass np.ascontiguousarray(array, np.{np.dtype(dtype)})."
         )
     if array.flags.writeable or array.size == 0:

@@ -1,7 +1,7 @@
 """Kernels of the exact overlap: which rows and which bags of the next step are touched by the step under way.
 
-Touched rows are marked in the table's own seats, one number a row that is zero between calls, so marking costs no memory. Marks are set,
-read and taken away again within one preparation of a step.
+Touched rows are marked in the table's own seats, one number a row that is zero between calls, so marking costs no
+memory. Marks are set, read and taken away again within one preparation of a step.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _find_marked_rows(local_rows, seats, is_marked):
 
 
 def find_marked_bags(local_rows: np.ndarray, row_splits: np.ndarray, seats: np.ndarray, is_marked: np.ndarray) -> None:
-    """Writes for every bag whether any of its rows is marked. Reads a bag up to the first such row, which mostly comes soon: ids that
-    recur from step to step are the frequent ones.
+    """Writes for every bag whether any of its rows is marked. Reads a bag up to the first such row, which mostly comes
+    soon: ids that recur from step to step are the frequent ones.
 
     Args:
       local_rows: int32 `[n]`, already known to be local rows.

@@ -1,7 +1,9 @@
-"""Kernels of the owner of a whole table: rows of the ids that hosts ask for, and the gradients of their bags grouped by row.
+"""Kernels of the owner of a whole table: rows of the ids that hosts ask for, and the gradients of their bags grouped by
+row.
 
-Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the gradient of its bag,
-several a row, so entries are laid out row by row instead: the update reads their addresses in one sweep and can ask for them ahead.
+Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the
+gradient of its bag, several a row, so entries are laid out row by row instead: the update reads their addresses in one
+sweep and can ask for them ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def rows_of_ids(ids: np.ndarray, *, num_buckets: int, rows_per_bucket: int, out:
     if bad >= 0:
         raise ValueError(
             f"Found id {int(ids[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
-            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set TableConfig.invalid_ids."
+            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set "
+            "TableConfig.invalid_ids."
         )
 
 

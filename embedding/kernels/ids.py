@@ -1,7 +1,7 @@
 """Kernels over ids: which ids of a batch are distinct, who owns them, and which local rows several hosts ask for.
 
-Every function here works on arrays the caller allocated, changes nothing else, and leaves its scratch clean for the next call. Results
-depend on the order of the input alone. The numpy versions are in `reference.py`.
+Every function here works on arrays the caller allocated, changes nothing else, and leaves its scratch clean for the
+next call. Results depend on the order of the input alone. The numpy versions are in `reference.py`.
 """
 
 from __future__ import annotations
@@ -98,11 +98,13 @@ def route(
       bucket_local: int32 `[num_buckets]`, the number of the bucket among its owner's buckets of the table.
       rows_per_bucket: of the table's layout.
       counts: int64 `[num_hosts]`; receives the number of ids of each owner.
-      local_rows: int64 `[U or more]`; receives the rows at the owners, first those of owner 0, then those of owner 1, and so on.
+      local_rows: int64 `[U or more]`; receives the rows at the owners, first those of owner 0, then those of owner 1,
+        and so on.
       position: int32 `[U or more]`; receives the place of each id in `local_rows`.
 
     Raises:
-      ValueError: an id lies outside every bucket, the number of buckets is not a power of two, or an array is too small.
+      ValueError: an id lies outside every bucket, the number of buckets is not a power of two, or an array is too
+        small.
     """
     num_buckets = len(bucket_owner)
     if (
@@ -111,8 +113,10 @@ def route(
         or min(len(local_rows), len(position)) < len(unique)
     ):
         raise ValueError(
-            f"Found {num_buckets} bucket owners, {len(bucket_local)} local bucket numbers and room for {len(local_rows)} rows and "
-            f"{len(position)} positions, for {len(unique)} ids. Expected a power of two of buckets and room for all ids. "
+            f"Found {num_buckets} bucket owners, {len(bucket_local)} local bucket numbers and room for "
+            f"{len(local_rows)} rows and "
+            f"{len(position)} positions, for {len(unique)} ids. Expected a power of two of buckets and room for all "
+            "ids. "
             "Pass the arrays of one table's placement."
         )
     shift = num_buckets.bit_length() - 1
@@ -121,7 +125,8 @@ def route(
     if bad >= 0:
         raise ValueError(
             f"Found id {int(unique[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
-            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set TableConfig.invalid_ids."
+            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set "
+            "TableConfig.invalid_ids."
         )
 
 
@@ -153,7 +158,9 @@ def _route(unique, bucket_owner, bucket_local, shift, rows_per_bucket, counts, l
 
 
 def row_of_each_id(position: np.ndarray, inverse: np.ndarray, index: np.ndarray) -> None:
-    """Writes `position[inverse[i]]` to `index[i]`: where the row of each id of the batch lies in what the owners send back."""
+    """Writes `position[inverse[i]]` to `index[i]`: where the row of each id of the batch lies in what the owners send
+    back.
+    """
     _row_of_each_id(plain(position, np.int32), plain(inverse, np.int32), index)
 
 
@@ -166,10 +173,11 @@ def _row_of_each_id(position, inverse, index):
 def merge(
     local_rows: np.ndarray, seats: np.ndarray, unique: np.ndarray, head: np.ndarray, following: np.ndarray
 ) -> int:
-    """Finds the distinct rows in what several hosts sent, and chains the entries of each row in the order in which they came.
+    """Finds the distinct rows in what several hosts sent, and chains the entries of each row in the order in which they
+    came.
 
-    Row `unique[u]` was sent as entries `head[u]`, `following[head[u]]`, ... until -1. A chain costs no copy of the gradients, and most
-    rows have one entry.
+    Row `unique[u]` was sent as entries `head[u]`, `following[head[u]]`, ... until -1. A chain costs no copy of the
+    gradients, and most rows have one entry.
 
     Args:
       local_rows: int64 `[m]`, the lists of all hosts, one after another in host order.
@@ -186,7 +194,8 @@ def merge(
     """
     if min(len(unique), len(head), len(following)) < len(local_rows):
         raise ValueError(
-            f"Found room for {len(unique)} rows, {len(head)} heads and {len(following)} entries, for {len(local_rows)} rows. "
+            f"Found room for {len(unique)} rows, {len(head)} heads and {len(following)} entries, for {len(local_rows)} "
+            "rows. "
             "Expected at least as many. Allocate one of each per row sent."
         )
     num_unique = _merge(plain(local_rows, np.int64), seats, unique, head, following)
@@ -252,6 +261,7 @@ def _chain_all_rows(local_rows, head, following):
 def bad_local_row(row: int, num_local_rows: int) -> ValueError:
     """The error for a row number that this host does not hold."""
     return ValueError(
-        f"Found local row {row} on a host that holds {num_local_rows} rows of the table. Expected 0 to {num_local_rows - 1}. "
+        f"Found local row {row} on a host that holds {num_local_rows} rows of the table. Expected 0 to "
+        f"{num_local_rows - 1}. "
         "The sender used another placement of buckets: check that both hosts are of one generation."
     )

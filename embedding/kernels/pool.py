@@ -1,7 +1,9 @@
-"""Kernels over rows: gather from a table, combine the rows of a sample, and the way back from activation gradients to rows.
+"""Kernels over rows: gather from a table, combine the rows of a sample, and the way back from activation gradients to
+rows.
 
-A *bag* is the run of ids of one sample and feature. Sums run over a bag's ids in their order, and over bags in theirs, in float32; so the
-result is the same bits each time and the same as `reference.py`. Rows travel as values in registers, see `row_values.py`.
+A *bag* is the run of ids of one sample and feature. Sums run over a bag's ids in their order, and over bags in theirs,
+in float32; so the result is the same bits each time and the same as `reference.py`. Rows travel as values in registers,
+see `row_values.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray, places: np.ndar
     Args:
       table: float32 `[R, dim]`.
       rows: int64 `[n]`.
-      out: float32 `[n, dim]`, columns side by side; with places, long enough for the last one, and other rows are left alone.
+      out: float32 `[n, dim]`, columns side by side; with places, long enough for the last one, and other rows are left
+        alone.
       places: int64 `[n]`, rising.
 
     Raises:
@@ -79,7 +82,8 @@ def _gather(width, dim, table, num_rows, rows, streams, out):
 def _check_places(places: np.ndarray, num_rows: int, room: int) -> None:
     if len(places) != num_rows or (num_rows and not 0 <= places[0] <= places[-1] < room):
         raise ValueError(
-            f"Found {len(places)} places up to {places[-1:]} for {num_rows} rows, with room for {room}. Expected one a row, rising."
+            f"Found {len(places)} places up to {places[-1:]} for {num_rows} rows, with room for {room}. Expected one a "
+            "row, rising."
         )
 
 
@@ -111,8 +115,8 @@ def pool(
 ) -> None:
     """Combines the rows of each bag into one vector.
 
-    With w = 1 where there are no weights: sum is `Σ w T`, mean `Σ w T / Σ w`, sqrtn `Σ w T / sqrt(Σ w²)`. An id that occurs twice counts
-    twice. A zero denominator and an empty bag give a zero vector.
+    With w = 1 where there are no weights: sum is `Σ w T`, mean `Σ w T / Σ w`, sqrtn `Σ w T / sqrt(Σ w²)`. An id that
+    occurs twice counts twice. A zero denominator and an empty bag give a zero vector.
 
     Args:
       rows: float32 `[U, dim]`.
@@ -122,7 +126,8 @@ def pool(
       combiner: "sum", "mean" or "sqrtn".
       out: float32 `[B, dim]`, columns side by side, any distance from row to row; overwritten.
       bags: int64, those to combine; None for all. The others' vectors are left alone.
-      is_packed: whether the vectors of `bags` are written one after another from the start of `out`, instead of each to its place.
+      is_packed: whether the vectors of `bags` are written one after another from the start of `out`, instead of each to
+        its place.
 
     Raises:
       ValueError: shapes or dtypes that do not fit.
@@ -135,7 +140,8 @@ def pool(
         return
     if len(bags) and (bags[0] < 0 or bags[-1] >= len(row_splits) - 1 or len(bags) > len(out)):
         raise ValueError(
-            f"Found bags {int(bags[0])} to {int(bags[-1])} of {len(row_splits) - 1}, with room for {len(out)}. Expected rising numbers of "
+            f"Found bags {int(bags[0])} to {int(bags[-1])} of {len(row_splits) - 1}, with room for {len(out)}. "
+            "Expected rising numbers of "
             "bags, and room for them."
         )
     streams = is_packed and can_stream(out[: len(bags)], dim)
@@ -145,8 +151,10 @@ def pool(
 def _bags(index: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, combiner: str, num_bags: int):
     if len(row_splits) != num_bags + 1 or row_splits[-1] > len(index) or combiner not in _COMBINER_CODES:
         raise ValueError(
-            f"Found {len(row_splits)} row splits up to {row_splits[-1:]}, {len(index)} ids, {num_bags} bags, combiner {combiner!r}. "
-            f"Expected one split more than bags, within the ids, and a combiner of {', '.join(_COMBINER_CODES)}. Pass one feature's parts."
+            f"Found {len(row_splits)} row splits up to {row_splits[-1:]}, {len(index)} ids, {num_bags} bags, combiner "
+            f"{combiner!r}. "
+            f"Expected one split more than bags, within the ids, and a combiner of {', '.join(_COMBINER_CODES)}. Pass "
+            "one feature's parts."
         )
     if weights is not None and len(weights) != len(index):
         raise ValueError(

@@ -1,10 +1,11 @@
 """One table row as a value inside numba: a vector of float32 that stays in registers.
 
-Plain numba loops over the columns of a row keep their accumulator in memory and pay every load and store twice. Here a row is a value of
-type `Row(columns)`, which LLVM turns into whatever vector registers the processor has, with `+ - * /`, square root, clip and sum over it.
-The width is part of the type of the `Width` argument, so a kernel is compiled once per width and numba's file cache works.
-A matrix is `(address, bytes from row to row)`, see `kernel_arrays.py`.
-Nothing here reorders floating point: a kernel gives the same bits on every machine, and the same as numpy's element-wise float32.
+Plain numba loops over the columns of a row keep their accumulator in memory and pay every load and store twice. Here a
+row is a value of type `Row(columns)`, which LLVM turns into whatever vector registers the processor has, with `+ - *
+/`, square root, clip and sum over it. The width is part of the type of the `Width` argument, so a kernel is compiled
+once per width and numba's file cache works. A matrix is `(address, bytes from row to row)`, see `kernel_arrays.py`.
+Nothing here reorders floating point: a kernel gives the same bits on every machine, and the same as numpy's
+element-wise float32.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 
 from embedding.kernels.arrays import CACHE_LINE_BYTES
 
-# A pedantic check of numba's own inlining, which reports variables of our inlined helpers; the kernels' results are tested against numpy.
+# A pedantic check of numba's own inlining, which reports variables of our inlined helpers; the kernels' results are
+# tested against numpy.
 warnings.filterwarnings("ignore", category=errors.NumbaIRAssumptionWarning)
 
 MAX_COLUMNS = 128
@@ -34,15 +36,16 @@ MAX_COLUMNS = 128
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
-# Part of the name of every type below and so of numba's cache key: numba only watches the file of a kernel, not this one.
+# Part of the name of every type below and so of numba's cache key: numba only watches the file of a kernel, not this
+# one.
 _SOURCE_STAMP = f"{zlib.crc32(inspect.getsource(sys.modules[__name__]).encode()):08x}"
 
 # Typed as anything: what they make is called with other arguments than what they decorate.
 intrinsic: Any = extending.intrinsic
 _njit: Any = njit
 _infer_global: Any = infer_global
-# Without reference counts: otherwise numba counts, atomically and per bag, the arrays that it passes to inlined helpers. A kernel therefore
-# cannot allocate, which is wanted.
+# Without reference counts: otherwise numba counts, atomically and per bag, the arrays that it passes to inlined
+# helpers. A kernel therefore cannot allocate, which is wanted.
 jit: Any = functools.partial(_njit, nogil=True, cache=True, boundscheck=False, error_model="numpy", _nrt=False)
 inlined: Any = functools.partial(_njit, inline="always", boundscheck=False, error_model="numpy")
 
@@ -64,7 +67,9 @@ class WidthType(types.Type):
 
 
 class Width:
-    """Tells a kernel how many columns a row value has. Get one from `width_of`, so that there is one object per width."""
+    """Tells a kernel how many columns a row value has. Get one from `width_of`, so that there is one object per
+    width.
+    """
 
     __slots__ = ("_numba_type_", "columns")
 
@@ -142,7 +147,9 @@ def store(typing_context, matrix, row, column, value):
 
 @intrinsic
 def store_streaming(typing_context, matrix, row, column, value):
-    """As `store`, past the caches where `can_stream` holds: the old content is not read first and nothing is pushed out for it."""
+    """As `store`, past the caches where `can_stream` holds: the old content is not read first and nothing is pushed out
+    for it.
+    """
     columns = value.columns
 
     def generate(context, builder, sig, args):
@@ -300,7 +307,9 @@ def multiply_add(typing_context, x, y, z):
 
 @intrinsic
 def power(typing_context, row, exponent):
-    """Each column to a scalar power. One call of the C library a column, so an order of magnitude slower than a square root."""
+    """Each column to a scalar power. One call of the C library a column, so an order of magnitude slower than a square
+    root.
+    """
 
     def generate(context, builder, sig, args):
         # A loop over memory instead of unrolled calls: 128 calls in a row take LLVM seconds to compile.
@@ -316,7 +325,9 @@ def power(typing_context, row, exponent):
 
 @intrinsic
 def total(typing_context, row):
-    """Sum over the columns: filled with zeros to a power of two, then the upper half is added to the lower until one is left."""
+    """Sum over the columns: filled with zeros to a power of two, then the upper half is added to the lower until one is
+    left.
+    """
     columns = row.columns
     padded = 1 << (columns - 1).bit_length()
 

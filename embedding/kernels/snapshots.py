@@ -1,9 +1,9 @@
 """Kernels of `Preimages`: which rows must be kept, and copies between a table's arrays and the buffer.
 
-Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since the freeze. A kept row has a seat in the buffer
-(float32 `[seats, width]`, one an array). Rows form groups of `GROUP_ROWS`; `heads[group]` is the seat of one kept row of the group,
-`following[seat]` the next one of the same group, -1 none, and `offsets[seat]` its position in the group. Free seats form such a list, too,
-from `free` on.
+Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since the freeze. A kept row has a seat
+in the buffer (float32 `[seats, width]`, one an array). Rows form groups of `GROUP_ROWS`; `heads[group]` is the seat of
+one kept row of the group, `following[seat]` the next one of the same group, -1 none, and `offsets[seat]` its position
+in the group. Free seats form such a list, too, from `free` on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ GROUP_ROWS = 512
 
 @jit
 def claim_rows(rows, released, changed, heads, following, offsets, free, kept, seats):
-    """Marks rows as changed, and gives a seat to each one that was not before; none to rows below `released`, whose values nobody needs.
+    """Marks rows as changed, and gives a seat to each one that was not before; none to rows below `released`, whose
+    values nobody needs.
 
     Returns:
-      How many of `rows`, from the first, may be changed now; how many rows and their seats were written to `kept` and `seats`; and the
-      first free seat.
+      How many of `rows`, from the first, may be changed now; how many rows and their seats were written to `kept` and
+      `seats`; and the first free seat.
     """
     count = 0
     for at in range(rows.shape[0]):
@@ -45,7 +46,8 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, s
 def keep_rows(array, kept, seats, buffer):
     """Copies rows into their seats."""
     for at in range(kept.shape[0]):
-        # Read before the row is copied: for all the compiler knows the copy could change them, and then it goes number by number.
+        # Read before the row is copied: for all the compiler knows the copy could change them, and then it goes number
+        # by number.
         row, seat = kept[at], seats[at]
         for column in range(array.shape[1]):
             buffer[seat, column] = array[row, column]

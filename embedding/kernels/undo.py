@@ -1,8 +1,9 @@
 """Kernels of `UndoLog`: which rows are written down before they change, and the way back.
 
-Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since a moment, of `lost` that its value then is not known.
-The log is a ring of `len(log)` seats: `log` names the row of each seat, and `buffers` (float32 `[seats, width]`, one for each of `arrays`) have
-its values; `first` is the oldest seat in use, and `count` how many there are.
+Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since a moment, of `lost` that its
+value then is not known. The log is a ring of `len(log)` seats: `log` names the row of each seat, and `buffers` (float32
+`[seats, width]`, one for each of `arrays`) have its values; `first` is the oldest seat in use, and `count` how many
+there are.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def copy_to_log(arrays, log, first, start, stop, buffers):
 
 @jit
 def copy_back(arrays, log, first, start, stop, buffers):
-    """Copies seats `stop - 1` down to `start`, counted from `first`, back to their rows: of several for one row, the oldest wins."""
+    """Copies seats `stop - 1` down to `start`, counted from `first`, back to their rows: of several for one row, the
+    oldest wins.
+    """
     seats = log.shape[0]
     for number in range(stop - 1, start - 1, -1):
         seat = first + number

@@ -1,14 +1,15 @@
 """The update rules, each one pass over the touched rows.
 
-Order within a row: sum the gradients of its chain of entries (host order), limit the sum, decay the weight, apply the rule, limit the
-weight. Formulas are those of the TPU embedding engine; all arithmetic is IEEE float32, element-wise, so the bits do not depend on the
-machine. The numpy versions are in `reference.py`, the choice of rule in `update_rules.py`.
+Order within a row: sum the gradients of its chain of entries (host order), limit the sum, decay the weight, apply the
+rule, limit the weight. Formulas are those of the TPU embedding engine; all arithmetic is IEEE float32, element-wise, so
+the bits do not depend on the machine. The numpy versions are in `reference.py`, the choice of rule in
+`update_rules.py`.
 
-Common arguments: `table` and slots are matrices. `gradients` holds the address of each gradient row, since they lie where each host's part
-was received. Row `rows[u]` takes entries `head[u]`, `following[head[u]]`, ... of them, none if `head[u]` is -1; with `following` None, the
-entries `head[u]` to `head[u + 1] - 1`. `limits` is (lowest
-gradient, highest gradient, decay, lowest weight, highest weight), or None for none. Rows may repeat; they are then updated one after
-another.
+Common arguments: `table` and slots are matrices. `gradients` holds the address of each gradient row, since they lie
+where each host's part was received. Row `rows[u]` takes entries `head[u]`, `following[head[u]]`, ... of them, none if
+`head[u]` is -1; with `following` None, the entries `head[u]` to `head[u + 1] - 1`. `limits` is (lowest gradient,
+highest gradient, decay, lowest weight, highest weight), or None for none. Rows may repeat; they are then updated one
+after another.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ def row_wise_adagrad(width, dim, table, accumulator, rows, head, following, grad
         a = load_float(accumulator, row) + squares / np.float32(dim)
         store_float(accumulator, row, a)
         scale = splat(width, np.float32(learning_rate) / (np.sqrt(a) + np.float32(epsilon)))
-        # A row of up to 128 columns is one part, whose gradient is still in registers; only wider ones are summed again.
+        # A row of up to 128 columns is one part, whose gradient is still in registers; only wider ones are summed
+        # again.
         w = _decay(width, load(width, table, row, 0), limits)
         store(table, row, 0, _limit_weight(width, w - scale * g, limits))
         for column in range(step, dim, step):

@@ -1,8 +1,8 @@
 """`ActivationLayout`: where the activations of each feature lie in one piece of memory, and their gradients in another.
 
-A feature is a block `[num_samples, width]`, sample after sample. Features whose table lies whole on one host are pooled there; the blocks
-of one owner follow each other, so that what this owner sends, and the gradients that go back to it, are one contiguous region that the
-network reads and writes in place. All other features come last.
+A feature is a block `[num_samples, width]`, sample after sample. Features whose table lies whole on one host are pooled
+there; the blocks of one owner follow each other, so that what this owner sends, and the gradients that go back to it,
+are one contiguous region that the network reads and writes in place. All other features come last.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class ActivationLayout:
         )
 
     def blocks_of(self, owner: int, memory: np.ndarray) -> dict[int, np.ndarray]:
-        """Views of the blocks that `owner` pools, by feature, in a flat array that is laid out as this memory's `region(owner)`."""
+        """Views of the blocks that `owner` pools, by feature, in a flat array that is laid out as this memory's
+        `region(owner)`.
+        """
         first = self.region(owner).start
         return {
             at: memory[self.starts[at] - first :][: self.num_samples * self.widths[at]].reshape(

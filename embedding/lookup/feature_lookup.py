@@ -1,9 +1,10 @@
-"""`FeatureLookup`: forward and backward of one host for batches that come step by step, with one array of activations per feature.
+"""`FeatureLookup`: forward and backward of one host for batches that come step by step, with one array of activations
+per feature.
 
-Forward: distinct ids of each table → grouped by owner → owners gather rows → rows come back → bags are pooled. Backward: gradients of each
-row are summed → to the owners → one update of each touched row, adding what the hosts sent in host order. Features may differ in their
-number of bags, tables in their width and in whether gradients are accumulated. Bytes are moved by an `Exchange`; a host that is alone
-pools from the table itself.
+Forward: distinct ids of each table → grouped by owner → owners gather rows → rows come back → bags are pooled.
+Backward: gradients of each row are summed → to the owners → one update of each touched row, adding what the hosts sent
+in host order. Features may differ in their number of bags, tables in their width and in whether gradients are
+accumulated. Bytes are moved by an `Exchange`; a host that is alone pools from the table itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Exchange(Protocol):
         ...
 
     def rows(self, send: Pieces, shapes: Sequence[Sequence[tuple[int, int]]]) -> Pieces:
-        """Sends float32 matrices, returns those of the others, which have the given shapes; the own entry comes back as it is."""
+        """Sends float32 matrices, returns those of the others, which have the given shapes; the own entry comes back as
+        it is.
+        """
         ...
 
 
@@ -49,7 +52,9 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupFeature:
-    """One feature: the position of its table, and how the rows of a bag become one vector ("sum", "mean" or "sqrtn")."""
+    """One feature: the position of its table, and how the rows of a bag become one vector ("sum", "mean" or
+    "sqrtn").
+    """
 
     table: int
     combiner: str
@@ -243,7 +248,9 @@ class FeatureLookup:
             kernels.pool(rows, own, bags.row_splits, bags.weights, self._features[at].combiner, activations[at])
 
     def _summed(self, table: int, prepared: Prepared, gradients: Sequence[np.ndarray]) -> np.ndarray:
-        """The gradient of each row asked for, over this host's samples and the features of the table. Valid until the next call."""
+        """The gradient of each row asked for, over this host's samples and the features of the table. Valid until the
+        next call.
+        """
         step, dim = prepared.steps[table], self.tables[table].spec.dim
         if len(self._sums[table]) < len(step.asked):
             self._sums[table] = aligned_empty((len(step.asked) + len(step.asked) // 4, dim))

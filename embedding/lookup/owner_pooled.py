@@ -1,11 +1,13 @@
 """`PooledLookup`: the lookup of tables that lie whole on one host, which combines rows where they lie.
 
-A step goes: rows of all ids, in frames to their owners (`request`) → owners group what they got by row (`accept`) and combine the rows of
-each bag, straight from the table into what goes back (`pool_for_others`, `pool_own`) → gradients of the bags come back to the owner
-(`gradient_memory`) → each touched row sums the gradients of all its bags, in host order, and is updated once (`update`). No id is looked for
-twice, no row is copied. `ShardedLookup` is for all other tables; this module sends nothing either.
+A step goes: rows of all ids, in frames to their owners (`request`) → owners group what they got by row (`accept`) and
+combine the rows of each bag, straight from the table into what goes back (`pool_for_others`, `pool_own`) → gradients of
+the bags come back to the owner (`gradient_memory`) → each touched row sums the gradients of all its bags, in host
+order, and is updated once (`update`). No id is looked for twice, no row is copied. `ShardedLookup` is for all other
+tables; this module sends nothing either.
 
-A frame is int64: for each feature the number of ids and whether they have weights; the features' row splits; all rows as int32; all weights.
+A frame is int64: for each feature the number of ids and whether they have weights; the features' row splits; all rows
+as int32; all weights.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class PooledRequest:
       bags: per host, what it asks of this one, by feature. Filled by `accept`.
       grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `accept`.
       scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
-      splits: per host, which of its bags go before the update of the step under way, in blocks by feature; None for none. Filled by `split`.
+      splits: per host, which of its bags go before the update of the step under way, in blocks by feature; None for
+        none. Filled by `split`.
     """
 
     frames: list[np.ndarray]
@@ -99,8 +102,9 @@ class PooledLookup:
         for at in self._of_owner[host]:
             self._own_tables.setdefault(self._features[at].table, []).append(at)
         others = [other for other in range(num_hosts) if other != host]
-        # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own memory. One is enough
-        # for all buffers, since it is sent before the next one is pooled, and used up before the next gradients come.
+        # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own
+        # memory. One is enough for all buffers, since it is sent before the next one is pooled, and used up before the
+        # next gradients come.
         self._answers = {other: aligned_empty((length,)) for other in others}
         self._gradients = {other: aligned_empty((length,)) for other in others}
         answers = {other: layout.blocks_of(host, memory) for other, memory in self._answers.items()}
@@ -161,7 +165,9 @@ class PooledLookup:
     def _cut(
         self, frame: np.ndarray, num_features: int, num_ids: int, num_weights: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Views of a frame: head `[features, 2]`, splits `[features, samples + 1]`, rows and weights of all features."""
+        """Views of a frame: head `[features, 2]`, splits `[features, samples + 1]`, rows and weights of all
+        features.
+        """
         length = self.layout.num_samples + 1
         rows_at = num_features * (length + 2)
         weights_at = rows_at + -(-num_ids // 2)
@@ -177,7 +183,8 @@ class PooledLookup:
 
         Args:
           frames: per host, as that host's `request` made it for this one.
-          own_gradients: the flat memory in which the gradients of this host's activations will lie; None if none will come.
+          own_gradients: the flat memory in which the gradients of this host's activations will lie; None if none will
+            come.
 
         Raises:
           ValueError: a frame is not one, or names a row that is not held here.
@@ -204,14 +211,16 @@ class PooledLookup:
         num_weights = int(head[head[:, 1] != 0, 0].sum()) if is_frame else 0
         if not is_frame or len(frame) != self._words(len(features), num_ids, num_weights):
             raise ValueError(
-                f"Found a request of {len(frame)} words from host {host}. Expected {num_ids} rows of {len(features)} features. "
+                f"Found a request of {len(frame)} words from host {host}. Expected {num_ids} rows of {len(features)} "
+                "features. "
                 "Check that both hosts are of one generation."
             )
         _, splits, rows, weights = self._cut(frame, len(features), num_ids, num_weights)
         # Falling splits or such that leave the rows would let a kernel read outside of them.
         if (splits[:, 0] != 0).any() or (splits[:, -1] != head[:, 0]).any() or (np.diff(splits, axis=1) < 0).any():
             raise ValueError(
-                f"Found row splits from host {host} that fall or miss ids. Expected them to rise from 0 to the number of ids."
+                f"Found row splits from host {host} that fall or miss ids. Expected them to rise from 0 to the number "
+                "of ids."
             )
         bags, first, first_weight = {}, 0, 0
         for number, at in enumerate(features):
@@ -252,7 +261,9 @@ class PooledLookup:
         return self.layout.blocks_of(self.host, memory[self.layout.region(self.host)])
 
     def split(self, request: PooledRequest, previous: PooledRequest) -> None:
-        """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will update."""
+        """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will
+        update.
+        """
         late: list[dict[int, np.ndarray]] = [{} for _ in range(self.num_hosts)]
         for table, features in self._own_tables.items():
             with self._tables[table].marked([previous.grouped[table].rows]) as seats:
@@ -321,7 +332,8 @@ class PooledLookup:
 def _scale(gradients: np.ndarray, bags: _Bags, combiner: str, out: np.ndarray) -> None:
     """Gradients of the ids of each bag: one a bag where all its ids have the same, else one an id.
 
-    The rules are those of `kernels.sum_gradients`: divided by the bag's denominator, times the weight; nothing where that is 0.
+    The rules are those of `kernels.sum_gradients`: divided by the bag's denominator, times the weight; nothing where
+    that is 0.
     """
     lengths = np.diff(bags.row_splits)
     if bags.weights is None:

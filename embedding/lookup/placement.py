@@ -1,9 +1,10 @@
 """Which tables are placed whole, and who owns what.
 
-A table on one host lets that host combine rows where they lie, and only vectors cross the network (`PooledLookup`): the fastest way for
-long bags, and no deduplication anywhere. So every table that one host can hold is placed whole, and only larger ones are cut into buckets.
-Hosts get even shares of memory and work together: a table costs its bytes, and for each of its features an even part of all bytes, since
-what a feature costs a step depends on samples and bags and not on the number of rows.
+A table on one host lets that host combine rows where they lie, and only vectors cross the network (`PooledLookup`): the
+fastest way for long bags, and no deduplication anywhere. So every table that one host can hold is placed whole, and
+only larger ones are cut into buckets. Hosts get even shares of memory and work together: a table costs its bytes, and
+for each of its features an even part of all bytes, since what a feature costs a step depends on samples and bags and
+not on the number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Way:
     """How a table lies on the hosts.
 
     Attributes:
-      is_whole: all buckets on one host, where its bags are pooled; otherwise buckets lie on all hosts and distinct rows travel.
+      is_whole: all buckets on one host, where its bags are pooled; otherwise buckets lie on all hosts and distinct rows
+        travel.
       size_bytes: rows and slots, padding included.
       reason: why, with the numbers.
     """

@@ -1,10 +1,13 @@
-"""`Split`: which vectors of the next step may travel before the update of the step under way, and which must wait for it.
+"""`Split`: which vectors of the next step may travel before the update of the step under way, and which must wait for
+it.
 
-A row that the step under way does not touch is the same before and after its update; so is a bag of such rows. These are *early*: their
-owner sends them while the device still works. The others are *late*. Between two hosts lie some blocks of vectors, matrices `[n, width]`
-that both know the shapes of; only their owner knows what the step under way touches, so early vectors travel with a mask.
+A row that the step under way does not touch is the same before and after its update; so is a bag of such rows. These
+are *early*: their owner sends them while the device still works. The others are *late*. Between two hosts lie some
+blocks of vectors, matrices `[n, width]` that both know the shapes of; only their owner knows what the step under way
+touches, so early vectors travel with a mask.
 
-A sender keeps both parts of a block packed: the early vectors first, then the late ones, each in their order in the block.
+A sender keeps both parts of a block packed: the early vectors first, then the late ones, each in their order in the
+block.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from enum import Enum
 import numpy as np
 
 MIN_EARLY_SHARE = 1 / 8
-"""Below this share of floats, nothing goes early: all vectors then travel and arrive in place, which saves a copy of each."""
+"""Below this share of floats, nothing goes early: all vectors then travel and arrive in place, which saves a copy of
+each.
+"""
 
 
 class Part(Enum):

@@ -1,8 +1,8 @@
 """Float32 arrays that are used again once nobody holds them.
 
-A large new array costs a page fault for every 4 KiB, several times the work of pooling into it. So arrays that are handed out step after
-step come from here: a buffer is free again when its reference count says that neither we nor the user, through numpy or JAX, hold any view of
-it. Until then it is left alone, however long that is.
+A large new array costs a page fault for every 4 KiB, several times the work of pooling into it. So arrays that are
+handed out step after step come from here: a buffer is free again when its reference count says that neither we nor the
+user, through numpy or JAX, hold any view of it. Until then it is left alone, however long that is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class RecycledBuffers:
         self._idle_count = _count_from_inside([np.empty(1, np.uint8)])
 
     def take(self, shape: tuple[int, int]) -> np.ndarray:
-        """A float32 array of any content, starting on a cache line. It is the caller's as long as anything refers to it."""
+        """A float32 array of any content, starting on a cache line. It is the caller's as long as anything refers to
+        it.
+        """
         size_bytes = 4 * shape[0] * shape[1]
         if size_bytes != self._size_bytes:
             self._size_bytes, self._buffers = size_bytes, []

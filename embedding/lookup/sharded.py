@@ -1,11 +1,12 @@
 """`ShardedLookup`: one host's half of every lookup and update, between its batch and the bytes that cross the network.
 
-A step goes: unique ids per table → grouped by owner (`prepare`) → owners gather rows (`accept`, `gather`) → rows come back and are pooled
-(`pool`) → gradients are summed per unique row (`sum_gradients`) → owners add what all hosts sent, in host order, and update each touched
-row once (`update`). This module owns the arrays of that path; it sends nothing, `workers.host.host` moves the bytes between these calls.
+A step goes: unique ids per table → grouped by owner (`prepare`) → owners gather rows (`accept`, `gather`) → rows come
+back and are pooled (`pool`) → gradients are summed per unique row (`sum_gradients`) → owners add what all hosts sent,
+in host order, and update each touched row once (`update`). This module owns the arrays of that path; it sends nothing,
+`workers.host.host` moves the bytes between these calls.
 
-Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by table: what goes to or comes from one
-host is one contiguous piece, so the network reads and writes the arrays in place.
+Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by table: what goes to or
+comes from one host is one contiguous piece, so the network reads and writes the arrays in place.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class Prepared:
       wanted: per host, the local rows it asks of this host; same order.
       wanted_counts: int64 `[num_hosts, num_tables]`.
       rows: per group, float32, the rows asked of all owners; their gradients on the way back.
-      served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients on the way back.
-      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None for none. Filled by
-        `split`.
+      served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients
+        on the way back.
+      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None
+        for none. Filled by `split`.
     """
 
     features: Mapping[str, Ragged]
@@ -91,7 +93,8 @@ class ShardedLookup:
       placement: per table, int32 `[num_buckets]`, the owner of each bucket.
       host: this host's number, 0-based.
       num_hosts: hosts of the generation.
-      elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their features.
+      elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their
+        features.
       tables: the shard, where it is here already; None allocates it.
     """
 
@@ -163,7 +166,9 @@ class ShardedLookup:
         local_rows: Sequence[np.ndarray],
         place: Sequence[np.ndarray],
     ) -> Prepared:
-        """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then by table."""
+        """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
+        by table.
+        """
         asked = [
             np.concatenate(
                 [np.empty(0, np.int64), *(_segment(local_rows[at], counts[:, at], owner) for at in self._order)]
@@ -290,7 +295,8 @@ class ShardedLookup:
         """Combines the rows of each sample's ids into activations.
 
         Args:
-          out: per feature float32 `[num_samples or more, dim]`; samples without ids get zeros, those beyond the batch are left alone.
+          out: per feature float32 `[num_samples or more, dim]`; samples without ids get zeros, those beyond the batch
+            are left alone.
         """
         rows = self._group_arrays(prepared.rows)
         for feature in self.features:

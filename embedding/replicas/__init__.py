@@ -1,4 +1,5 @@
-"""Values of several replicas, as `tf.distribute` has them: made from datasets and batches, reduced, and handed to one function each.
+"""Values of several replicas, as `tf.distribute` has them: made from datasets and batches, reduced, and handed to one
+function each.
 
 Processes and sockets of a strategy on hosts are the business of `workers.stepwise` and `orchestrator.strategy`.
 

@@ -15,7 +15,9 @@ class PerReplica:
 
 
 def local_value(value: Any, replica: int) -> Any:
-    """What one replica sees of a value: its own part of a `PerReplica`, also inside dicts, lists and tuples, otherwise the value."""
+    """What one replica sees of a value: its own part of a `PerReplica`, also inside dicts, lists and tuples, otherwise
+    the value.
+    """
     if isinstance(value, PerReplica):
         return value.values[replica]
     if isinstance(value, Mapping):

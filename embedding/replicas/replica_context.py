@@ -1,4 +1,6 @@
-"""Where a function that a strategy runs finds itself: its replica's number, its side of the engine, and a state that stays."""
+"""Where a function that a strategy runs finds itself: its replica's number, its side of the engine, and a state that
+stays.
+"""
 
 from __future__ import annotations
 

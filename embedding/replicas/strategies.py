@@ -1,7 +1,7 @@
 """Where a `TPUEmbedding` runs: the strategy whose scope it was made in.
 
-`LocalStrategy` is one engine in this process, without Ray; `orchestrator.strategy.PodStrategy` is one over many hosts. Outside any scope
-there is no engine, only tables to read.
+`LocalStrategy` is one engine in this process, without Ray; `orchestrator.strategy.PodStrategy` is one over many hosts.
+Outside any scope there is no engine, only tables to read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Strategy(Protocol):
         ...
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
-        """Makes the strategy's engine, with first values or those of a saved embedding. There is at most one at a time."""
+        """Makes the strategy's engine, with first values or those of a saved embedding. There is at most one at a
+        time.
+        """
         ...
 
     def stop_engine(self) -> None:
@@ -75,7 +77,9 @@ def register(strategy: Strategy) -> None:
 
 
 def running_engines() -> list[Engine]:
-    """The engines that calls without an embedding may mean: the replica's own, or all of this process, that of the current scope first."""
+    """The engines that calls without an embedding may mean: the replica's own, or all of this process, that of the
+    current scope first.
+    """
     context = get_replica_context()
     if context is not None:
         return [] if context.engine is None else [context.engine]

@@ -1,12 +1,13 @@
 """`Preimages`: the values that the rows of a table had at one moment, while the table goes on changing.
 
-Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read where they lie. This
-serves two purposes: writing a checkpoint while training goes on, and going back to the moment. Pure arrays: who calls from which thread,
-and what happens while the buffer is full, is the caller's business (`workers.checkpoint.background_save`). Which rows changed between two moments is
-known, too, for checkpoints that write only those.
+Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read
+where they lie. This serves two purposes: writing a checkpoint while training goes on, and going back to the moment.
+Pure arrays: who calls from which thread, and what happens while the buffer is full, is the caller's business
+(`workers.checkpoint.background_save`). Which rows changed between two moments is known, too, for checkpoints that write
+only those.
 
-Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches every fifth block of
-64, and a buffer of a tenth of the table was full within that step.
+Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches
+every fifth block of 64, and a buffer of a tenth of the table was full within that step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Preimages:
     Mutated: the buffer and its book-keeping; the arrays themselves by `undo` alone.
 
     Args:
-      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must stay.
+      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must
+        stay.
       max_rows: of the buffer; see `share_out`.
 
     Attributes:
@@ -63,11 +65,12 @@ class Preimages:
         return self._max_rows < self._num_rows and 2 * self.num_kept > self._max_rows
 
     def freeze(self, *, joins_before: bool = False) -> None:
-        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows changed since.
+        """Takes the present values for the frozen ones, and forgets those of an earlier moment, but for which rows
+        changed since.
 
         Args:
-          joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set: since the last freeze
-            without it.
+          joins_before: `changed` will tell of what changed since the last freeze but one, and so on while this is set:
+            since the last freeze without it.
         """
         if joins_before:
             np.bitwise_or(self._changed_before, self._changed, out=self._changed_before)
@@ -87,7 +90,8 @@ class Preimages:
           rows: int64 `[n]`, any order, may repeat.
 
         Returns:
-          How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the rest after `release`.
+          How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the
+          rest after `release`.
         """
         kept, seats = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
         done, count, self._free = claim_rows(
@@ -114,19 +118,24 @@ class Preimages:
         """
         if start < self._released:
             raise ValueError(
-                f"Found row {start} asked for after rows up to {self._released} were released. Expected to read rows in rising order."
+                f"Found row {start} asked for after rows up to {self._released} were released. Expected to read rows "
+                "in rising order."
             )
         for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
             read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
 
     def changed(self, start: int, stop: int) -> np.ndarray:
-        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` was told: int64, from 0 at `start`."""
+        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` was told: int64,
+        from 0 at `start`.
+        """
         first_byte = start // 8
         bits = np.unpackbits(self._changed_before[first_byte : -(-stop // 8)], bitorder="little")
         return np.flatnonzero(bits[start - 8 * first_byte : stop - 8 * first_byte])
 
     def release(self, stop: int) -> None:
-        """Says that the frozen values of rows below `stop` are not needed any more; makes room for others, by whole groups of 512."""
+        """Says that the frozen values of rows below `stop` are not needed any more; makes room for others, by whole
+        groups of 512.
+        """
         last = len(self._heads) if stop >= self._num_rows else stop // GROUP_ROWS
         self._release_groups(self._released // GROUP_ROWS, last)
         self._released = max(self._released, stop)
@@ -146,7 +155,8 @@ class Preimages:
         """
         if self._released:
             raise ValueError(
-                f"Found rows up to {self._released} released since the freeze. Expected none, to go back to it. Restore from a commit."
+                f"Found rows up to {self._released} released since the freeze. Expected none, to go back to it. "
+                "Restore from a commit."
             )
         num_rows = self.num_kept
         for array, buffer in zip(self._arrays, self._buffers, strict=True):
@@ -158,7 +168,8 @@ class Preimages:
 def share_out(*, num_rows: Sequence[int], row_bytes: Sequence[int], budget_bytes: int) -> list[int]:
     """Rows of the buffer of each table: equal bytes for all, but no more than the table has, and at least one row.
 
-    A step touches about as many rows of a small table as of a large one; a share by size would leave small tables without room.
+    A step touches about as many rows of a small table as of a large one; a share by size would leave small tables
+    without room.
 
     Args:
       num_rows: of each table.

@@ -1,8 +1,9 @@
 """`Table`: rows and slots of the buckets of one table that this host holds.
 
-Mutable state: the arrays `rows` and `slots`, changed by `initialize`, `update` and through the views of `bucket`; a small scratch for
-`update`. Local row numbers: bucket k of the sorted buckets held here starts at `k * rows_per_bucket`, so the rows of a bucket are
-contiguous and a bucket is one copy. Which host holds which bucket is decided elsewhere. Not safe for two threads to update at once.
+Mutable state: the arrays `rows` and `slots`, changed by `initialize`, `update` and through the views of `bucket`; a
+small scratch for `update`. Local row numbers: bucket k of the sorted buckets held here starts at `k * rows_per_bucket`,
+so the rows of a bucket are contiguous and a bucket is one copy. Which host holds which bucket is decided elsewhere. Not
+safe for two threads to update at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from embedding.table_spec import TableSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
-    """Touched rows of a table and the addresses of their gradient rows, grouped by row; see `kernels_group.group_by_row`."""
+    """Touched rows of a table and the addresses of their gradient rows, grouped by row; see
+    `kernels_group.group_by_row`.
+    """
 
     rows: np.ndarray
     starts: np.ndarray
@@ -43,8 +46,8 @@ class Table:
     Attributes:
       rows: float32 `[k * rows_per_bucket, dim]`, 64-byte aligned, zero until `initialize` or a restore.
       slots: name of each slot to float32 `[k * rows_per_bucket, dim or 1]`.
-      before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it raises leaves the
-        table unchanged.
+      before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
+        raises leaves the table unchanged.
 
     Raises:
       ValueError: the buckets are not rising bucket numbers of the table.
@@ -86,14 +89,16 @@ class Table:
             self.slots[slot.name][...] = slot.initial_value
 
     def bucket(self, bucket: int) -> dict[str, np.ndarray]:
-        """Views of one bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes the table.
+        """Views of one bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes
+        the table.
 
         Raises:
           KeyError: the bucket is not held here.
         """
         if bucket not in self._number_here:
             raise KeyError(
-                f"Found bucket {bucket} of table '{self.spec.name}' asked of a host that holds {len(self.buckets)} others. "
+                f"Found bucket {bucket} of table '{self.spec.name}' asked of a host that holds {len(self.buckets)} "
+                "others. "
                 "Expected one of Table.buckets. Ask its owner in the placement."
             )
         length = self.spec.layout.rows_per_bucket
@@ -116,10 +121,10 @@ class Table:
     ) -> None:
         """Applies one step of the table's optimizer.
 
-        Takes one array each, or one for each host, in host order; then the gradients are read where they lie. A row may occur several
-        times, once for each host that used it: its gradients are summed in the order given and applied once, or, with
-        `use_gradient_accumulation=False`, applied one after another. With an optimizer that touches all rows, call it in every step,
-        even without any gradient.
+        Takes one array each, or one for each host, in host order; then the gradients are read where they lie. A row may
+        occur several times, once for each host that used it: its gradients are summed in the order given and applied
+        once, or, with `use_gradient_accumulation=False`, applied one after another. With an optimizer that touches all
+        rows, call it in every step, even without any gradient.
 
         Args:
           local_rows: int64 `[m]`.
@@ -127,7 +132,8 @@ class Table:
           learning_rate: of this step.
 
         Raises:
-          ValueError: a row is not held here, shapes do not fit, or the table has no optimizer. Nothing has changed then.
+          ValueError: a row is not held here, shapes do not fit, or the table has no optimizer. Nothing has changed
+            then.
         """
         optimizer = self.spec.optimizer
         if optimizer is None:
@@ -179,7 +185,8 @@ class Table:
         optimizer = self.spec.optimizer
         if optimizer is None or optimizer.touches_all_rows or not optimizer.use_gradient_accumulation:
             raise ValueError(
-                f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row once. Use Table.update."
+                f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row "
+                "once. Use Table.update."
             )
         self._announce(grouped.rows)
         apply_update(
@@ -196,8 +203,8 @@ class Table:
         """Lends int32 `[num_rows]` that is not 0 at the given rows, until the block ends.
 
         Args:
-          local_rows: int64 arrays of rows held here. The table's optimizer must not touch all rows, and nothing else of the table may be
-            called inside.
+          local_rows: int64 arrays of rows held here. The table's optimizer must not touch all rows, and nothing else of
+            the table may be called inside.
 
         Raises:
           ValueError: a row is not held here.

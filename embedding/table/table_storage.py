@@ -1,7 +1,8 @@
 """Where tables and checkpoints are saved to: the ports through which this package, which does no I/O, reaches storage.
 
-The package one floor up implements them (`workers.stepwise.saved_embedding`, `workers.stepwise.checkpoint`). They are looked up by name when they are
-first needed, so that `TPUEmbedding.restore` works in a program that imports nothing else, and so that nothing here is imported upwards.
+The package one floor up implements them (`workers.stepwise.saved_embedding`, `workers.stepwise.checkpoint`). They are
+looked up by name when they are first needed, so that `TPUEmbedding.restore` works in a program that imports nothing
+else, and so that nothing here is imported upwards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _TABLES = "workers.stepwise.saved_embedding"
 _CHECKPOINTS = "workers.stepwise.checkpoint"
 
 WrittenTables = Mapping[str, Any]
-"""The record of tables whose files are written and which no index names yet, as the storage that wrote them understands it."""
+"""The record of tables whose files are written and which no index names yet, as the storage that wrote them understands
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

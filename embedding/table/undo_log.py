@@ -1,12 +1,14 @@
 """`UndoLog`: the way back to one or two earlier moments of some arrays whose rows change together.
 
-Before the first change of a row after a moment, the row is written down in a buffer of fixed size. Going back writes the buffer into the
-arrays again, newest first. A full buffer stops nobody: rows that change then are *lost*, which costs a bit each, and going back names them,
-so that they can be had from elsewhere. While a commit is being written there are two moments, that of the commit before and its own; which of
-them is the commit that one goes back to is known only later. Pure arrays: what a moment stands for is the caller's business
-(`workers.checkpoint.undo`), and there is one caller at a time.
+Before the first change of a row after a moment, the row is written down in a buffer of fixed size. Going back writes
+the buffer into the arrays again, newest first. A full buffer stops nobody: rows that change then are *lost*, which
+costs a bit each, and going back names them, so that they can be had from elsewhere. While a commit is being written
+there are two moments, that of the commit before and its own; which of them is the commit that one goes back to is known
+only later. Pure arrays: what a moment stands for is the caller's business (`workers.checkpoint.undo`), and there is one
+caller at a time.
 
-`Preimages` keep values, too, but for a reader beside the changes, who lets go of them row by row; these are kept until the next commit.
+`Preimages` keep values, too, but for a reader beside the changes, who lets go of them row by row; these are kept until
+the next commit.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class UndoLog:
     Mutated: the buffer and its books; the arrays themselves by `undo` alone.
 
     Args:
-      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must stay.
+      arrays: float32 `[num_rows, width]` each, C-contiguous: a table's rows and its slots. They are not copied and must
+        stay.
       max_rows: of the buffer, for both moments together.
     """
 
@@ -83,14 +86,17 @@ class UndoLog:
         self._first, self._has_newer = 0, False
 
     def freeze(self) -> None:
-        """Makes the present values the newer moment. One that was there before is none any more: what changed since it counts as since the older."""
+        """Makes the present values the newer moment. One that was there before is none any more: what changed since it
+        counts as since the older.
+        """
         if self._has_newer:
             self._join()
         self._has_newer = True
 
     def _join(self) -> None:
         older, newer = self._older, self._newer
-        # A row that was unchanged between the moments has one value at both; seats stay where they are, since the oldest one wins.
+        # A row that was unchanged between the moments has one value at both; seats stay where they are, since the
+        # oldest one wins.
         if newer.num_lost:
             older.lost |= newer.lost & ~older.changed
             older.num_lost += newer.num_lost

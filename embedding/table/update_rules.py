@@ -1,7 +1,7 @@
 """Which kernel an optimizer means, and with which constants.
 
-`apply_update` is the only door from an optimizer value to the arrays of a table. Custom rules are compiled by numba if it understands them
-and otherwise run row by row in Python.
+`apply_update` is the only door from an optimizer value to the arrays of a table. Custom rules are compiled by numba if
+it understands them and otherwise run row by row in Python.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TouchedRows:
     Attributes:
       rows: int64 `[U]`, local rows.
       head: int32 `[U]`, the first gradient row of each, -1 for none; `[U + 1]` with `following` None.
-      following: int32 `[m]`, the next gradient row of the same row, -1 after the last. None where the gradient rows of each row follow
-        each other: then row u has those from `head[u]` to `head[u + 1] - 1`.
+      following: int32 `[m]`, the next gradient row of the same row, -1 after the last. None where the gradient rows of
+        each row follow each other: then row u has those from `head[u]` to `head[u + 1] - 1`.
     """
 
     rows: np.ndarray
@@ -97,7 +97,9 @@ def apply_update(
 
 
 def _limits(optimizer: Optimizer, learning_rate: float) -> Limits | None:
-    """(lowest gradient, highest gradient, decay, lowest weight, highest weight), or None where there is nothing to do."""
+    """(lowest gradient, highest gradient, decay, lowest weight, highest weight), or None where there is nothing to
+    do.
+    """
     decay = float(optimizer.weight_decay_factor or 0.0)
     if optimizer.multiply_weight_decay_factor_by_learning_rate:
         decay *= learning_rate
@@ -135,7 +137,8 @@ def _kernel(optimizer: Optimizer) -> tuple[Callable[..., None], tuple[Any, ...]]
             )
             return kernels_update.ftrl, constants
     raise ValueError(
-        f"{optimizer!r} is an unsupported optimizer class. Expected one of embedding.optimizers. Use CustomRowOptimizer."
+        f"{optimizer!r} is an unsupported optimizer class. Expected one of embedding.optimizers. Use "
+        "CustomRowOptimizer."
     )
 
 

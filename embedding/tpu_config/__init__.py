@@ -1,4 +1,5 @@
-"""`TPUEmbeddingConfiguration`, the serialized form in which TensorFlow hands tables and features to its engine: written and read.
+"""`TPUEmbeddingConfiguration`, the serialized form in which TensorFlow hands tables and features to its engine: written
+and read.
 
 Nothing else needs protobuf, and nothing here trains.
 

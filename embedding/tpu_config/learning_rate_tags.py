@@ -1,8 +1,9 @@
 """Dynamic learning rates by number: which table reads which of the rates that come with the gradients.
 
-A table whose optimizer has a number as learning rate has no tag. One with a callable has the tag of that callable: callables are numbered
-from 0 in the order in which the tables first use them, and equal callables are one tag. A serialized configuration carries the tags; the
-rates themselves arrive with each step, one float32 per tag, and are not in it.
+A table whose optimizer has a number as learning rate has no tag. One with a callable has the tag of that callable:
+callables are numbered from 0 in the order in which the tables first use them, and equal callables are one tag. A
+serialized configuration carries the tags; the rates themselves arrive with each step, one float32 per tag, and are not
+in it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class LearningRateTags(NamedTuple):
 
 
 class TaggedLearningRate:
-    """Stands for the rate of one tag: called, it gives the rate last set, which is how a step passes its rates to the tables.
+    """Stands for the rate of one tag: called, it gives the rate last set, which is how a step passes its rates to the
+    tables.
 
     Mutable. Tables with the same tag hold the same object.
     """
@@ -70,7 +72,8 @@ def learning_rate_tags(tables: Iterable[TableConfig], *, optimizer: Optimizer | 
         chosen = optimizer if table.optimizer is None else table.optimizer
         if chosen is not None and not isinstance(chosen, Optimizer):
             raise ValueError(
-                f"Table '{table.name}': {chosen!r} is an unsupported optimizer class. Expected one of embedding.optimizers. "
+                f"Table '{table.name}': {chosen!r} is an unsupported optimizer class. Expected one of "
+                "embedding.optimizers. "
                 "Pass SGD, Adagrad, AdagradMomentum, FTRL or Adam."
             )
         rate = None if chosen is None else chosen.learning_rate
@@ -125,14 +128,16 @@ def check_learning_rates(message: Any, learning_rates: Sequence[Any] | np.ndarra
       learning_rates: Python numbers or float32 scalars of numpy or JAX; empty if every rate is constant.
 
     Raises:
-      ValueError: the tags of the message are not 0..n-1, there are more or fewer rates than tags, or a rate is no float32 scalar.
+      ValueError: the tags of the message are not 0..n-1, there are more or fewer rates than tags, or a rate is no
+        float32 scalar.
     """
     expected = number_of_tags(message)
     found = len(learning_rates)
     if found < expected:
         tables = [table.name for table in message.table_descriptor if tag_of(table.optimization_parameters) == found]
         raise ValueError(
-            f"Found {found} learning rates, so none for tag {found} of {' and '.join(map(repr, tables)) or 'a step counter'}. "
+            f"Found {found} learning rates, so none for tag {found} of "
+            f"{' and '.join(map(repr, tables)) or 'a step counter'}. "
             f"Expected {expected}, one per tag. Pass the rate of tag {found} at position {found}."
         )
     if found > expected:

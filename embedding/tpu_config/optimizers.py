@@ -1,8 +1,9 @@
 """Optimizers and quantization of one table, to and from an `OptimizationParameters` message.
 
-The message holds what an update needs and nothing else: first values of slots, creation functions and our own options are not in it.
-Its numbers are float32; read back, a number is the shortest decimal that rounds to the same float32, so 0.1 comes back as 0.1.
-What a message can say and our optimizers cannot do is an `UnsupportedConfigField`, never dropped.
+The message holds what an update needs and nothing else: first values of slots, creation functions and our own options
+are not in it. Its numbers are float32; read back, a number is the shortest decimal that rounds to the same float32, so
+0.1 comes back as 0.1. What a message can say and our optimizers cannot do is an `UnsupportedConfigField`, never
+dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ _SUPPORTED = ", ".join(_CLASS_OF)
 def write_optimizer(parameters: Any, optimizer: Optimizer, *, table: str, tag: int | None) -> None:
     """Fills an empty `OptimizationParameters` message from an optimizer, as `tf.tpu.experimental.embedding` does.
 
-    Limits are written where given, also 0. A weight decay factor of None or 0 is left out, and with it the flag that multiplies it.
+    Limits are written where given, also 0. A weight decay factor of None or 0 is left out, and with it the flag that
+    multiplies it.
 
     Args:
       tag: of a callable learning rate, None for a constant one.
@@ -95,7 +97,8 @@ def _check_expressible(optimizer: Optimizer, table: str) -> None:
         raise UnsupportedConfigField(
             table,
             f"{_PARAMETERS}.parameters",
-            f"Found {type(optimizer).__name__}, for which TPUEmbeddingConfiguration has no message. Expected one for {_SUPPORTED}. "
+            f"Found {type(optimizer).__name__}, for which TPUEmbeddingConfiguration has no message. Expected one for "
+            f"{_SUPPORTED}. "
             "Give the table one of these, or keep its configuration in Python.",
         )
     if isinstance(optimizer, Adagrad) and optimizer.epsilon:
@@ -144,7 +147,8 @@ def write_quantization(parameters: Any, quantization: QuantizationConfig, *, tab
         raise UnsupportedConfigField(
             table,
             f"{_PARAMETERS}.simulated_quantization.num_buckets",
-            f"Found {quantization.num_buckets}. Expected an int32. Float32 rows do not have so many values: choose fewer.",
+            f"Found {quantization.num_buckets}. Expected an int32. Float32 rows do not have so many values: choose "
+            "fewer.",
         ) from None
     limits = simulated.clipping_limits
     limits.lower.value = _written(quantization.lower, table, "simulated_quantization.clipping_limits.lower")
@@ -275,7 +279,8 @@ def read_quantization(parameters: Any, *, table: str) -> QuantizationConfig | No
         raise UnsupportedConfigField(
             table,
             f"{field}.clipping_limits",
-            f"Found limits {lower} and {upper}. Expected two finite numbers, lower below upper. Set both, or turn quantization off.",
+            f"Found limits {lower} and {upper}. Expected two finite numbers, lower below upper. Set both, or turn "
+            "quantization off.",
         )
     if simulated.num_buckets < 2:
         raise UnsupportedConfigField(

@@ -1,4 +1,6 @@
-"""A `TPUEmbeddingConfiguration` message to tables and features of our own, or an error that names what is not supported."""
+"""A `TPUEmbeddingConfiguration` message to tables and features of our own, or an error that names what is not
+supported.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ def from_config(
     """Returns the tables and features of a `TPUEmbeddingConfiguration` message.
 
     Without feature descriptors (generation "2.3") each table has one feature with all its activations, of shape
-    `(batch_size_per_tensor_core * num_features,)`, which is how that generation passes them. Rows are placed by buckets whatever the
-    sharding strategy says; no result depends on it. `num_hosts`, `num_tensor_cores` and the pipeline flag are left to the caller.
+    `(batch_size_per_tensor_core * num_features,)`, which is how that generation passes them. Rows are placed by buckets
+    whatever the sharding strategy says; no result depends on it. `num_hosts`, `num_tensor_cores` and the pipeline flag
+    are left to the caller.
 
     Args:
       message: as `parse_config` returns it.
-      learning_rates: a callable for each tag, at the position of the tag. None makes a `TaggedLearningRate` for each, shared by the tables
-        of the tag.
+      learning_rates: a callable for each tag, at the position of the tag. None makes a `TaggedLearningRate` for each,
+        shared by the tables of the tag.
       combiners: of the tables, in their order; None is "mean" for all.
 
     Raises:
@@ -53,7 +56,8 @@ def from_config(
     num_tables = len(message.table_descriptor)
     if combiners is not None and len(combiners) != num_tables:
         raise ValueError(
-            f"Found {len(combiners)} combiners for {num_tables} tables. Expected one for each. Pass None for the mean everywhere."
+            f"Found {len(combiners)} combiners for {num_tables} tables. Expected one for each. Pass None for the mean "
+            "everywhere."
         )
     chosen = combiners or ["mean"] * num_tables
     tables: dict[str, TableConfig] = {}
@@ -101,7 +105,8 @@ def _rates(num_tags: int, given: Sequence[Callable[..., Any]] | None) -> list[Ca
         return [TaggedLearningRate(tag) for tag in range(num_tags)]
     if len(given) != num_tags:
         raise ValueError(
-            f"Found {len(given)} learning_rates for {num_tags} tags. Expected a callable for each tag, at its position. "
+            f"Found {len(given)} learning_rates for {num_tags} tags. Expected a callable for each tag, at its "
+            "position. "
             "Pass None to set the rates at each step."
         )
     for tag, rate in enumerate(given):
@@ -149,7 +154,9 @@ def _read_features(message: Any, tables: Sequence[TableConfig]) -> list[FeatureC
 
 
 def _check_counts(message: Any, num_activations: Sequence[int]) -> None:
-    """Descriptors and counts may both be there, as in a configuration that an engine has completed, if they say the same."""
+    """Descriptors and counts may both be there, as in a configuration that an engine has completed, if they say the
+    same.
+    """
     batch_size = message.batch_size_per_tensor_core
     for described, expected in zip(message.table_descriptor, num_activations, strict=True):
         if not expected:
@@ -159,8 +166,10 @@ def _check_counts(message: Any, num_activations: Sequence[int]) -> None:
             raise UnsupportedConfigField(
                 described.name,
                 "num_features",
-                f"Found num_features={described.num_features} and batch_size_per_tensor_core={batch_size}, but feature descriptors with "
-                f"{expected} activations. Expected neither, or the same number. Leave num_features and batch_size_per_tensor_core out.",
+                f"Found num_features={described.num_features} and batch_size_per_tensor_core={batch_size}, but feature "
+                "descriptors with "
+                f"{expected} activations. Expected neither, or the same number. Leave num_features and "
+                "batch_size_per_tensor_core out.",
             )
 
 

@@ -1,8 +1,9 @@
 """`TPUEmbeddingConfiguration` as a protobuf message class, built from its field numbers when this module is imported.
 
-The tables below are the whole schema; the names are those of TensorFlow's public `tpu_embedding_configuration.proto` and
-`optimization_parameters.proto`. The classes live in a descriptor pool of their own, so TensorFlow may be imported in the same process.
-Parsing keeps unknown fields and unknown enum values, as TensorFlow's own parser does. What the fields mean is in `config_proto.py`.
+The tables below are the whole schema; the names are those of TensorFlow's public `tpu_embedding_configuration.proto`
+and `optimization_parameters.proto`. The classes live in a descriptor pool of their own, so TensorFlow may be imported
+in the same process. Parsing keeps unknown fields and unknown enum values, as TensorFlow's own parser does. What the
+fields mean is in `config_proto.py`.
 """
 
 from __future__ import annotations
@@ -234,7 +235,8 @@ def _file_descriptor() -> Any:
 def _configuration_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
-    # Nobody here reads the program of a user-defined optimizer. Without a field everything in it is unknown, which is kept as it came.
+    # Nobody here reads the program of a user-defined optimizer. Without a field everything in it is unknown, which is
+    # kept as it came.
     hlo = descriptor_pb2.FileDescriptorProto(name="podembed/hlo_module.proto", package="xla", syntax="proto3")
     hlo.message_type.add(name="HloModuleProto")
     pool.AddSerializedFile(hlo.SerializeToString())
@@ -267,10 +269,11 @@ def parse_config(data: bytes | bytearray | memoryview) -> Any:
 
 
 def serialize_config(message: Any) -> bytes:
-    """Returns the bytes of a `TPUEmbeddingConfiguration` message, TensorFlow's own included; equal messages give equal bytes.
+    """Returns the bytes of a `TPUEmbeddingConfiguration` message, TensorFlow's own included; equal messages give equal
+    bytes.
 
-    Known fields come in the order of their numbers, then unknown ones in the order they were parsed in: what every protobuf runtime
-    writes. So bytes that a runtime wrote come back unchanged.
+    Known fields come in the order of their numbers, then unknown ones in the order they were parsed in: what every
+    protobuf runtime writes. So bytes that a runtime wrote come back unchanged.
 
     Raises:
       TypeError: another message, or none.

@@ -34,7 +34,8 @@ class _Batch:
         """Samples of each replica."""
         if self.batch_size is None or self.batch_size < self.num_replicas:
             raise ValueError(
-                f"Found batch_size={self.batch_size} for {self.num_replicas} replicas. Expected at least one sample for each. "
+                f"Found batch_size={self.batch_size} for {self.num_replicas} replicas. Expected at least one sample "
+                "for each. "
                 "Pass the global batch size."
             )
         if self.batch_size % self.num_replicas and not round_down:
@@ -69,23 +70,26 @@ def to_config(
 ) -> Any:
     """Returns the `TPUEmbeddingConfiguration` of a feature configuration, in mode TRAINING.
 
-    Tables come in the order of their first use by the flattened features, learning rate tags in that of their first use by the tables.
-    The arguments are not changed; a table without a name is announced as `table_<position>`.
+    Tables come in the order of their first use by the flattened features, learning rate tags in that of their first use
+    by the tables. The arguments are not changed; a table without a name is announced as `table_<position>`.
 
     Args:
-      feature_config: `FeatureConfig`s in any nesting of dicts (taken in the order of their sorted keys), lists and tuples.
+      feature_config: `FeatureConfig`s in any nesting of dicts (taken in the order of their sorted keys), lists and
+        tuples.
       num_hosts: hosts that share the tables. A table with fewer rows is announced with this many.
       num_tensor_cores: cores of all hosts, which is replicas times cores per replica.
       batch_size: of all replicas together. Each gets an equal share; generation "2.3" rounds it down.
       optimizer: of the tables that have none. A table that has none at all is written without optimizer.
       pipeline_execution_with_tensor_core: as in `TPUEmbedding`.
-      output_shapes: one for each flattened feature; None takes `FeatureConfig.output_shape` or, without one, `(share,)` or
-        `(share, max_sequence_length)`.
+      output_shapes: one for each flattened feature; None takes `FeatureConfig.output_shape` or, without one, `(share,)`
+        or `(share, max_sequence_length)`.
       num_cores_per_replica: given, model parallelism over this many cores is announced.
-      generation: "2.21" describes each feature; "2.3" counts features per table instead and never accumulates gradients of SGD.
+      generation: "2.21" describes each feature; "2.3" counts features per table instead and never accumulates gradients
+        of SGD.
 
     Raises:
-      ValueError: a leaf is no feature, two tables have one name, an optimizer is none of ours, or a size is unknown or impossible.
+      ValueError: a leaf is no feature, two tables have one name, an optimizer is none of ours, or a size is unknown or
+        impossible.
       UnsupportedConfigField: the message, or that of this generation, has no place for an option of a table.
     """
     if generation not in ("2.21", "2.3"):
@@ -109,7 +113,8 @@ def to_config(
         _write_counts(message, features, tables, batch)
     else:
         raise ValueError(
-            "Found output_shapes for generation '2.3'. Expected only batch_size, which decides every shape there. Leave output_shapes out."
+            "Found output_shapes for generation '2.3'. Expected only batch_size, which decides every shape there. "
+            "Leave output_shapes out."
         )
     return message
 
@@ -126,7 +131,8 @@ def _flatten(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, FeatureCon
             yield from _flatten(child, (*path, str(position)))
     else:
         raise ValueError(
-            f"Found {node!r} at path '{'/'.join(path)}'. Expected a FeatureConfig, or a dict, list or tuple of them. Build a FeatureConfig."
+            f"Found {node!r} at path '{'/'.join(path)}'. Expected a FeatureConfig, or a dict, list or tuple of them. "
+            "Build a FeatureConfig."
         )
 
 
@@ -186,7 +192,8 @@ def _write_features(
     given = [None] * len(features) if output_shapes is None else output_shapes
     if len(given) != len(features):
         raise ValueError(
-            f"Found {len(given)} output_shapes for {len(features)} features. Expected one for each, in the order of the flattened "
+            f"Found {len(given)} output_shapes for {len(features)} features. Expected one for each, in the order of "
+            "the flattened "
             "feature_config. Pass None for a feature whose shape is known otherwise."
         )
     ids = {table.config: position for position, table in enumerate(tables)}
@@ -204,7 +211,8 @@ def _output_shape(path: str, feature: FeatureConfig, given: OutputShape | None, 
     known = [{size for size in sizes if size} for sizes in zip(*shapes, strict=False)]
     if len({len(shape) for shape in shapes}) > 1 or any(len(sizes) > 1 for sizes in known):
         raise ValueError(
-            f"Inconsistent shape founded for input feature {path}: {tuple(given or ())}, but its FeatureConfig says {declared}. "
+            f"Inconsistent shape founded for input feature {path}: {tuple(given or ())}, but its FeatureConfig says "
+            f"{declared}. "
             "Expected the same. Leave one of them out."
         )
     sizes = [int(size) for size in (max(choice, default=0) for choice in known)]

@@ -1,4 +1,5 @@
-"""The mid-level API of `tf.tpu.experimental.embedding`: declaration, enqueue, dequeue, apply_gradients, and lookups for serving.
+"""The mid-level API of `tf.tpu.experimental.embedding`: declaration, enqueue, dequeue, apply_gradients, and lookups for
+serving.
 
 It checks and reshapes what users pass; an engine does the work. Engines on several hosts live in `workers.stepwise`.
 

@@ -1,7 +1,8 @@
-"""An embedding that uses the engine of another one must declare what that engine was started with; otherwise it would train something else.
+"""An embedding that uses the engine of another one must declare what that engine was started with; otherwise it would
+train something else.
 
-Everything that decides numbers is compared: tables, features, optimizers, batch. What was used up when the engine was started is not:
-initializers, and slots that `slot_variable_creation_fn` would have made.
+Everything that decides numbers is compared: tables, features, optimizers, batch. What was used up when the engine was
+started is not: initializers, and slots that `slot_variable_creation_fn` would have made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def require_same_configuration(own: EngineSpec, running: EngineSpec) -> None:
     if found:
         raise ValueError(
             "Found initialize_tpu_embedding=False with another configuration than that of the running engine: "
-            f"{'; '.join(found)}. Expected the same one, since the tables, their optimizers and the batch are the engine's. Declare the same, or "
+            f"{'; '.join(found)}. Expected the same one, since the tables, their optimizers and the batch are the "
+            "engine's. Declare the same, or "
             "close the other embedding and make this one without initialize_tpu_embedding=False."
         )
 

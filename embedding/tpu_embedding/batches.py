@@ -1,8 +1,9 @@
-"""`StepValues`: between the structures that a user passes to a `TPUEmbedding` and the flat shares that an engine works on.
+"""`StepValues`: between the structures that a user passes to a `TPUEmbedding` and the flat shares that an engine works
+on.
 
-One direction: features and weights → checked bags of ids, cut into a share for each host. The other: activations of the shares → one JAX
-array per feature. And gradients → float32 matrices, cut as the activations came. Shapes here are as seen by the caller: of the whole batch
-on the driver, of one share inside a function that a strategy runs.
+One direction: features and weights → checked bags of ids, cut into a share for each host. The other: activations of the
+shares → one JAX array per feature. And gradients → float32 matrices, cut as the activations came. Shapes here are as
+seen by the caller: of the whole batch on the driver, of one share inside a function that a strategy runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _logger = logging.getLogger(__name__)
 _EFFECTS_OF_ZEROS = {
     Adam: "Adam still decays its slots and moves the rows of the batch by their momentum",
     AdagradMomentum: "AdagradMomentum still decays its momentum and moves the rows of the batch by it",
-    FTRL: "FTRL still recomputes the rows of the batch from their linear slot, which sets rows seen for the first time to 0",
+    FTRL: "FTRL still recomputes the rows of the batch from their linear slot, which sets rows seen for the first time "
+    "to 0",
 }
 
 Inputs = Sequence[Sequence[FeatureInput]]
@@ -65,7 +67,8 @@ class StepValues:
         if len(value.values) != self.num_parts:
             raise ValueError(
                 f"Found {len(value.values)} values of replicas in input {shown_path(path)}. Expected {self.num_parts}. "
-                "Pass a whole batch or one value for each replica on the driver, and the replica's own value inside strategy.run."
+                "Pass a whole batch or one value for each replica on the driver, and the replica's own value inside "
+                "strategy.run."
             )
         return [read_input(path, one) for one in value.values]
 
@@ -88,7 +91,8 @@ class StepValues:
             rank = max(len(part.shape) for part in parts)
             if is_sequence(feature) and rank > 2:
                 found[path] = (
-                    f"Input {shown_path(path)} is of rank {rank}, which is above 2: max_sequence_length={feature.max_sequence_length} is ignored, "
+                    f"Input {shown_path(path)} is of rank {rank}, which is above 2: "
+                    f"max_sequence_length={feature.max_sequence_length} is ignored, "
                     "and all ids of a row are combined. Leave it out, or pass rank 2 for a sequence."
                 )
         return found
@@ -148,8 +152,8 @@ class StepValues:
         """JAX arrays `[*shape, dim]`, structured like the configuration.
 
         Args:
-          shares: per share and feature `[num_bags, dim]`. How many there are decides the first axis: a replica of an uneven batch may hold
-            one sample more than the others.
+          shares: per share and feature `[num_bags, dim]`. How many there are decides the first axis: a replica of an
+            uneven batch may hold one sample more than the others.
         """
         leaves = []
         for at, shape in enumerate(shapes):
@@ -189,16 +193,19 @@ class StepValues:
             return np.zeros((num_vectors(expected[:-1]), expected[-1]), np.float32)
         if not isinstance(gradient, jax.Array):
             raise ValueError(
-                f"found non-tensor type: {type(gradient)} at path {shown_path(path)}. Expected a JAX array or None. Pass jnp.asarray(gradient)."
+                f"found non-tensor type: {type(gradient)} at path {shown_path(path)}. Expected a JAX array or None. "
+                "Pass jnp.asarray(gradient)."
             )
         if gradient.shape != expected:
             raise ValueError(
-                f"Found gradient of shape {gradient.shape} at path {shown_path(path)}. Expected shape {expected}, that of its activation. "
+                f"Found gradient of shape {gradient.shape} at path {shown_path(path)}. Expected shape {expected}, that "
+                "of its activation. "
                 "Differentiate by the activations that dequeue returned."
             )
         if gradient.dtype != np.float32:
             raise TypeError(
-                f"Found gradient of dtype {gradient.dtype} at path {shown_path(path)}. Expected float32. Pass gradient.astype(jnp.float32)."
+                f"Found gradient of dtype {gradient.dtype} at path {shown_path(path)}. Expected float32. Pass "
+                "gradient.astype(jnp.float32)."
             )
         return host_array(path, gradient).reshape(-1, expected[-1])
 
@@ -222,7 +229,8 @@ def _weighted(parts: Sequence[FeatureInput], weight: Any) -> list[FeatureInput]:
     weights = weight.values if isinstance(weight, PerReplica) else (weight,)
     if len(weights) != len(parts):
         raise ValueError(
-            f"Found a weight of {len(weights)} parts for input {shown_path(parts[0].path)} of {len(parts)}. Expected both whole or both "
+            f"Found a weight of {len(weights)} parts for input {shown_path(parts[0].path)} of {len(parts)}. Expected "
+            "both whole or both "
             "PerReplica. Take both apart."
         )
     return [with_weight(part, one) for part, one in zip(parts, weights, strict=True)]

@@ -1,4 +1,6 @@
-"""A feature configuration taken apart: its features in flat order, their tables in the order of first use, defaults filled in."""
+"""A feature configuration taken apart: its features in flat order, their tables in the order of first use, defaults
+filled in.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class DeclaredTables:
         for path, leaf in leaves:
             if not isinstance(leaf, FeatureConfig):
                 raise ValueError(
-                    f"Found {leaf!r} at {shown_path(path)} of feature_config. Expected a FeatureConfig, or dicts, lists and tuples of them. "
+                    f"Found {leaf!r} at {shown_path(path)} of feature_config. Expected a FeatureConfig, or dicts, "
+                    "lists and tuples of them. "
                     "Build a FeatureConfig."
                 )
         features = tuple(leaf for _, leaf in leaves)
@@ -51,7 +54,8 @@ class DeclaredTables:
             _fill_in(table, at, optimizer, needs_optimizer=needs_optimizer)
             if table.name in names:
                 raise ValueError(
-                    f"Tables must have a unique name. Multiple tables with name {table.name} found. Expected one name each. Rename one, or use "
+                    f"Tables must have a unique name. Multiple tables with name {table.name} found. Expected one name "
+                    "each. Rename one, or use "
                     "one TableConfig object where features share a table."
                 )
             names.append(str(table.name))
@@ -65,7 +69,9 @@ class DeclaredTables:
         )
 
     def with_default_optimizer(self, optimizer: Optimizer | None) -> DeclaredTables:
-        """The same with this optimizer for the tables that declare none, also where another embedding has written its own into them."""
+        """The same with this optimizer for the tables that declare none, also where another embedding has written its
+        own into them.
+        """
         if optimizer is None:
             return self
         tables = [copy.copy(table) for table in self.tables]
@@ -85,8 +91,10 @@ def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_
         table.has_default_optimizer = True
     if (table.optimizer is not None or needs_optimizer) and not isinstance(table.optimizer, Optimizer):
         raise ValueError(
-            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of embedding.optimizers for table "
-            f"'{table.name or f'table_{at}'}'. Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
+            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of embedding.optimizers for "
+            "table "
+            f"'{table.name or f'table_{at}'}'. Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or "
+            "CustomRowOptimizer."
         )
     if table.name is None:
         table.name = f"table_{at}"

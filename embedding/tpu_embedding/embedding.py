@@ -1,8 +1,9 @@
 """`TPUEmbedding`: the class of `tf.tpu.experimental.embedding`, over any engine.
 
-The signature is that of TensorFlow 2.3, the behaviour that of 2.21: a stable order of tables and tags, sparse and ragged inputs in one
-call, one activation per feature. This module checks calls and translates between the user's structures and the flat batches of an engine
-(`embedding.engine.engine`); which engine that is, the strategy decides in whose scope the object was made (`embedding.replicas.strategies`).
+The signature is that of TensorFlow 2.3, the behaviour that of 2.21: a stable order of tables and tags, sparse and
+ragged inputs in one call, one activation per feature. This module checks calls and translates between the user's
+structures and the flat batches of an engine (`embedding.engine.engine`); which engine that is, the strategy decides in
+whose scope the object was made (`embedding.replicas.strategies`).
 """
 
 from __future__ import annotations
@@ -62,23 +63,27 @@ _AROUND_IT = "Call it before the function or after it."
 
 
 class TPUEmbedding(ModuleMembers):
-    """Embedding tables over the hosts of a strategy, trained step by step with `enqueue`, `dequeue` and `apply_gradients`.
+    """Embedding tables over the hosts of a strategy, trained step by step with `enqueue`, `dequeue` and
+    `apply_gradients`.
 
-    Made in the scope of a strategy, it trains; made outside any, it holds tables to read: `embedding_tables`, `restore`, `save`.
+    Made in the scope of a strategy, it trains; made outside any, it holds tables to read: `embedding_tables`,
+    `restore`, `save`.
     Mutable: `build` starts the engine, and every step changes the tables.
 
     Args:
       feature_config: `FeatureConfig`s in any nesting of dicts, lists, tuples and namedtuples.
       batch_size: samples of a step over all replicas; None takes the shapes from `build` or from the first `enqueue`.
       optimizer: of the tables that have none; outside a scope None makes no slots.
-      pipeline_execution_with_tensor_core: activations miss exactly the newest update, so that the lookup of a step can overlap the one before.
-      initialize_tpu_embedding: False does not start the engine, and uses the one that another object of the strategy has started with the
-        same configuration.
+      pipeline_execution_with_tensor_core: activations miss exactly the newest update, so that the lookup of a step can
+        overlap the one before.
+      initialize_tpu_embedding: False does not start the engine, and uses the one that another object of the strategy
+        has started with the same configuration.
 
     Raises:
       ValueError: see the message; a leaf that is no feature, an unsupported optimizer, two tables of one name, or with
         `initialize_tpu_embedding=False` another configuration than that of the running engine.
-      RuntimeError: `batch_size` is given and the strategy's engine is already running, or with `initialize_tpu_embedding=False` none is.
+      RuntimeError: `batch_size` is given and the strategy's engine is already running, or with
+        `initialize_tpu_embedding=False` none is.
     """
 
     def __init__(
@@ -157,12 +162,14 @@ class TPUEmbedding(ModuleMembers):
         require_eager("build", "Call it before, or pass batch_size.")
         if get_replica_context() is not None and self._strategy.num_replicas_in_sync > 1:
             raise RuntimeError(
-                "The embedding would be built inside a function that the strategy runs. Expected a built one, since all hosts are set up from "
+                "The embedding would be built inside a function that the strategy runs. Expected a built one, since "
+                "all hosts are set up from "
                 "the driver. Pass batch_size, or call build or enqueue once outside strategy.run."
             )
         if self._starts_engine and self._strategy.running is not None:
             raise RuntimeError(
-                "TPU is already initialized for embeddings. Expected one TPUEmbedding at a time in the scope of a strategy. Call close() on the "
+                "TPU is already initialized for embeddings. Expected one TPUEmbedding at a time in the scope of a "
+                "strategy. Call close() on the "
                 "other one, or pass initialize_tpu_embedding=False to use its engine."
             )
         check_shapes(self._declared.paths, self._output_shapes, shapes)
@@ -201,7 +208,8 @@ class TPUEmbedding(ModuleMembers):
         """
         if strategy.running is None:
             raise RuntimeError(
-                "Found initialize_tpu_embedding=False, but no engine is running in this strategy. Expected one that another TPUEmbedding has "
+                "Found initialize_tpu_embedding=False, but no engine is running in this strategy. Expected one that "
+                "another TPUEmbedding has "
                 "started. Build that one first, or leave initialize_tpu_embedding out."
             )
         is_known = all(shape and None not in shape for shape in shapes)
@@ -236,11 +244,12 @@ class TPUEmbedding(ModuleMembers):
         """Looks a batch up; `dequeue` returns the activations.
 
         Args:
-          features: structured like `feature_config`; see `embedding.features.inputs` for the accepted values. On the driver a whole batch, or
-            `PerReplica` values; inside `strategy.run` the replica's own part.
+          features: structured like `feature_config`; see `embedding.features.inputs` for the accepted values. On the
+            driver a whole batch, or `PerReplica` values; inside `strategy.run` the replica's own part.
           weights: None, or the same structure with None or weights in the form of the ids.
           training: False where no `apply_gradients` follows.
-          name: ties together the calls of one batch. With it, whether gradients follow decides if the batch was one of training.
+          name: ties together the calls of one batch. With it, whether gradients follow decides if the batch was one of
+            training.
 
         Raises:
           RuntimeError: made outside a scope, or an earlier batch still waits for its dequeue or its gradients.
@@ -266,11 +275,13 @@ class TPUEmbedding(ModuleMembers):
     def dequeue(self, name: str | None = None) -> Any:
         """The activations of the batch enqueued first, structured like `feature_config`.
 
-        A dict has the order of `feature_config`, until JAX takes it apart and sorts its keys, as `jit` and `grad` do. A model that reads in order
-        rather than by name needs `Activations(embedding.dequeue())`, whose gradients `apply_gradients` takes.
+        A dict has the order of `feature_config`, until JAX takes it apart and sorts its keys, as `jit` and `grad` do. A
+        model that reads in order rather than by name needs `Activations(embedding.dequeue())`, whose gradients
+        `apply_gradients` takes.
 
         Returns:
-          float32 JAX arrays `[*output_shape, dim]`: `(batch, dim)`, or `(batch, max_sequence_length, dim)` for sequences.
+          float32 JAX arrays `[*output_shape, dim]`: `(batch, dim)`, or `(batch, max_sequence_length, dim)` for
+          sequences.
 
         Raises:
           RuntimeError: made outside a scope, not built, or nothing was enqueued.
@@ -283,11 +294,12 @@ class TPUEmbedding(ModuleMembers):
         return self._values.activations(shares, self._shapes_here)
 
     def apply_gradients(self, gradients: Any, name: str | None = None) -> None:
-        """Updates the tables with the gradients of the activations last dequeued; with pipelining, right after the next forward.
+        """Updates the tables with the gradients of the activations last dequeued; with pipelining, right after the next
+        forward.
 
-        Gradients are summed over samples, features of one table and replicas, never averaged. None stands for zeros, which still moves rows
-        of some optimizers: Adam and AdagradMomentum go on by their momentum, and FTRL sets a row to what its linear slot says, which for a
-        row that was never trained is 0.
+        Gradients are summed over samples, features of one table and replicas, never averaged. None stands for zeros,
+        which still moves rows of some optimizers: Adam and AdagradMomentum go on by their momentum, and FTRL sets a row
+        to what its linear slot says, which for a row that was never trained is 0.
 
         Args:
           gradients: structured like `feature_config`, JAX arrays of the shapes of the activations, or None.
@@ -316,14 +328,16 @@ class TPUEmbedding(ModuleMembers):
 
     @property
     def embedding_tables(self) -> dict[TableConfig, Variable]:
-        """The tables without slots, `[vocabulary_size, dim]`, by their `TableConfig`. Only outside a scope, where they are built on demand.
+        """The tables without slots, `[vocabulary_size, dim]`, by their `TableConfig`. Only outside a scope, where they
+        are built on demand.
 
         Raises:
           RuntimeError: made in the scope of a strategy, whose tables are sharded.
         """
         if self._strategy is not None:
             raise RuntimeError(
-                "Unable to retrieve embedding tables when using a TPU strategy. Expected an object made outside any scope. Call save here and "
+                "Unable to retrieve embedding tables when using a TPU strategy. Expected an object made outside any "
+                "scope. Call save here and "
                 "restore there, or read_tables for a copy."
             )
         if not self._is_built:
@@ -331,7 +345,8 @@ class TPUEmbedding(ModuleMembers):
         return self._tables_here.variables
 
     def read_tables(self) -> dict[TableConfig, dict[str, np.ndarray]]:
-        """A copy of all tables: "rows" and each slot, `[vocabulary_size, width]`. Gradients that wait are applied first.
+        """A copy of all tables: "rows" and each slot, `[vocabulary_size, width]`. Gradients that wait are applied
+        first.
 
         Raises:
           RuntimeError: not built.
@@ -356,7 +371,8 @@ class TPUEmbedding(ModuleMembers):
             self._tables_here.save(path)
 
     def write_tables(self, path: str) -> WrittenTables:
-        """The files of `save`, for an index that names more than tables: see `Checkpoint`. Gradients that wait are applied first.
+        """The files of `save`, for an index that names more than tables: see `Checkpoint`. Gradients that wait are
+        applied first.
 
         Raises:
           RuntimeError: not built.
@@ -367,7 +383,8 @@ class TPUEmbedding(ModuleMembers):
         return self._running.write(path) if self._strategy is not None else self._tables_here.write(path)
 
     def restore(self, path: str) -> None:
-        """Fills rows and slots from what `save` wrote, by any number of hosts. Before `build`, at once when it is built.
+        """Fills rows and slots from what `save` wrote, by any number of hosts. Before `build`, at once when it is
+        built.
 
         Raises:
           StorageError: nothing is saved there, or it is damaged.
@@ -395,7 +412,9 @@ class TPUEmbedding(ModuleMembers):
         self._running.drain()
 
     def discard(self) -> None:
-        """Forgets enqueued batches, as after an error in the middle of a step; the next call is an `enqueue`. No update is lost or made."""
+        """Forgets enqueued batches, as after an error in the middle of a step; the next call is an `enqueue`. No update
+        is lost or made.
+        """
         self._require_strategy("discard")
         self._require_built("discard")
         require_eager("discard", _AROUND_IT)
@@ -432,7 +451,9 @@ class TPUEmbedding(ModuleMembers):
         return tuple(self.embedding_tables.values()) if self._strategy is None else ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to a replica: all but the driver's engine, in place of which the replica has its own, and what the driver dequeued."""
+        """What travels to a replica: all but the driver's engine, in place of which the replica has its own, and what
+        the driver dequeued.
+        """
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
         return {
             **self.__dict__,
@@ -458,7 +479,8 @@ class TPUEmbedding(ModuleMembers):
             self._attach(engine, self._output_shapes)
         if engine is None:
             raise RuntimeError(
-                "The engine of this TPUEmbedding is not running. Expected one that was started and not closed. Make a new object, without "
+                "The engine of this TPUEmbedding is not running. Expected one that was started and not closed. Make a "
+                "new object, without "
                 "initialize_tpu_embedding=False if there is no other."
             )
         return engine
@@ -491,15 +513,18 @@ class TPUEmbedding(ModuleMembers):
     def _require_strategy(self, method: str) -> Strategy:
         if self._strategy is None:
             raise RuntimeError(
-                f"{method} is not valid when TPUEmbedding object is not created under a TPUStrategy. Expected `with strategy.scope():` around its "
-                "creation. Use LocalStrategy for one process or PodStrategy for several hosts; outside, only embedding_tables works."
+                f"{method} is not valid when TPUEmbedding object is not created under a TPUStrategy. Expected `with "
+                "strategy.scope():` around its "
+                "creation. Use LocalStrategy for one process or PodStrategy for several hosts; outside, only "
+                "embedding_tables works."
             )
         return self._strategy
 
     def _require_built(self, method: str) -> None:
         if not self._is_built:
             raise RuntimeError(
-                f"{method} called on unbuilt TPUEmbedding object. Expected enqueue or build first. Call one of them, or pass batch_size."
+                f"{method} called on unbuilt TPUEmbedding object. Expected enqueue or build first. Call one of them, "
+                "or pass batch_size."
             )
 
 

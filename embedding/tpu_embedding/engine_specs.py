@@ -26,7 +26,8 @@ def engine_spec(
     """All that the strategy's engine must know.
 
     Args:
-      output_shapes: of the activations of a whole batch; empty where they are not known yet, which is enough to compare specs.
+      output_shapes: of the activations of a whole batch; empty where they are not known yet, which is enough to compare
+        specs.
       batch_size: of all replicas, if it was declared.
     """
     rates = [None if table.optimizer is None else table.optimizer.learning_rate for table in declared.tables]
@@ -91,7 +92,8 @@ def _configs(
                 )
             )
         except (UnsupportedConfigField, ValueError):
-            # An option of ours, such as a row optimizer, has no place in the format; only the op that needs it is missing then.
+            # An option of ours, such as a row optimizer, has no place in the format; only the op that needs it is
+            # missing then.
             continue
     return tuple(found)
 

@@ -1,4 +1,6 @@
-"""Whole tables in this process, as variables: what an embedding made outside any strategy holds, for export, evaluation and serving."""
+"""Whole tables in this process, as variables: what an embedding made outside any strategy holds, for export, evaluation
+and serving.
+"""
 
 from __future__ import annotations
 

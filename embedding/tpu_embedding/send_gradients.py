@@ -1,7 +1,9 @@
-"""`send_tpu_embedding_gradients`: the op below `TPUEmbedding.apply_gradients`, for code that speaks to the engine directly.
+"""`send_tpu_embedding_gradients`: the op below `TPUEmbedding.apply_gradients`, for code that speaks to the engine
+directly.
 
-The engine is found by the serialized configuration it was started with. Both layouts of that configuration are understood: one gradient per
-feature (TensorFlow 2.21, feature descriptors), or one per table with the features of a sample side by side (2.3, `num_features`).
+The engine is found by the serialized configuration it was started with. Both layouts of that configuration are
+understood: one gradient per feature (TensorFlow 2.21, feature descriptors), or one per table with the features of a
+sample side by side (2.3, `num_features`).
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ def send_tpu_embedding_gradients(
     """Updates the tables with the gradients of the activations last dequeued.
 
     Args:
-      inputs: float32 arrays in the order of the configuration: per feature of the shape of its activations, or, for a configuration with
-        `num_features`, per table `[batch * num_features, dim]`, sample after sample.
-      learning_rates: one float32 scalar for each dynamic tag, in the order of the tags; empty if every rate is constant.
+      inputs: float32 arrays in the order of the configuration: per feature of the shape of its activations, or, for a
+        configuration with `num_features`, per table `[batch * num_features, dim]`, sample after sample.
+      learning_rates: one float32 scalar for each dynamic tag, in the order of the tags; empty if every rate is
+        constant.
       config: as `TPUEmbedding.serialized_config`.
       name: that of the batch's enqueue.
 
     Raises:
       RuntimeError: no engine runs, no training batch waits for gradients, or called inside a function that JAX traces.
-      ValueError: the configuration is that of no running engine, rates or gradients are missing or too many, or a shape is wrong.
+      ValueError: the configuration is that of no running engine, rates or gradients are missing or too many, or a shape
+        is wrong.
       TypeError: a gradient is not a float32 array.
     """
     require_eager("send_tpu_embedding_gradients", "Return the gradients from the function and send them once a step.")
@@ -54,13 +58,15 @@ def _engine_of(config: bytes) -> Engine:
     engines = running_engines()
     if not engines:
         raise RuntimeError(
-            "Found no running engine. Expected a TPUEmbedding that was built in the scope of a strategy. Build one first."
+            "Found no running engine. Expected a TPUEmbedding that was built in the scope of a strategy. Build one "
+            "first."
         )
     for engine in engines:
         if config in engine.spec.configs:
             return engine
     raise ValueError(
-        f"Found a configuration of {len(config)} bytes that none of {len(engines)} running engines was started with. Expected "
+        f"Found a configuration of {len(config)} bytes that none of {len(engines)} running engines was started with. "
+        "Expected "
         "TPUEmbedding.serialized_config of one of them. Pass that."
     )
 
@@ -80,14 +86,17 @@ def _per_feature(engine: Engine, gradients: Sequence[np.ndarray]) -> list[np.nda
     for at, (gradient, feature) in enumerate(zip(gradients, features, strict=True)):
         if gradient.ndim < 2 or gradient.shape[-1] != tables[feature.table].dim:
             raise ValueError(
-                f"Found input {at} of shape {gradient.shape}. Expected [*output_shape, {tables[feature.table].dim}], the shape of the activations "
+                f"Found input {at} of shape {gradient.shape}. Expected [*output_shape, {tables[feature.table].dim}], "
+                "the shape of the activations "
                 f"of feature {at}. Pass the gradients in flat order."
             )
     return list(gradients)
 
 
 def _from_tables(engine: Engine, gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Takes the tensors of tables apart: `[batch, places, dim]`, where a sequence feature has as many places as positions."""
+    """Takes the tensors of tables apart: `[batch, places, dim]`, where a sequence feature has as many places as
+    positions.
+    """
     spec = engine.spec
     _require_count(len(gradients), len(spec.tables), "table")
     places = [
@@ -100,7 +109,8 @@ def _from_tables(engine: Engine, gradients: Sequence[np.ndarray]) -> list[np.nda
         gradient, dim, count = gradients[feature.table], spec.tables[feature.table].dim, places[feature.table]
         if gradient.ndim != 2 or gradient.shape[1] != dim or len(gradient) % count:
             raise ValueError(
-                f"Found the gradient of table {feature.table} with shape {gradient.shape}. Expected [batch * {count}, {dim}]: {count} places a "
+                f"Found the gradient of table {feature.table} with shape {gradient.shape}. Expected [batch * {count}, "
+                f"{dim}]: {count} places a "
                 "sample, those of a sequence counted singly. Lay the features of a sample side by side."
             )
         first = next_place[feature.table]
@@ -114,7 +124,8 @@ def _from_tables(engine: Engine, gradients: Sequence[np.ndarray]) -> list[np.nda
 def _require_count(found: int, expected: int, what: str) -> None:
     if found != expected:
         raise ValueError(
-            f"Found {found} inputs. Expected {expected}, one per {what} of the configuration. Pass zeros where there is no gradient."
+            f"Found {found} inputs. Expected {expected}, one per {what} of the configuration. Pass zeros where there "
+            "is no gradient."
         )
 
 

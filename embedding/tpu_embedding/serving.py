@@ -1,8 +1,9 @@
-"""Lookups in whole tables of this process, for serving and evaluation: `serving_embedding_lookup` and `TPUEmbeddingForServing`.
+"""Lookups in whole tables of this process, for serving and evaluation: `serving_embedding_lookup` and
+`TPUEmbeddingForServing`.
 
-They follow TensorFlow's lookups on the CPU, which differ from those of training: dense inputs keep their shape, sparse ones may have bad
-ids and weights dropped (`validate_weights_and_indices`). Ids are checked on the host; the arithmetic is JAX, so gradients flow into tables
-that are being differentiated.
+They follow TensorFlow's lookups on the CPU, which differ from those of training: dense inputs keep their shape, sparse
+ones may have bad ids and weights dropped (`validate_weights_and_indices`). Ids are checked on the host; the arithmetic
+is JAX, so gradients flow into tables that are being differentiated.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def serving_embedding_lookup(inputs: Any, weights: Any, tables: Mapping[TableCon
       feature_config: as given to `TPUEmbedding`.
 
     Returns:
-      float32 JAX arrays structured like `inputs`: `[*ids.shape, dim]` for dense ids, otherwise one vector a row, or one for each position
-      of a sequence feature.
+      float32 JAX arrays structured like `inputs`: `[*ids.shape, dim]` for dense ids, otherwise one vector a row, or one
+      for each position of a sequence feature.
 
     Raises:
       ValueError: an unknown feature, an id outside the vocabulary, or weights where they cannot be.
@@ -57,7 +58,8 @@ def serving_embedding_lookup(inputs: Any, weights: Any, tables: Mapping[TableCon
     for path, _ in named:
         if path not in features:
             raise ValueError(
-                f"Found input {shown_path(path)}, which feature_config does not have. Expected some of {sorted(features)}. Nest the inputs like "
+                f"Found input {shown_path(path)}, which feature_config does not have. Expected some of "
+                f"{sorted(features)}. Nest the inputs like "
                 "feature_config."
             )
     flat_weights = [None] * len(named)
@@ -88,7 +90,8 @@ class TPUEmbeddingForServing(ModuleMembers):
     def __init__(self, feature_config: Any, optimizer: Optimizer | None = None) -> None:
         if current_strategy() is not None:
             raise RuntimeError(
-                "TPUEmbeddingForServing is not supported inside the scope of a strategy. Expected none. Make it outside, or use TPUEmbedding."
+                "TPUEmbeddingForServing is not supported inside the scope of a strategy. Expected none. Make it "
+                "outside, or use TPUEmbedding."
             )
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=False)
         self._restore_from: str | None = None
@@ -115,7 +118,9 @@ class TPUEmbeddingForServing(ModuleMembers):
         self._built.save(path)
 
     def restore(self, path: str) -> None:
-        """Fills the tables from what `save` of this class or of `TPUEmbedding` wrote; before `build` it waits for it."""
+        """Fills the tables from what `save` of this class or of `TPUEmbedding` wrote; before `build` it waits for
+        it.
+        """
         if self._tables is not None:
             self._tables.restore(path)
         else:
@@ -161,16 +166,19 @@ def _check_weight(found: FeatureInput, value: Any, weight: Any, feature: Feature
         raise ValueError(f"Weight specified for {path}, but input is dense. Expected None. Leave the weight out.")
     if weight_kind(weight) != found.kind:
         raise ValueError(
-            f"Weight for {path} is of type {type(weight)} but it does not match type of the input which is {type(value)}. Pass both in one form."
+            f"Weight for {path} is of type {type(weight)} but it does not match type of the input which is "
+            f"{type(value)}. Pass both in one form."
         )
     if feature.max_sequence_length > 0:
         raise ValueError(
-            f"Weight specified for {path}, but this is a sequence feature. Expected None: its rows are not combined. Leave the weight out."
+            f"Weight specified for {path}, but this is a sequence feature. Expected None: its rows are not combined. "
+            "Leave the weight out."
         )
     dtype = weight_dtype(weight)
     if _takes_weights_as_they_are(found, feature) and dtype is not None and dtype != np.float32:
         raise ValueError(
-            f"Found {dtype} weights for {path}. Expected float32, the dtype of the table. Pass weights.astype(np.float32)."
+            f"Found {dtype} weights for {path}. Expected float32, the dtype of the table. Pass "
+            "weights.astype(np.float32)."
         )
 
 
@@ -189,7 +197,8 @@ def _is_safe(found: FeatureInput, feature: FeatureConfig) -> bool:
 def _dense(found: FeatureInput, table: jax.Array, feature: FeatureConfig) -> jax.Array:
     if feature.max_sequence_length > 0:
         raise ValueError(
-            f"Feature {shown_path(found.path)} is a sequence feature but a dense tensor was passed. Expected Ragged or Sparse. Convert it."
+            f"Feature {shown_path(found.path)} is a sequence feature but a dense tensor was passed. Expected Ragged or "
+            "Sparse. Convert it."
         )
     one_each = Ragged(found.ids, np.arange(len(found.ids) + 1))
     if feature.table.invalid_ids == "drop":
@@ -241,8 +250,10 @@ def _ragged(found: FeatureInput, table: jax.Array, feature: FeatureConfig) -> ja
         return _combined(_fitted(found, bags, feature), feature.combiner, table).reshape(*shape, dim)
     if num_vectors < num_rows or num_rows == 0 or num_vectors % num_rows:
         raise ValueError(
-            f"Output shape set in the FeatureConfig should be the factor of the input data batch size. Found output shape {shape} and "
-            f"{num_rows} rows for {shown_path(found.path)}. Expected as many rows as its product, or a divisor of it. Change one of them."
+            "Output shape set in the FeatureConfig should be the factor of the input data batch size. Found output "
+            f"shape {shape} and "
+            f"{num_rows} rows for {shown_path(found.path)}. Expected as many rows as its product, or a divisor of it. "
+            "Change one of them."
         )
     return _positions(found, num_rows, num_vectors // num_rows, table, feature).reshape(*shape, dim)
 

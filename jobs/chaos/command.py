@@ -1,4 +1,5 @@
-"""`podembed chaos`: runs a job undisturbed, then again and again with faults injected, and says whether anything is different at the end.
+"""`podembed chaos`: runs a job undisturbed, then again and again with faults injected, and says whether anything is
+different at the end.
 
 Here are its flags, the cluster that all rounds share, and the environment of their processes. What is injected is in
 `jobs.chaos.schedule`, how a round runs in `chaos_round`, what must hold after it in `chaos_oracles`.
@@ -38,8 +39,8 @@ _SELECTOR = re.compile(r"F\d{1,2}(\.\d{1,2})?|all")
 class Chaos:
     """Inject faults into a job of yours, or into a tiny one, and check that nothing is lost, doubled or different.
 
-    Each round is a run of its own, supervised, with one schedule of faults; its end is compared with a run without faults. Exits with 0 if
-    all oracles hold in every round. docs/operations.md tells how to read the table.
+    Each round is a run of its own, supervised, with one schedule of faults; its end is compared with a run without
+    faults. Exits with 0 if all oracles hold in every round. docs/operations.md tells how to read the table.
     """
 
     job: str | None = None
@@ -47,9 +48,13 @@ class Chaos:
     set: tuple[str, ...] = ()
     """As for train."""
     only: str = ""
-    """Numbers of docs/faults.md, separated by commas, such as F1,F6; F6.3 is the third schedule of F6; all stands for the whole list."""
+    """Numbers of docs/faults.md, separated by commas, such as F1,F6; F6.3 is the third schedule of F6; all stands for
+    the whole list.
+    """
     rounds: int = 0
-    """So many random schedules, drawn from --seed on, after those of --only. Alone, without --only, nothing else is run."""
+    """So many random schedules, drawn from --seed on, after those of --only. Alone, without --only, nothing else is
+    run.
+    """
     seed: int = 1
     """Seed of the first random schedule; the next ones follow."""
     plan: str | None = None
@@ -57,7 +62,9 @@ class Chaos:
     hosts: int = 2
     """Hosts of a run."""
     in_process: bool = False
-    """One host in the driver's own process, without Ray: rounds of a few seconds. What strikes a host then strikes the driver."""
+    """One host in the driver's own process, without Ray: rounds of a few seconds. What strikes a host then strikes the
+    driver.
+    """
     steps: int = 60
     """Steps of a run."""
     checkpoint_every: int = 10
@@ -69,14 +76,18 @@ class Chaos:
     timeout_s: float = 300.0
     """Longest time for a round."""
     folder: str | None = None
-    """Where runs lie; by default a temporary folder, of which the rounds that are not met are kept. One that holds the undisturbed run of the
-    same job already saves that run, and what was compiled; remove it when the code of the job has changed."""
+    """Where runs lie; by default a temporary folder, of which the rounds that are not met are kept. One that holds the
+    undisturbed run of the same job already saves that run, and what was compiled; remove it when the code of the job
+    has changed.
+    """
     list: bool = False
     """Print the schedules and run none."""
     stop_after_s: float = float("inf")
     """Begin no further round when so many seconds have passed; those that were left out are named."""
     record: str | None = None
-    """File in which to keep what was seen of each schedule, in place of what it said of it before; docs/faults.json is the project's own."""
+    """File in which to keep what was seen of each schedule, in place of what it said of it before; docs/faults.json is
+    the project's own.
+    """
 
 
 def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
@@ -147,7 +158,8 @@ def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
         if not chosen:
             numbers = ", ".join(dict.fromkeys(one.number for one in known))
             raise ConfigurationError(
-                f"Found --only {command.only}. Expected some of {numbers}; docs/faults.md says where the others are shown."
+                f"Found --only {command.only}. Expected some of {numbers}; docs/faults.md says where the others are "
+                "shown."
             )
     return chosen + [drawn(command.seed + at, shape) for at in range(command.rounds)]
 
@@ -207,7 +219,9 @@ def _audit_rows(job: Any) -> int | None:
 def _rounds(
     command: Chaos, campaign: Campaign, schedules: Sequence[Schedule], folder: Path, mark: str
 ) -> list[Judgement]:
-    """The undisturbed run, then every schedule; says what came of each as soon as it is known, and keeps it where that is asked for."""
+    """The undisturbed run, then every schedule; says what came of each as soon as it is known, and keeps it where that
+    is asked for.
+    """
     from jobs.chaos.oracles import judge
     from jobs.chaos.record import keep, seen
     from jobs.chaos.round import run_round
@@ -253,7 +267,8 @@ def _code() -> str:
 
 
 def _undisturbed(campaign: Campaign, folder: Path) -> str:
-    """Where the undisturbed run lies. One that lies in the folder already, of the same job in the same form, is used again.
+    """Where the undisturbed run lies. One that lies in the folder already, of the same job in the same form, is used
+    again.
 
     Raises:
       ConfigurationError: the job does not work even so.
@@ -272,7 +287,8 @@ def _undisturbed(campaign: Campaign, folder: Path) -> str:
     first = undisturbed(campaign, where)
     if first.exit_code != 0:
         raise ConfigurationError(
-            f"Found the undisturbed run ended with exit code {first.exit_code}. Expected 0: chaos begins with a job that works.\n"
+            f"Found the undisturbed run ended with exit code {first.exit_code}. Expected 0: chaos begins with a job "
+            "that works.\n"
             f"{first.output[-3000:]}"
         )
     form.write_bytes(wanted)
@@ -294,7 +310,9 @@ def _measure(command: Chaos, reference: str, campaign: Campaign, mark: str) -> M
 
 
 def _inherited(mark: str, folder: Path) -> dict[str, str]:
-    """Environment of the cluster and of every process of a round: the mark, and a cache, so that what is compiled is compiled once."""
+    """Environment of the cluster and of every process of a round: the mark, and a cache, so that what is compiled is
+    compiled once.
+    """
     return {
         MARK: mark,
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),

@@ -1,8 +1,9 @@
-"""What must hold after a round of `podembed chaos`, whatever was done to the run: the oracles O1 to O6, and the expectations of its schedule.
+"""What must hold after a round of `podembed chaos`, whatever was done to the run: the oracles O1 to O6, and the
+expectations of its schedule.
 
-Each looks at what is left (the run's folder, the records of the faults, the processes of this machine), not at what the run says of itself;
-only times come from the driver's events. An oracle that cannot be asked (no bytes to compare with, nothing to detect) says so and is not met
-by silence: its verdict is `None`.
+Each looks at what is left (the run's folder, the records of the faults, the processes of this machine), not at what the
+run says of itself; only times come from the driver's events. An oracle that cannot be asked (no bytes to compare with,
+nothing to detect) says so and is not met by silence: its verdict is `None`.
 """
 
 from __future__ import annotations
@@ -226,7 +227,9 @@ def _counters(head: CommittedState, measure: Measure) -> Verdict:
 
 
 def times_of(found: Round) -> tuple[float | None, float | None]:
-    """Longest seconds from a strike to its notice, and from the notice to the first window that was finished after it."""
+    """Longest seconds from a strike to its notice, and from the notice to the first window that was finished after
+    it.
+    """
     detected, recovered = [], []
     for record in found.records:
         if record.action not in _STRIKES:

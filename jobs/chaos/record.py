@@ -1,7 +1,8 @@
-"""What was seen of each schedule of faults: one line a schedule, sums over the schedules of a fault, and a file that keeps them.
+"""What was seen of each schedule of faults: one line a schedule, sums over the schedules of a fault, and a file that
+keeps them.
 
-The file is what `podembed chaos --record` writes and docs/faults.md is checked against: of each schedule the last time it was run, on Ray and in
-one process apart. It holds what the oracles said, nothing of how it came about.
+The file is what `podembed chaos --record` writes and docs/faults.md is checked against: of each schedule the last time
+it was run, on Ray and in one process apart. It holds what the oracles said, nothing of how it came about.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def read_record(path: Path) -> dict[Place, dict[str, Seen]]:
     document = parse_strictly(path.name, path.read_bytes(), max_bytes=MAX_RECORD_BYTES)
     if document.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"Found format {document.get('format_version')} in {path}. Expected {FORMAT_VERSION}. Remove the file, and run the campaign again."
+            f"Found format {document.get('format_version')} in {path}. Expected {FORMAT_VERSION}. Remove the file, and "
+            "run the campaign again."
         )
     return {place: {entry["label"]: _entry(entry) for entry in document.get(place, [])} for place in PLACES}
 

@@ -1,8 +1,10 @@
-"""One round of `podembed chaos`: a run of its own, supervised, with the faults of one schedule, and what was seen of it.
+"""One round of `podembed chaos`: a run of its own, supervised, with the faults of one schedule, and what was seen of
+it.
 
-The run is the program that a user would start, `podembed train`, made again by the supervisor until it is done, on a cluster that is there
-already. This module starts it, looks at its folder while it runs (to wake what was frozen, to bring a second driver, to end what takes too
-long), and reads afterwards what the plan's records, the driver's events and the exit codes say. It judges nothing: see `chaos_oracles`.
+The run is the program that a user would start, `podembed train`, made again by the supervisor until it is done, on a
+cluster that is there already. This module starts it, looks at its folder while it runs (to wake what was frozen, to
+bring a second driver, to end what takes too long), and reads afterwards what the plan's records, the driver's events
+and the exit codes say. It judges nothing: see `chaos_oracles`.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class Campaign:
       audit_rows: rows of the audit table; None for a job whose samples have no ids.
       program: command line before the arguments of `podembed`.
       environment: of the processes.
-      run_forked: runs one host in the driver's own process, without Ray, in a fork of this one: given the arguments of `podembed`, it
-        returns the exit code. None runs `program`. A fork has everything imported, so an attempt costs a second and not ten.
+      run_forked: runs one host in the driver's own process, without Ray, in a fork of this one: given the arguments of
+        `podembed`, it returns the exit code. None runs `program`. A fork has everything imported, so an attempt costs a
+        second and not ten.
       timeout_s: longest time for a round.
     """
 
@@ -146,7 +149,9 @@ class _Rounds:
         ]
 
     def _supervised(self, first: Sequence[str], later: Sequence[str], deadline_s: float) -> int:
-        """Attempts until the end; with a planned change, those after the first that was stopped have the other number of hosts."""
+        """Attempts until the end; with a planned change, those after the first that was stopped have the other number
+        of hosts.
+        """
         hosts_after = self._schedule.hosts_after
         if hosts_after is not None:
             changed = [*self._train(hosts_after), "--resume"]

@@ -1,7 +1,8 @@
 """What `podembed chaos` does to a run: schedules of faults, each with what must come of it. Values and pure functions.
 
-The curated list goes through the faults of docs/faults.md by their numbers; random schedules are drawn from what a run must survive without a
-trace. A schedule is made for a run of so many hosts and steps with commits at regular steps, so that its faults meet the places they mean.
+The curated list goes through the faults of docs/faults.md by their numbers; random schedules are drawn from what a run
+must survive without a trace. A schedule is made for a run of so many hosts and steps with commits at regular steps, so
+that its faults meet the places they mean.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Schedule:
       says: words, each of which must be found in what the run told its user.
       flags: further flags of `train`.
       settings: arguments of the job that differ from the undisturbed run, which is then no measure for bytes.
-      compares: `bytes` with the undisturbed run, or `samples` alone, where another number of hosts sums in another order.
+      compares: `bytes` with the undisturbed run, or `samples` alone, where another number of hosts sums in another
+        order.
       hosts_after: a planned change: the run goes on with so many hosts after it was stopped.
       rival: a second driver that comes when the first fault strikes: one that asks, or one that takes over.
       damages: the fault spoils what is committed, without anybody noticing; `fsck` must find it.
@@ -81,7 +83,9 @@ class Schedule:
 
     @property
     def needs_hosts(self) -> bool:
-        """Whether it means nothing for one host in the driver's own process: a driver that survives its workers, other hosts, frames."""
+        """Whether it means nothing for one host in the driver's own process: a driver that survives its workers, other
+        hosts, frames.
+        """
         points = {fault.point for fault in self.faults}
         return self.hosts_after is not None or bool(
             points & {"driver.fault", "driver.recovered", "mesh.send", "step.undo"}
@@ -361,7 +365,9 @@ def _storage_that_fails(shape: RunShape) -> list[Schedule]:
 
 
 def _storage_that_lies(shape: RunShape) -> list[Schedule]:
-    """F19 to F23: a storage that keeps something else than it was given, shows something else than it has, or is full."""
+    """F19 to F23: a storage that keeps something else than it was given, shows something else than it has, or is
+    full.
+    """
     at_write, at_commit = partial(_at_write, shape), partial(_at_commit, shape)
     refused = frozenset({0, 87})
 

@@ -18,8 +18,8 @@ def data_arguments(
     max_bad_lines: int,
     notice: Callable[[str], None],
 ) -> dict[str, object]:
-    """The job `criteo` gets Parquet, converted from text if need be, and whose columns it has; `movielens` gets a folder; any other job
-    gets the paths as they are, made absolute, since hosts work in other folders.
+    """The job `criteo` gets Parquet, converted from text if need be, and whose columns it has; `movielens` gets a
+    folder; any other job gets the paths as they are, made absolute, since hosts work in other folders.
 
     Raises:
       ConfigurationError: there is no training data, or not of the form that the job needs.
@@ -32,7 +32,8 @@ def data_arguments(
     if job_name == "movielens":
         if len(data) != 1 or eval_data or not Path(data[0]).expanduser().is_dir():
             raise ConfigurationError(
-                f"Found --data {' '.join(data)}{' with --eval-data' if eval_data else ''} for movielens. Expected the one folder with "
+                f"Found --data {' '.join(data)}{' with --eval-data' if eval_data else ''} for movielens. Expected the "
+                "one folder with "
                 "ratings.csv and movies.csv. The job holds out the last ratings of each user by itself."
             )
         # The run record keeps the arguments, and a run may be resumed from another folder.
@@ -44,7 +45,8 @@ def data_arguments(
 
 
 def plan_arguments(job_name: str, data: Sequence[str]) -> dict[str, object]:
-    """The same for a plan of the tables alone: text is not converted, and files need not be there unless they decide sizes.
+    """The same for a plan of the tables alone: text is not converted, and files need not be there unless they decide
+    sizes.
 
     Raises:
       ConfigurationError: as `data_arguments`, for `movielens`.

@@ -1,5 +1,5 @@
-"""What `podembed train` and `podembed resume` do between flags and the trainer: defaults are chosen from the length of the run, and the
-end is summed up.
+"""What `podembed train` and `podembed resume` do between flags and the trainer: defaults are chosen from the length of
+the run, and the end is summed up.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def _refuse_existing(url: str) -> None:
     """`train` begins runs; going on with one is `resume`, which asks the run itself what it is."""
     if find_run(Store(url)) is not None:
         raise ConfigurationError(
-            f"Found a run in {url}. Expected none, since train begins a new one. Type: {command_name()} resume {shlex.quote(url)}; "
+            f"Found a run in {url}. Expected none, since train begins a new one. Type: {command_name()} resume "
+            f"{shlex.quote(url)}; "
             f"or choose another --name."
         )
 
@@ -215,7 +216,8 @@ def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
             resources[name] = -1.0
         if not name or not 0 <= resources[name] < math.inf:
             raise ConfigurationError(
-                f"Found --resources {pair}. Expected a resource of Ray and its amount for each host, such as CPU=8 GPU=1."
+                f"Found --resources {pair}. Expected a resource of Ray and its amount for each host, such as CPU=8 "
+                "GPU=1."
             )
     return resources or None
 
@@ -306,12 +308,15 @@ def _fit(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, reporter
 
 
 def _recorded_policies(run: OpenRun, reporter: ConsoleReporter) -> PolicyRecord | None:
-    """What the run has kept so far. Where the record is damaged, a record that keeps all: what it kept must not be deleted."""
+    """What the run has kept so far. Where the record is damaged, a record that keeps all: what it kept must not be
+    deleted.
+    """
     try:
         return read_policies(run.store)
     except DocumentRefused as error:
         reporter.notice(
-            f"the record of which commits stay is damaged and ignored: {error.name} ({error.found}). All commits stay, unless flags say "
+            f"the record of which commits stay is damaged and ignored: {error.name} ({error.found}). All commits stay, "
+            "unless flags say "
             f"otherwise (--keep, --keep-every, --keep-best)"
         )
         return PolicyRecord.of(CheckpointConfig(num_to_keep=None), generation=0)
@@ -324,7 +329,8 @@ def _introduce(run: OpenRun, num_hosts: int, reporter: ConsoleReporter) -> None:
     evaluated = f", {run.eval_index.num_rows:,} for evaluation" if run.eval_index else ", none for evaluation"
     reporter.notice(f"job {job.name}: {run.train_index.num_rows:,} training samples{evaluated}")
     reporter.notice(
-        f"{plural(len(run.record.tables), 'table')}, {rows:,} rows, {format_bytes(size)} with slots; batch {job.batch_size:,}, "
+        f"{plural(len(run.record.tables), 'table')}, {rows:,} rows, {format_bytes(size)} with slots; batch "
+        f"{job.batch_size:,}, "
         f"{plural(job.num_epochs, 'epoch')}"
     )
     reporter.notice(summary(plan_tables(job, num_hosts=num_hosts, table_buckets=run.table_buckets)))

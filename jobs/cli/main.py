@@ -1,7 +1,8 @@
-"""The command line: `podembed train | resume | inspect | prepare` and those of `jobs.cli.tools`, also as `python -m jobs.cli.main`.
+"""The command line: `podembed train | resume | inspect | prepare` and those of `jobs.cli.tools`, also as `python -m
+jobs.cli.main`.
 
-It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides nothing about
-training.
+It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides
+nothing about training.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 class Train:
     """Begin a new run.
 
-    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC is known.
+    Without --data, the built-in job `synthetic` trains DLRM on a generated Criteo-shaped set whose best reachable AUC
+    is known.
     """
 
     job: str | None = None
-    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with --data, else synthetic."""
+    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with
+    --data, else synthetic.
+    """
     data: tuple[str, ...] = ()
-    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of ratings. Quote globs."""
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of
+    ratings. Quote globs.
+    """
     eval_data: tuple[str, ...] = ()
     """Evaluation files or globs."""
     max_bad_lines: int = 10
@@ -44,11 +50,15 @@ class Train:
     set: tuple[str, ...] = ()
     """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
     hosts: str = "1"
-    """Hosts that train together: a number (on one machine they share it), or a range such as 2-8: as many as the cluster has machines for."""
+    """Hosts that train together: a number (on one machine they share it), or a range such as 2-8: as many as the
+    cluster has machines for.
+    """
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
     resources: tuple[str, ...] = ()
-    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and
+    models run there.
+    """
     in_process: bool = False
     """One host in this process, without Ray."""
     name: str | None = None
@@ -56,11 +66,15 @@ class Train:
     warm_start: str | None = None
     """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
     warm_start_rules: tuple[str, ...] = ()
-    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop, @dense=params, @dense=reinit."""
+    """What is meant where its tables differ: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop,
+    @dense=params, @dense=reinit.
+    """
     storage: str | None = None
     """Where runs lie: a folder, or an fsspec URL such as gs://bucket/runs, that every host reaches. Default: .runs"""
     single_writer: bool = False
-    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see
+    docs/operations.md.
+    """
     checkpoint_every: str | None = None
     """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
     checkpoint_seconds: float | None = None
@@ -68,15 +82,23 @@ class Train:
     keep: int | None = None
     """Newest commits kept. Default: as the run has kept them so far, at first 3."""
     keep_every: str | None = None
-    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so
+    far, at first none.
+    """
     keep_best: int | None = None
-    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far.
+    Default: as so far, at first none.
+    """
     metric: str | None = None
-    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the
+    job declares one.
+    """
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: str | None = None
-    """Steps between evaluations, or epochs such as 1epoch, where there is evaluation data; by default about four per run."""
+    """Steps between evaluations, or epochs such as 1epoch, where there is evaluation data; by default about four per
+    run.
+    """
     max_steps: str | None = None
     """Stop after this many steps, or epochs such as 1epoch."""
     resume: bool = False
@@ -92,17 +114,23 @@ class Resume:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
     set: tuple[str, ...] = ()
-    """Arguments of the job that change from here on, as name=value: --set learning_rate=0.02 epochs=3. What changes shapes is refused."""
+    """Arguments of the job that change from here on, as name=value: --set learning_rate=0.02 epochs=3. What changes
+    shapes is refused.
+    """
     hosts: str | None = None
     """Hosts, a number or a range such as 2-8; by default as many as the last commit had."""
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
     resources: tuple[str, ...] = ()
-    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and models run there."""
+    """Ray resources reserved for each host, such as CPU=8 GPU=1 or CPU=100 TPU=4. By default a part of the CPUs, and
+    models run there.
+    """
     in_process: bool = False
     """One host in this process, without Ray."""
     single_writer: bool = False
-    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see docs/operations.md."""
+    """Accept a storage that cannot create files exclusively. Nothing stops a second driver then: see
+    docs/operations.md.
+    """
     checkpoint_every: str | None = None
     """Steps between commits, or epochs such as 1epoch or 0.5epoch; by default about ten per run."""
     checkpoint_seconds: float | None = None
@@ -110,11 +138,17 @@ class Resume:
     keep: int | None = None
     """Newest commits kept. Default: as the run has kept them so far, at first 3."""
     keep_every: str | None = None
-    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so far, at first none."""
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as so
+    far, at first none.
+    """
     keep_best: int | None = None
-    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far. Default: as so far, at first none."""
+    """Also keep the K commits with the best --metric, and commit after each evaluation that is the best so far.
+    Default: as so far, at first none.
+    """
     metric: str | None = None
-    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the job declares one."""
+    """What best means: auc, log_loss, loss, or a metric of the job. Default: as so far, at first auc, or loss where the
+    job declares one.
+    """
     full_every: int = 1
     """Every so many commits hold all rows, those between only the rows that changed since the commit before."""
     eval_every: str | None = None
@@ -126,7 +160,9 @@ class Resume:
     allow_ancestor: bool = False
     """If the newest commit is damaged, go back to the newest one that is not; the steps since are done again."""
     accept_input_change: bool = False
-    """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same steps."""
+    """Go on although data files changed since the run began; rows, row groups and vocabularies must still mean the same
+    steps.
+    """
     fault_plan: str | None = None
     """Inject the faults of this file: see `podembed chaos`."""
 
@@ -206,7 +242,8 @@ def _run(command: Any) -> int:
 
     code = outcomes.exit_code(lambda: _dispatch(command))
     if ray_connection.is_left_behind():
-        # All that is the program's is closed; the interpreter's end would wait for Ray's threads, and they for a head that is gone.
+        # All that is the program's is closed; the interpreter's end would wait for Ray's threads, and they for a head
+        # that is gone.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,4 +1,6 @@
-"""The end of `podembed train` and `podembed resume` in words: what was done, how good it is, where it lies, what to type next."""
+"""The end of `podembed train` and `podembed resume` in words: what was done, how good it is, where it lies, what to
+type next.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,8 @@ def _quality(
     metric = config.metric or DEFAULT_METRIC
     best = history.best(metric, config.metric_order)
     if best is not None:
-        yield f"  best         {metric_label(metric)} {best.metrics[metric]:.4f} after step {best.step}, {_commit_of(best.step, commits)}"
+        commit = _commit_of(best.step, commits)
+        yield f"  best         {metric_label(metric)} {best.metrics[metric]:.4f} after step {best.step}, {commit}"
 
 
 def _commit_of(step: int, commits: Sequence[str]) -> str:
@@ -152,7 +155,8 @@ def _rates(result: Result) -> Iterator[str]:
     )
     yield f"               (first step to last{within}; starting and evaluating left out)"
     yield (
-        f"               {result.median_samples_per_s:,.0f} samples/s in the median of {plural(result.num_windows, 'window')}"
+        f"               {result.median_samples_per_s:,.0f} samples/s in the median of "
+        f"{plural(result.num_windows, 'window')}"
     )
     if result.is_short:
         yield "               a short run: its rates say little about a longer one"

@@ -1,4 +1,6 @@
-"""`podembed supervise -- train ...`: the same run again and again until it is done, by exit code, here or as Ray jobs."""
+"""`podembed supervise -- train ...`: the same run again and again until it is done, by exit code, here or as Ray
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from jobs.search_path import new_process
 class Supervise:
     """Run a train or resume command again, from its last commit, whenever it is preempted or killed.
 
-    Exit codes 0 (done), 1 (the job's own error), 86 (another driver has the run) and 87 (configuration) end it; after 85 (stopped
-    after a commit) the next attempt follows at once; anything else is tried again with growing pauses.
+    Exit codes 0 (done), 1 (the job's own error), 86 (another driver has the run) and 87 (configuration) end it; after
+    85 (stopped after a commit) the next attempt follows at once; anything else is tried again with growing pauses.
     """
 
     command: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="-- COMMAND")] = ()
     """`train ...` or `resume ...` with their flags, after `--`."""
     address: str | None = None
-    """Dashboard of a Ray cluster, such as http://head:8265; attempts are then Ray jobs. Without it, processes of this machine."""
+    """Dashboard of a Ray cluster, such as http://head:8265; attempts are then Ray jobs. Without it, processes of this
+    machine.
+    """
     working_dir: str = "."
     """Folder that Ray copies to the cluster."""
     max_failures: int = 5

@@ -55,7 +55,9 @@ class Export:
     out: str
     """File to write; it appears when it is complete."""
     format: Literal["npy", "parquet", "safetensors"] = "npy"
-    """npy: one array, or records with --slots. parquet: columns id, rows and the slots. safetensors: tensors rows and the slots."""
+    """npy: one array, or records with --slots. parquet: columns id, rows and the slots. safetensors: tensors rows and
+    the slots.
+    """
     slots: bool = False
     """Also write the optimizer's state."""
     commit: str | None = None
@@ -99,7 +101,9 @@ class Prune:
     keep: int
     """Newest commits to keep, at least 2. Others go, unless one of the next two asks for them."""
     keep_every: str | None = None
-    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as the run does; 0 for none."""
+    """Also keep the first commit at or after each multiple of so many steps, or epochs such as 1epoch. Default: as the
+    run does; 0 for none.
+    """
     keep_best: int | None = None
     """Also keep so many commits with the best metric. Default: as the run does; 0 for none."""
     single_writer: bool = False
@@ -168,7 +172,8 @@ def _fsck_saved(command: Fsck, paths: list[str]) -> int:
 
     if command.commit is not None or command.all or command.values:
         raise ConfigurationError(
-            f"Found --commit, --all or --values for {command.run}, which holds checkpoints of the step-by-step mode. Expected a run for them, since "
+            f"Found --commit, --all or --values for {command.run}, which holds checkpoints of the step-by-step mode. "
+            "Expected a run for them, since "
             "only runs have commits. Leave the flags out."
         )
     checked = check_saves(paths, on_save=lambda save: print(f"read {save.location}", file=sys.stderr))
@@ -302,6 +307,7 @@ def _recorded_policies(command: Prune) -> PolicyRecord | None:
         if command.keep_every is not None and command.keep_best == 0:
             return None
         raise ConfigurationError(
-            f"Found {error.found} in {error.name}. Expected the record of which commits the run keeps besides its newest. Say it with --keep-every N "
+            f"Found {error.found} in {error.name}. Expected the record of which commits the run keeps besides its "
+            "newest. Say it with --keep-every N "
             f"(0 for none) and --keep-best 0; which metric was to be best, nobody knows any more."
         ) from error

@@ -18,12 +18,13 @@ from jobs.models.layers import init_layers, linear, rectified
 class DCNv2:
     """The stacked form: the MLP reads what the last cross layer gives. Features may differ in width.
 
-    With x_0 all inputs side by side, a cross layer is x_{l+1} = x_0 * (W x_l + b) + x_l, entry by entry (equation 1 of the paper), so l
-    layers reach products of l + 1 inputs.
+    With x_0 all inputs side by side, a cross layer is x_{l+1} = x_0 * (W x_l + b) + x_l, entry by entry (equation 1 of
+    the paper), so l layers reach products of l + 1 inputs.
 
     Attributes:
       cross_layers: how many.
-      rank: None for a full W; else W = U V^T of this rank (equation 2), which has 2 · width · rank parameters instead of width².
+      rank: None for a full W; else W = U V^T of this rank (equation 2), which has 2 · width · rank parameters instead
+        of width².
       deep: hidden widths of the MLP; its last layer, of width 1, is added.
       order: in which features lie side by side.
     """
@@ -34,7 +35,9 @@ class DCNv2:
     order: FeatureOrder = field(default_factory=FeatureOrder, init=False, repr=False, compare=False)
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> dict[str, Any]:
-        """Glorot-normal weights; biases of the cross layers are 0, so that they begin near the identity for small inputs."""
+        """Glorot-normal weights; biases of the cross layers are 0, so that they begin near the identity for small
+        inputs.
+        """
         self.order.tell(widths)
         width = num_dense + sum(widths.values())
         cross_key, deep_key = jax.random.split(key)
@@ -65,6 +68,8 @@ class DCNv2:
 
 
 def cross(layer: Mapping[str, jax.Array], inputs: jax.Array, crossed: jax.Array) -> jax.Array:
-    """One cross layer, `[n, width]`, of x_0 `inputs` and x_l `crossed`. Rows are samples, so W stands on the right, transposed."""
+    """One cross layer, `[n, width]`, of x_0 `inputs` and x_l `crossed`. Rows are samples, so W stands on the right,
+    transposed.
+    """
     product = crossed @ layer["weight"] if "weight" in layer else (crossed @ layer["v"]) @ layer["u"]
     return inputs * (product + layer["bias"]) + crossed

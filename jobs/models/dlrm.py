@@ -1,4 +1,6 @@
-"""DLRM: a bottom MLP over the dense inputs, dot products of all pairs of vectors, a top MLP (Naumov et al. 2019, arXiv:1906.00091)."""
+"""DLRM: a bottom MLP over the dense inputs, dot products of all pairs of vectors, a top MLP (Naumov et al. 2019,
+arXiv:1906.00091).
+"""
 
 from __future__ import annotations
 

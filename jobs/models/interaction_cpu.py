@@ -1,8 +1,9 @@
 """The dot interaction as a numba kernel that XLA calls from within a compiled program.
 
-XLA hands a C function of its foreign function interface one argument, the address of a call frame (`xla/ffi/api/c_api.h`, which jaxlib
-ships). A numba callback can be that function: it reads the addresses of the buffers from the frame. The places used below are those of
-version 0.3 of the interface; with any other version this module says that it is not available.
+XLA hands a C function of its foreign function interface one argument, the address of a call frame
+(`xla/ffi/api/c_api.h`, which jaxlib ships). A numba callback can be that function: it reads the addresses of the
+buffers from the frame. The places used below are those of version 0.3 of the interface; with any other version this
+module says that it is not available.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ def _on_stack(typing_context, num_bytes):
 
 @jit
 def _bring_together(width, dim, frame, num_vectors, sample, num_samples, out):
-    """Copies a sample's vectors to rows of `out`. Where they lie they are as far apart as the batch is long, often at addresses that share
-    a few cache sets and push each other out."""
+    """Copies a sample's vectors to rows of `out`. Where they lie they are as far apart as the batch is long, often at
+    addresses that share a few cache sets and push each other out.
+    """
     for i in range(num_vectors):
         vector = (_data(frame, _ARGUMENTS, i), np.int64(4 * dim))
         for column in range(0, dim, columns_of(width)):

@@ -1,8 +1,10 @@
-"""Two towers: one vector for what is known of the user, one for what is known of the item, and their dot product as the score.
+"""Two towers: one vector for what is known of the user, one for what is known of the item, and their dot product as the
+score.
 
-The towers meet only in the product, so vectors of all items can be computed ahead and searched when a user comes (Covington et al. 2016,
-"Deep Neural Networks for YouTube Recommendations"). A tower's vector is the sum of its features, as in SVD++ (Koren 2008, "Factorization
-Meets the Neighborhood"), plus what an MLP makes of them side by side; from few samples the sum learns much faster than the MLP alone.
+The towers meet only in the product, so vectors of all items can be computed ahead and searched when a user comes
+(Covington et al. 2016, "Deep Neural Networks for YouTube Recommendations"). A tower's vector is the sum of its
+features, as in SVD++ (Koren 2008, "Factorization Meets the Neighborhood"), plus what an MLP makes of them side by side;
+from few samples the sum learns much faster than the MLP alone.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ class TwoTowers:
         """
         if sorted(widths) != sorted((*self.user, *self.item)):
             raise ValueError(
-                f"Found features {list(widths)} for towers of {list(self.user)} and {list(self.item)}. Expected each in one tower. "
+                f"Found features {list(widths)} for towers of {list(self.user)} and {list(self.item)}. Expected each "
+                "in one tower. "
                 f"Name them in TwoTowers(user=..., item=...)."
             )
         if len(set(widths.values())) != 1:
             raise ValueError(
-                f"Found features of widths {sorted(set(widths.values()))}. Expected one width. Give every table the same dim."
+                f"Found features of widths {sorted(set(widths.values()))}. Expected one width. Give every table the "
+                "same dim."
             )
         (width,) = set(widths.values())
         user_key, item_key = jax.random.split(key)

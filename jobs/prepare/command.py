@@ -24,7 +24,9 @@ class Prepare:
     form: Literal["criteo", "csv"] = "criteo"
     """criteo: click logs in Kaggle or 1TB form. csv: comma-separated values with a header, a row a line."""
     ids: Literal["hash", "vocabulary"] | None = None
-    """What becomes of the values of categorical fields: rows by a hash, or a row of its own for each frequent value. Default: hash"""
+    """What becomes of the values of categorical fields: rows by a hash, or a row of its own for each frequent value.
+    Default: hash
+    """
     hash_fields: tuple[str, ...] = ()
     """Fields that are hashed although --ids is vocabulary."""
     min_count: int | None = None
@@ -87,7 +89,8 @@ def run(command: Prepare) -> int:
     for field in report["fields"]:
         dropped = f", {field['unseen']:,} unseen or rare" if field["ids"] == "vocabulary" else ""
         say(
-            f"  {field['name']:<9} {field['rows']:,} rows by {field['ids']}; {field['kept']:,} kept{dropped}, {field['missing']:,} missing"
+            f"  {field['name']:<9} {field['rows']:,} rows by {field['ids']}; {field['kept']:,} kept{dropped}, "
+            f"{field['missing']:,} missing"
         )
     say(f"  written   {report['parts']:,} files, {format_bytes(report['part_bytes'])}, in {done.folder}")
     say(f"  report    {done.folder / PAGE_NAME}")
@@ -129,7 +132,8 @@ def settings_of(command: Prepare) -> PrepareSettings:
         other = read_prepared(f"{command.like.rstrip('/')}/{FILE_NAME}")
         if other.form != command.form:
             raise ConfigurationError(
-                f"Found --form {command.form} and a {other.form} set in {command.like}. Expected the same. Pass --form {other.form}."
+                f"Found --form {command.form} and a {other.form} set in {command.like}. Expected the same. Pass --form "
+                f"{other.form}."
             )
         return PrepareSettings(
             form=other.form,

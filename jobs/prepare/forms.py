@@ -1,8 +1,11 @@
-"""The two forms of text that can be prepared, Criteo's click logs and CSV with a header, each as a reader of blocks of lines.
+"""The two forms of text that can be prepared, Criteo's click logs and CSV with a header, each as a reader of blocks of
+lines.
 
-A reader turns a block into columns of its good lines and names the faults of the others; nothing is dropped silently. In CSV, a line is a
-row: a quoted value that goes on in the next line is a fault of both lines. Values of fields stay what they are here, numbers for Criteo's
-hexadecimal categories and text for CSV, and so they stand in vocabulary files; how they become ids is the business of `jobs.prepare.ids`.
+A reader turns a block into columns of its good lines and names the faults of the others; nothing is dropped silently.
+In CSV, a line is a
+row: a quoted value that goes on in the next line is a fault of both lines. Values of fields stay what they are here,
+numbers for Criteo's hexadecimal categories and text for CSV, and so they stand in vocabulary files; how they become ids
+is the business of `jobs.prepare.ids`.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class TextForm(Protocol):
     header_lines: int
 
     def parse(self, block: bytes, *, max_faults: int) -> ParsedBlock:
-        """Reads a block of whole lines, without the header. With more faults than that, the rest of the block may be left unread."""
+        """Reads a block of whole lines, without the header. With more faults than that, the rest of the block may be
+        left unread.
+        """
         ...
 
     def dense_type(self, name: str) -> pa.DataType: ...
@@ -102,8 +107,8 @@ class CriteoForm:
 
 @dataclass(frozen=True, slots=True)
 class CsvForm:
-    """Comma-separated values, quoted as in RFC 4180 but for line ends in values. Values of fields are text. Parsed as training parses CSV
-    (`workers.formats.csv_parser`), a line at a time in meaning though not in work.
+    """Comma-separated values, quoted as in RFC 4180 but for line ends in values. Values of fields are text. Parsed as
+    training parses CSV (`workers.formats.csv_parser`), a line at a time in meaning though not in work.
 
     Attributes:
       header: names of all columns, in order.
@@ -244,7 +249,8 @@ def open_form(settings: PrepareSettings, files: Sequence[str]) -> TextForm:
     for path, other in headers.items():
         if other != header:
             raise PrepareError(
-                f"Found header {','.join(other)} in {path} and {','.join(header)} in {first}. Expected one header in all files. "
+                f"Found header {','.join(other)} in {path} and {','.join(header)} in {first}. Expected one header in "
+                "all files. "
                 "Prepare the files apart, or write them with the same columns."
             )
     dense = tuple(column.name for column in settings.dense)
@@ -260,6 +266,7 @@ def _header(path: str) -> tuple[str, ...]:
             return tuple(header_names(line, delimiter=","))
         except (ValueError, pa.ArrowException) as error:
             raise PrepareError(
-                f"Found no header in {path} ({error!r}). Expected names of columns in UTF-8 in its first line. Write one."
+                f"Found no header in {path} ({error!r}). Expected names of columns in UTF-8 in its first line. Write "
+                "one."
             ) from error
     raise PrepareError(f"Found nothing in {path}. Expected CSV with a header. Leave the file out.")

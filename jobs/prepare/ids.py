@@ -1,7 +1,8 @@
 """From a field's values to rows of its table, by a hash or by a vocabulary; and the counting that makes a vocabulary.
 
-Row 0 stands for a missing value with both, and with a vocabulary for one that it does not hold. The vocabulary's values have the rows from
-1 on in the order of its file: UTF-8, one value a line, the most frequent first. So a row is the number of the line, counted from 1.
+Row 0 stands for a missing value with both, and with a vocabulary for one that it does not hold. The vocabulary's values
+have the rows from 1 on in the order of its file: UTF-8, one value a line, the most frequent first. So a row is the
+number of the line, counted from 1.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def summed(counts: pa.Table) -> pa.Table:
 
 
 def choose_vocabulary(counts: pa.Table, *, min_count: int, max_rows: int | None) -> ChosenValues:
-    """Keeps the values that occur at least `min_count` times, and of those the most frequent if the table has a largest size.
+    """Keeps the values that occur at least `min_count` times, and of those the most frequent if the table has a largest
+    size.
 
     Args:
       counts: every value once.

@@ -75,8 +75,10 @@ def _numbers(report: dict[str, Any]) -> str:
             + f"<td>{_histogram([(_range(low, high), count) for low, high, count in column['distribution']])}</td></tr>\n"
         )
     return (
-        "<h2>Label and numbers</h2><p class=note>A bar is the share of samples between one power of two and the next; negative values are on "
-        "the left of zero. Point at a bar for its range.</p>\n<table><tr><th>column<th class=number>missing<th class=number>min"
+        "<h2>Label and numbers</h2><p class=note>A bar is the share of samples between one power of two and the next; "
+        "negative values are on "
+        "the left of zero. Point at a bar for its range.</p>\n<table><tr><th>column<th class=number>missing<th "
+        "class=number>min"
         f"<th class=number>mean<th class=number>max<th>distribution</tr>\n{''.join(rows)}</table>\n"
     )
 
@@ -87,11 +89,11 @@ def _fields(report: dict[str, Any]) -> str:
         for name, colour in (("kept", _KEPT), ("unseen or rare", _UNSEEN), ("missing", _MISSING))
     )
     return (
-        f"<h2>Fields</h2><p class='note key'>Samples:{key}</p><p class=note>A bar is the share of the kept samples whose row is hit "
+        f"<h2>Fields</h2><p class='note key'>Samples:{key}</p><p class=note>A bar is the share of the kept samples "
+        "whose row is hit "
         "1, 2–3, 4–7, … times, from left to right: what lies on the left was seen too seldom to be learned well.</p>\n"
-        "<table><tr><th>field<th class=number>table rows<th class=number>values<th>samples<th>distribution<th>most frequent</tr>\n"
-        + "".join(_field(field) for field in report["fields"])
-        + "</table>\n"
+        "<table><tr><th>field<th class=number>table rows<th class=number>values<th>samples<th>distribution<th>most "
+        "frequent</tr>\n" + "".join(_field(field) for field in report["fields"]) + "</table>\n"
     )
 
 
@@ -106,7 +108,8 @@ def _field(field: dict[str, Any]) -> str:
     bars = [(_times(low), samples) for low, _, samples in field["distribution"]]
     top = ", ".join(f"{escape(value)}&nbsp;×{count:,}" for value, count in (field["most_frequent"] or [])[:3])
     return (
-        f"<tr><td>{escape(field['name'])}<small>{kind}</small></td><td class=number>{field['rows']:,}</td><td class=number>{values}</td>"
+        f"<tr><td>{escape(field['name'])}<small>{kind}</small></td><td class=number>{field['rows']:,}</td><td "
+        f"class=number>{values}</td>"
         f"<td>{_shares(field)}</td><td>{_histogram(bars)}<small>{_hit_range(field)}</small></td><td><small>{top}</small></td></tr>\n"
     )
 
@@ -118,10 +121,14 @@ def _shares(field: dict[str, Any]) -> str:
     for name, colour in (("kept", _KEPT), ("unseen", _UNSEEN), ("missing", _MISSING)):
         width = _WIDTH * field[name] / total
         parts.append(
-            f'<rect x="{at:.1f}" y="4" width="{width:.1f}" height="12" fill="{colour}"><title>{name} {field[name]:,}</title></rect>'
+            f'<rect x="{at:.1f}" y="4" width="{width:.1f}" height="12" fill="{colour}"><title>{name} '
+            f"{field[name]:,}</title></rect>"
         )
         at += width
-    words = f"{field['kept'] / total:.1%} kept, {field['unseen'] / total:.1%} unseen, {field['missing'] / total:.1%} missing"
+    words = (
+        f"{field['kept'] / total:.1%} kept, {field['unseen'] / total:.1%} unseen, {field['missing'] / total:.1%} "
+        "missing"
+    )
     return f'<svg width="{_WIDTH}" height="20" role="img">{"".join(parts)}</svg><small>{words}</small>'
 
 
@@ -134,7 +141,8 @@ def _histogram(bars: Sequence[tuple[str, int]]) -> str:
     for at, (name, count) in enumerate(bars):
         height = max(1.0, (_HEIGHT - 2) * count / max(1, most))
         drawn.append(
-            f'<rect x="{at * step:.1f}" y="{_HEIGHT - height:.1f}" width="{step - 2:.1f}" height="{height:.1f}" fill="{_BAR}">'
+            f'<rect x="{at * step:.1f}" y="{_HEIGHT - height:.1f}" width="{step - 2:.1f}" height="{height:.1f}" '
+            f'fill="{_BAR}">'
             f"<title>{escape(name)}: {count:,} samples, {count / max(1, total):.1%}</title></rect>"
         )
     return f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img">{"".join(drawn)}</svg>'

@@ -1,7 +1,8 @@
-"""How text files are cut into pieces of work: each piece becomes one Parquet file, and the cut depends on the files alone.
+"""How text files are cut into pieces of work: each piece becomes one Parquet file, and the cut depends on the files
+alone.
 
-A large plain file is cut at line ends into spans of about equal size; a gzip file is one span, since it can only be read from its
-beginning; small files are put together, so that they do not end as many small row groups.
+A large plain file is cut at line ends into spans of about equal size; a gzip file is one span, since it can only be
+read from its beginning; small files are put together, so that they do not end as many small row groups.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def _next_line(file: IO[bytes], path: str, position: int) -> int:
         passed += len(chunk)
         if passed > _LONGEST_LINE_BYTES:
             raise TextError(
-                f"Found no line end within {passed:,} bytes behind byte {position:,} of {path}. Expected lines of a few hundred bytes. "
+                f"Found no line end within {passed:,} bytes behind byte {position:,} of {path}. Expected lines of a "
+                "few hundred bytes. "
                 "Check that the file is text with a line for each sample."
             )
     return position + passed

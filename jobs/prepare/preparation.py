@@ -1,9 +1,10 @@
 """`prepare`: text files to a prepared set, piece by piece in several processes.
 
-While it works, everything lies in a hidden sibling of the folder that is asked for: finished parts, and a record of each. A preparation
-that was killed, or stopped by malformed lines, goes on from those records when it is asked for again; only what had no record is done
-again. When the last part is there, one rename puts the folder in place, so a folder of that name is a whole set. Which bytes are written
-depends on the sources and the settings alone, not on the number of processes or on interruptions.
+While it works, everything lies in a hidden sibling of the folder that is asked for: finished parts, and a record of
+each. A preparation that was killed, or stopped by malformed lines, goes on from those records when it is asked for
+again; only what had no record is done again. When the last part is there, one rename puts the folder in place, so a
+folder of that name is a whole set. Which bytes are written depends on the sources and the settings alone, not on the
+number of processes or on interruptions.
 
 The processes are children without shared state; they get a piece, write files, and end when this process does.
 """
@@ -96,7 +97,8 @@ def prepare(
       like: a prepared set whose vocabularies are taken over.
 
     Raises:
-      PrepareError: the folder, or the unfinished one beside it, comes from other sources or settings, or somebody works in it.
+      PrepareError: the folder, or the unfinished one beside it, comes from other sources or settings, or somebody works
+        in it.
       TextError: more than `max_bad_lines` lines are malformed, a file is damaged, or there is no line at all.
       InputError: a pattern matches nothing.
       FolderError: the folder is damaged.
@@ -143,7 +145,8 @@ def _identity(files: Sequence[str], settings: PrepareSettings) -> dict[str, Any]
 def _present(folder: Path, report: dict[str, Any], identity: dict[str, Any]) -> Prepared:
     if report.get("prepared_from") != identity:
         raise PrepareError(
-            f"Found {folder}, prepared from other sources or with other settings: {_difference(report.get('prepared_from'), identity)}. "
+            f"Found {folder}, prepared from other sources or with other settings: "
+            f"{_difference(report.get('prepared_from'), identity)}. "
             "Expected none, or one of these. Choose another --out, or remove the folder."
         )
     return Prepared(
@@ -163,8 +166,10 @@ def _check_plan(path: Path, identity: dict[str, Any], folder: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     if found != identity:
         raise PrepareError(
-            f"Found {path.parent}, an unfinished preparation from other sources or with other settings: {_difference(found, identity)}. "
-            f"Expected the same to go on with it. Repeat the command that began it, or remove that folder to begin {folder} anew."
+            f"Found {path.parent}, an unfinished preparation from other sources or with other settings: "
+            f"{_difference(found, identity)}. "
+            "Expected the same to go on with it. Repeat the command that began it, or remove that folder to begin "
+            f"{folder} anew."
         )
 
 
@@ -175,7 +180,8 @@ def _check_unchanged(
     now = _identity(files, settings)
     if now != identity:
         raise PrepareError(
-            f"Found that while it was read, {_difference(identity, now)}. Expected sources at rest. Wait until they are complete, remove "
+            f"Found that while it was read, {_difference(identity, now)}. Expected sources at rest. Wait until they "
+            "are complete, remove "
             f"{unfinished}, and repeat the command."
         )
 
@@ -295,7 +301,8 @@ class _Stages:
         if len(bad) == sum(record.lines for record in records.values()):
             named = "; ".join(str(_bad_line(line)) for line in bad[:_NAMED_BAD_LINES])
             raise TextError(
-                f"Found no good line among the {len(bad):,} of the sources: {named}. Expected lines of the form that was named. Check that these "
+                f"Found no good line among the {len(bad):,} of the sources: {named}. Expected lines of the form that "
+                "was named. Check that these "
                 "are the files that you mean."
             )
         return [records[piece.number] for piece in self.pieces]
@@ -317,8 +324,10 @@ class _Stages:
             _write_dead_letters(dead_letters, bad)
             named = "; ".join(str(_bad_line(line)) for line in bad[:_NAMED_BAD_LINES])
             raise TextError(
-                f"Found more than {self.place.max_bad_lines} malformed lines among {lines:,}: {named}. All that were met are in {dead_letters}. "
-                "Expected lines of the form that was named. Repair the sources, or raise --max-bad-lines to leave such lines out; "
+                f"Found more than {self.place.max_bad_lines} malformed lines among {lines:,}: {named}. All that were "
+                f"met are in {dead_letters}. "
+                "Expected lines of the form that was named. Repair the sources, or raise --max-bad-lines to leave such "
+                "lines out; "
                 "the same command then goes on where it stopped."
             )
 
@@ -415,7 +424,8 @@ class _Crew:
                 yield done.result()
         except BrokenProcessPool as error:
             raise PrepareError(
-                "Found that a process of the preparation died. Expected it to end in order; it may have been killed for its memory. "
+                "Found that a process of the preparation died. Expected it to end in order; it may have been killed "
+                "for its memory. "
                 "Repeat the command to go on where it was, with fewer --workers."
             ) from error
 

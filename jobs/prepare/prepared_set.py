@@ -1,4 +1,6 @@
-"""`prepared.json`: what training needs to know of a prepared set: its columns, and how many rows the table of each field has."""
+"""`prepared.json`: what training needs to know of a prepared set: its columns, and how many rows the table of each
+field has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The report of a preparation: what was kept and dropped, in all and for each column, from the records of its pieces."""
+"""The report of a preparation: what was kept and dropped, in all and for each column, from the records of its
+pieces.
+"""
 
 from __future__ import annotations
 

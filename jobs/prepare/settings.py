@@ -1,4 +1,6 @@
-"""What a preparation is asked to do, as values: the form of the text, its columns, and how each field's values become ids."""
+"""What a preparation is asked to do, as values: the form of the text, its columns, and how each field's values become
+ids.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ class PrepareSettings:
         unfit = [field.name for field in self.fields if not field.name or "/" in field.name or field.name[0] == "."]
         if unfit:
             raise PrepareError(
-                f"Found fields named {unfit}. Expected names that can name a file: not empty, without '/', no '.' in front. Rename the columns."
+                f"Found fields named {unfit}. Expected names that can name a file: not empty, without '/', no '.' in "
+                "front. Rename the columns."
             )
         if self.rows_per_group < 1 or self.piece_bytes < 1:
             raise PrepareError(
@@ -90,7 +93,8 @@ class PrepareSettings:
                 )
             if field.max_rows is not None and field.max_rows < _FEWEST_ROWS:
                 raise PrepareError(
-                    f"Found {field.max_rows} table rows for field {field.name!r}. Expected at least {_FEWEST_ROWS}, since one is reserved."
+                    f"Found {field.max_rows} table rows for field {field.name!r}. Expected at least {_FEWEST_ROWS}, "
+                    "since one is reserved."
                 )
 
 

@@ -1,6 +1,8 @@
-"""What is counted on the way through the text: per number its range and distribution, per field how often rows of its table are hit.
+"""What is counted on the way through the text: per number its range and distribution, per field how often rows of its
+table are hit.
 
-Tallies of pieces add up to those of the whole, in the order of the pieces, so that a report does not depend on who counted what when.
+Tallies of pieces add up to those of the whole, in the order of the pieces, so that a report does not depend on who
+counted what when.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import pyarrow as pa
 
 from jobs.prepare.ids import OTHER_ROW
 
-# Hits are counted for at most so many rows of a table, evenly spaced: enough for a distribution, and little to keep for every piece.
+# Hits are counted for at most so many rows of a table, evenly spaced: enough for a distribution, and little to keep for
+# every piece.
 MAX_TRACKED_ROWS = 1 << 16
 _LEAST_EXPONENT, _MOST_EXPONENT = -20, 62
 
@@ -73,7 +76,9 @@ class NumberTally:
 
 
 def _bins_of(numbers: np.ndarray) -> np.ndarray:
-    """int64: 0 for zero, else the sign times the place of the power of two below, so that bins are ordered as numbers are."""
+    """int64: 0 for zero, else the sign times the place of the power of two below, so that bins are ordered as numbers
+    are.
+    """
     exponents = np.full(len(numbers), _LEAST_EXPONENT, np.int64)
     is_something = numbers != 0
     # frexp is exact where log2 may round up to the next power; it gives a fraction in [0.5, 1).

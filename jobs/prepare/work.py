@@ -1,7 +1,9 @@
-"""What one process does of a preparation: count the values of a piece, make the vocabulary of a field, write the part of a piece.
+"""What one process does of a preparation: count the values of a piece, make the vocabulary of a field, write the part
+of a piece.
 
-Each of these is a function of its arguments and of files that are finished, leaves its result under a fixed name, and writes its record
-last, whole. So whoever finds a record finds the work done, and work that was cut off is simply done again, with the same bytes.
+Each of these is a function of its arguments and of files that are finished, leaves its result under a fixed name, and
+writes its record last, whole. So whoever finds a record finds the work done, and work that was cut off is simply done
+again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -199,7 +201,9 @@ def _row_ids(prepared: Path, fields: tuple[PreparedField, ...]) -> dict[str, Row
 
 
 def _write_part(path: Path, tables: Iterator[pa.Table], place: Workplace, record: PieceRecord) -> int | None:
-    """Row groups of one size; only the last one is smaller. Returns the size of the file, or None if there is no row."""
+    """Row groups of one size; only the last one is smaller. Returns the size of the file, or None if there is no
+    row.
+    """
     writer: pq.ParquetWriter | None = None
     with _placed(path) as temporary:
         try:

@@ -1,4 +1,5 @@
-"""What a program says to the trainer, and the small values that all of the driver shares: settings, policies, errors, clock, signals.
+"""What a program says to the trainer, and the small values that all of the driver shares: settings, policies, errors,
+clock, signals.
 
 Nothing here acts.
 

@@ -1,7 +1,9 @@
-"""`Clock`: the passing of time as an argument, so that the driver's waiting, deadlines and heartbeats run in a test without any waiting.
+"""`Clock`: the passing of time as an argument, so that the driver's waiting, deadlines and heartbeats run in a test
+without any waiting.
 
-`monotonic_s` measures: deadlines, intervals, durations. `wall_s` dates: heartbeats, records, ages of files; it may jump, and nothing that
-must be right depends on it. What talks to real processes (`cluster`, `ray_jobs`, `pod`) waits for them in real time and has no clock.
+`monotonic_s` measures: deadlines, intervals, durations. `wall_s` dates: heartbeats, records, ages of files; it may
+jump, and nothing that must be right depends on it. What talks to real processes (`cluster`, `ray_jobs`, `pod`) waits
+for them in real time and has no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How, where and how long a job runs: the frozen values that a user passes beside a `JobConfig`, and the `Result` that comes back.
+"""How, where and how long a job runs: the frozen values that a user passes beside a `JobConfig`, and the `Result` that
+comes back.
 
 The names are those of Ray Train. Nothing here starts anything; `orchestrator.driver.driver` does.
 """
@@ -35,11 +36,11 @@ class ScalingConfig:
     """Hosts of a run.
 
     Attributes:
-      num_hosts: hosts that train together: a number, or `(min, max)`, as many of them as the cluster has room for. They change while the run
-        goes on, at its commits; below `min` it waits.
+      num_hosts: hosts that train together: a number, or `(min, max)`, as many of them as the cluster has room for. They
+        change while the run goes on, at its commits; below `min` it waits.
       threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
-      resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part of the
-        cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
+      resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part
+        of the cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
       in_process: one host inside the driver's own process, without Ray.
     """
 
@@ -64,12 +65,14 @@ class ScalingConfig:
         gpus = (self.resources_per_host or {}).get("GPU", 0.0)
         if 0 < gpus < 1 and hosts[1] > 1:
             raise ConfigurationError(
-                f"Found {gpus:g} GPU a host for num_hosts={self.num_hosts}. Expected whole ones, since NCCL sums no gradients between two processes "
+                f"Found {gpus:g} GPU a host for num_hosts={self.num_hosts}. Expected whole ones, since NCCL sums no "
+                "gradients between two processes "
                 f"on one GPU. Reserve GPU=1 for each host, or use one host."
             )
         if self.in_process and hosts[1] != 1:
             raise ConfigurationError(
-                f"Found in_process with num_hosts={self.num_hosts}. Expected one host. Leave in_process out to use several."
+                f"Found in_process with num_hosts={self.num_hosts}. Expected one host. Leave in_process out to use "
+                "several."
             )
 
     @property
@@ -93,20 +96,22 @@ class CheckpointConfig:
     """When to commit and what to keep. The last step, and a stop by a signal, are committed in any case.
 
     Attributes:
-      every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given. With neither of them
-        nor `on_best`, commit after evaluations. Steps may be epochs as text, such as `"1epoch"` or `"0.5epoch"`.
+      every_steps, every_seconds: commit when so many have passed since the last commit; both, where both are given.
+        With neither of them nor `on_best`, commit after evaluations. Steps may be epochs as text, such as `"1epoch"` or
+        `"0.5epoch"`.
       on_best: commit after an evaluation that is better than that of every commit so far.
-      metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of `JobConfig.metrics`.
-        None stands for `auc`, and for `loss` where the job declares a loss.
-      metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric (`lower_is_better`), or
-        else its name: a name that ends with `loss` means the lowest.
+      metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of
+        `JobConfig.metrics`. None stands for `auc`, and for `loss` where the job declares a loss.
+      metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric
+        (`lower_is_better`), or else its name: a name that ends with `loss` means the lowest.
       num_to_keep: newest commits kept, at least 2; None keeps all.
       keep_every_steps: also keep the first commit at or after each multiple of so many steps, or epochs as text.
       keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
-      read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to keep what it
-        accepted. Otherwise the sizes of all files are compared.
-      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit before, and need the
-        files of the commits back to the last full one, which are then kept as long as they are. 1 makes all commits full.
+      read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to
+        keep what it accepted. Otherwise the sizes of all files are compared.
+      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit
+        before, and need the files of the commits back to the last full one, which are then kept as long as they are. 1
+        makes all commits full.
     """
 
     every_steps: int | str | None = None
@@ -128,17 +133,20 @@ class CheckpointConfig:
             raise ConfigurationError(f"Found every_seconds={self.every_seconds}. Expected seconds above 0, or None.")
         if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
             raise ConfigurationError(
-                f"Found metric={self.metric!r}. Expected the name of a metric, such as 'auc' or 'loss'. Choose one, or None."
+                f"Found metric={self.metric!r}. Expected the name of a metric, such as 'auc' or 'loss'. Choose one, or "
+                "None."
             )
         if self.metric_order not in (None, *get_args(Order)):
             raise ConfigurationError(
-                f"Found metric_order={self.metric_order!r}. Expected one of {', '.join(get_args(Order))}, or None. Choose one of them."
+                f"Found metric_order={self.metric_order!r}. Expected one of {', '.join(get_args(Order))}, or None. "
+                "Choose one of them."
             )
         if self.keep_best < 0:
             raise ConfigurationError(f"Found keep_best={self.keep_best}. Expected at least 0.")
         if self.num_to_keep is not None and self.num_to_keep < 2:
             raise ConfigurationError(
-                f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, or None."
+                f"Found num_to_keep={self.num_to_keep}. Expected at least 2, so that a damaged commit has an ancestor, "
+                "or None."
             )
         if self.full_every < 1:
             raise ConfigurationError(f"Found full_every={self.full_every}. Expected at least 1, which makes all full.")
@@ -184,24 +192,27 @@ class FailureConfig:
     """What a run bears.
 
     Attributes:
-      max_failures: host faults in a row without a new commit before the run stops. Announced losses of machines are not counted.
-      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call; the same one at the same
-        step twice stops the run in any case.
-      wait_for_hosts_s: seconds that the run waits for hosts when there are fewer than `ScalingConfig.num_hosts` asks for.
+      max_failures: host faults in a row without a new commit before the run stops. Announced losses of machines are not
+        counted.
+      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call; the
+        same one at the same step twice stops the run in any case.
+      wait_for_hosts_s: seconds that the run waits for hosts when there are fewer than `ScalingConfig.num_hosts` asks
+        for.
       quarantine_after: faults on one machine within `quarantine_period_s` after which it is not used for a while.
       quarantine_s: how long at first; each further fault doubles it, up to `quarantine_period_s`.
-      step_timeout_s: seconds without any finished step after which the group is taken for hung. None takes ten times the median step, at
-        least 30 s, and before the first step, or while hosts wait for storage, 120 s.
+      step_timeout_s: seconds without any finished step after which the group is taken for hung. None takes ten times
+        the median step, at least 30 s, and before the first step, or while hosts wait for storage, 120 s.
       start_timeout_s: seconds for processes to start, join, restore and compile.
-      lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves. The driver's heartbeat
-        is written every 5 s.
-      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one; until then it goes on without. A
-        fault leads back to the last commit all the same. 0 ends the run with the first.
-      storage_timeout_s: how long it then tries again, how long the commit of the last step is tried, and after a fault each request for the next
-        generation, before the run ends with an error; 0 ends it where it would have to wait.
-      undo_share: of the tables' bytes, memory for the way back to the last commit. Hosts that survive a fault go back in memory and read only what
-        found no room in it. 0 keeps none: then they read all their rows.
-      standby_after_s: after so many seconds of training, processes are started that wait to take the place of lost ones; None starts none.
+      lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves.
+        The driver's heartbeat is written every 5 s.
+      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one; until
+        then it goes on without. A fault leads back to the last commit all the same. 0 ends the run with the first.
+      storage_timeout_s: how long it then tries again, how long the commit of the last step is tried, and after a fault
+        each request for the next generation, before the run ends with an error; 0 ends it where it would have to wait.
+      undo_share: of the tables' bytes, memory for the way back to the last commit. Hosts that survive a fault go back
+        in memory and read only what found no room in it. 0 keeps none: then they read all their rows.
+      standby_after_s: after so many seconds of training, processes are started that wait to take the place of lost
+        ones; None starts none.
     """
 
     max_failures: int = 3
@@ -244,7 +255,8 @@ class FailureConfig:
             )
         if self.max_failed_saves < 0 or not 0 <= self.storage_timeout_s < math.inf:
             raise ConfigurationError(
-                f"Found max_failed_saves={self.max_failed_saves} and storage_timeout_s={self.storage_timeout_s}. Expected at least 0, and "
+                f"Found max_failed_saves={self.max_failed_saves} and storage_timeout_s={self.storage_timeout_s}. "
+                "Expected at least 0, and "
                 f"finite seconds of at least 0."
             )
         if not 0 <= self.undo_share <= 4:
@@ -254,18 +266,21 @@ class FailureConfig:
 
     @property
     def worker_step_timeout_s(self) -> float:
-        """How long a worker waits for another one within a step before it gives up by itself; the driver does so earlier."""
+        """How long a worker waits for another one within a step before it gives up by itself; the driver does so
+        earlier.
+        """
         return DEFAULT_STEP_TIMEOUT_S if self.step_timeout_s is None else self.step_timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken over.
+    """Where a new run begins, instead of with initial values. Step, data and schedules begin anew; only state is taken
+    over.
 
     Attributes:
       source: `RUN`, for the newest commit at that time, or `RUN@COMMIT`.
-      rules: what is meant by each difference between the commit and the job, such as `users=rename=members`, `ads=reinit`, `old=drop`,
-        `items=rows`, `@dense=params`; see `orchestrator.run.warm_start`.
+      rules: what is meant by each difference between the commit and the job, such as `users=rename=members`,
+        `ads=reinit`, `old=drop`, `items=rows`, `@dense=params`; see `orchestrator.run.warm_start`.
     """
 
     source: str
@@ -279,7 +294,8 @@ class RunConfig:
     Attributes:
       name: folder of the run below `storage_path`; None makes one from the job's name and the time.
       storage_path: local folder or fsspec URL that every host reaches.
-      eval_every_steps: steps between evaluations, or epochs as text, such as `"1epoch"`; None evaluates at the end only.
+      eval_every_steps: steps between evaluations, or epochs as text, such as `"1epoch"`; None evaluates at the end
+        only.
       evaluate_at_end: whether the finished model is evaluated, where the data declares evaluation files.
       max_steps: stop after this many steps of the whole run, or epochs as text; None trains all epochs.
       take_over: fence another driver that still holds this run.
@@ -316,12 +332,14 @@ class RunConfig:
             value = getattr(self, name)
             if not isinstance(value, kind) and (value is not None or name.endswith("config")):
                 raise ConfigurationError(
-                    f"Found {name}={shown(value)} in RunConfig. Expected a {kind.__name__}. Write {name}={kind.__name__}(...)."
+                    f"Found {name}={shown(value)} in RunConfig. Expected a {kind.__name__}. Write "
+                    f"{name}={kind.__name__}(...)."
                 )
         parts = (self.name or "").split("/")
         if self.name is not None and (not self.name or any(part in ("", ".", "..") for part in parts)):
             raise ConfigurationError(
-                f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as 'clicks' or 'team/clicks'. "
+                f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as "
+                "'clicks' or 'team/clicks'. "
                 f"Put what lies above it into storage_path."
             )
         check_steps(self, "eval_every_steps", ConfigurationError)
@@ -356,7 +374,8 @@ class Evaluation:
 
     Attributes:
       auc: of the scores; NaN where it has no meaning: labels other than 0 and 1, or one of them alone.
-      log_loss: of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores for something else.
+      log_loss: of scores that are logits of label 1; NaN with other labels, and with a loss that takes scores for
+        something else.
       metrics: name to value of the job's own metrics.
       loss: mean of the job's loss, weighted by the samples' weights.
     """
@@ -375,7 +394,9 @@ class Evaluation:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The log loss and the job's loss by the names under which they are printed: the latter alone where it is another one."""
+        """The log loss and the job's loss by the names under which they are printed: the latter alone where it is
+        another one.
+        """
         is_same = is_same_loss(self.loss, self.log_loss)
         values = {"log loss": self.log_loss, "loss": math.nan if is_same else self.loss}
         return {name: value for name, value in values.items() if not math.isnan(value)}
@@ -406,11 +427,13 @@ class Recovery:
       cause: what happened, one line.
       base_step: step of the commit that the run went back to.
       discarded_steps: steps done since that commit, done again.
-      detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the detection time.
-      stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was lost is gone; new processes, mesh and gang;
+      detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the
+      detection time. stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was
+      lost is gone; new processes, mesh and gang;
         rows, as far as that took longer than the rest; the model.
-      parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the slowest.
-      undo_s, move_s, verify_s, read_s: what the slowest host spent on going back in memory, on getting buckets from other hosts, on comparing
+      parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the
+      slowest. undo_s, move_s, verify_s, read_s: what the slowest host spent on going back in memory, on getting buckets
+      from other hosts, on comparing
         digests, and on reading; beside other parts.
       survivors: hosts whose process lived on.
       buckets_kept: of all hosts, in their memory.
@@ -472,15 +495,17 @@ class Result:
       path: folder of the run.
       step: steps trained in all, of `total_steps`.
       num_samples: samples trained by this call, without padding and without discarded steps.
-      trained_s: seconds from the beginning of this call's first window of steps to the end of its last one, but for evaluations. Recoveries,
-        changes of hosts, discarded steps and waiting for commits count.
+      trained_s: seconds from the beginning of this call's first window of steps to the end of its last one, but for
+        evaluations. Recoveries, changes of hosts, discarded steps and waiting for commits count.
       samples_per_s: `num_samples` over `trained_s`.
-      median_samples_per_s: of the windows whose steps count, each weighted with its seconds: how fast it went while nothing was in the way.
+      median_samples_per_s: of the windows whose steps count, each weighted with its seconds: how fast it went while
+        nothing was in the way.
       num_windows: whose steps count.
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
-      commit: name of the newest commit, which is of `step`; None where nothing was trained and nothing committed before.
+      commit: name of the newest commit, which is of `step`; None where nothing was trained and nothing committed
+        before.
       stopped_by: None when all steps are done, else the reason.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
@@ -506,7 +531,9 @@ class Result:
 
     @property
     def is_short(self) -> bool:
-        """Whether so little was trained that its rates say nothing about a longer run: caches were cold for much of it."""
+        """Whether so little was trained that its rates say nothing about a longer run: caches were cold for much of
+        it.
+        """
         return self.num_windows < SHORT_WINDOWS or self.trained_s < SHORT_S
 
 
@@ -514,13 +541,15 @@ def check_policies(job: JobConfig, config: RunConfig) -> None:
     """Refuses policies that do not go with a job; asked before anything is made.
 
     Raises:
-      ConfigurationError: commits that follow the clock, with stale lookups; or the best commits by a metric that the job does not have.
+      ConfigurationError: commits that follow the clock, with stale lookups; or the best commits by a metric that the
+        job does not have.
     """
     with_metric(job, config.checkpoint_config)
     every_seconds = config.checkpoint_config.every_seconds
     if job.staleness and every_seconds is not None:
         raise ConfigurationError(
-            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale lookup is not made across a "
+            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale "
+            "lookup is not made across a "
             "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
         )
 
@@ -537,7 +566,8 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
     if config.uses_metric and metric not in known:
         logits = " With a loss of your own log_loss is one of JobConfig.metrics: workers.job.ranking.LogLoss()."
         raise ConfigurationError(
-            f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations have: {', '.join(known)}. "
+            f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations "
+            f"have: {', '.join(known)}. "
             f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
             f"{logits if metric == 'log_loss' else ''}"
         )

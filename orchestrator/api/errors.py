@@ -1,7 +1,8 @@
 """How an attempt or a run can end badly, as types. Every one says what was found, what was expected and what to do.
 
-Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by another driver,
-87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run needs, or no Ray cluster, for too long.
+Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by
+another driver, 87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run
+needs, or no Ray cluster, for too long.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Failure:
 
 
 class WorkerRefused(RuntimeError):
-    """A worker refused its data, its storage or a setting; the message says what to mend, and a traceback would hide it."""
+    """A worker refused its data, its storage or a setting; the message says what to mend, and a traceback would hide
+    it.
+    """
 
 
 class WorkerFailure(RuntimeError):
@@ -77,7 +80,9 @@ class JobFailed(RuntimeError):
 
 
 class DataFailed(JobFailed):
-    """Too much of the job's data is malformed, as found out over all hosts; what one host finds out alone ends the run with the same code."""
+    """Too much of the job's data is malformed, as found out over all hosts; what one host finds out alone ends the run
+    with the same code.
+    """
 
     exit_code = EXIT_CONFIGURATION
 
@@ -97,8 +102,9 @@ class ClusterNotStarted(TooFewHosts):
 
 
 def cause(failures: Sequence[Failure]) -> str:
-    """One line that names the root of a group of failures: processes that died before those that hung before those that report peers.
-    Processes that failed alike are named together."""
+    """One line that names the root of a group of failures: processes that died before those that hung before those that
+    report peers. Processes that failed alike are named together.
+    """
     order = [FailureKind.DIED, FailureKind.HUNG, FailureKind.ERROR, FailureKind.PEER]
     first = min(failures, key=lambda failure: order.index(failure.kind))
     alike = [
@@ -139,14 +145,17 @@ _VERB = {
 
 
 def roots(failures: Sequence[Failure]) -> list[Failure]:
-    """Those that the others follow from. When a member of the gang is gone JAX aborts the rest, so of several device processes that died only
-    the first may be one; host processes die for reasons of their own."""
+    """Those that the others follow from. When a member of the gang is gone JAX aborts the rest, so of several device
+    processes that died only the first may be one; host processes die for reasons of their own.
+    """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
     hosts = [failure for failure in lost if failure.worker.startswith("host ")]
     return hosts or lost[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
 
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:
-    """Whether new processes may help. An exception beside a dead, hung or lost process is its echo (a collective that lost a member):
-    a worker that raises lives on and keeps its connections, so its own exception makes nobody else report a lost peer."""
+    """Whether new processes may help. An exception beside a dead, hung or lost process is its echo (a collective that
+    lost a member): a worker that raises lives on and keeps its connections, so its own exception makes nobody else
+    report a lost peer.
+    """
     return any(failure.kind is not FailureKind.ERROR for failure in failures)

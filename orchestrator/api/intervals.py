@@ -1,7 +1,8 @@
 """Numbers of steps as users give them: `500`, or epochs as text, such as `"1epoch"`, `"0.5epoch"` and `"2epochs"`.
 
-How many steps an epoch has is known only when the data is there. So the form is checked when a number is declared, and it becomes
-steps when the run is open. Epochs must be whole steps: a commit that drifted from the ends of epochs would be a surprise.
+How many steps an epoch has is known only when the data is there. So the form is checked when a number is declared, and
+it becomes steps when the run is open. Epochs must be whole steps: a commit that drifted from the ends of epochs would
+be a surprise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def check_steps(declared: object, name: str, error: type[Exception]) -> None:
         epochs = epochs_of(value)
         if epochs is None or epochs <= 0:
             raise error(
-                f"Found {name}={shown(value)} in {type(declared).__name__}. Expected {FORMS}, or None. Write steps without quotes, and "
+                f"Found {name}={shown(value)} in {type(declared).__name__}. Expected {FORMS}, or None. Write steps "
+                "without quotes, and "
                 f"more than no epochs."
             )
     elif value is not None and value < 1:
@@ -64,7 +66,8 @@ def whole_steps(name: str, epochs: Fraction, steps_per_epoch: int, error: type[E
     steps = epochs * steps_per_epoch
     if steps.denominator != 1:
         raise error(
-            f"Found {name} of {float(epochs):g} epochs, which is {float(steps):g} steps of an epoch of {steps_per_epoch}. Expected whole steps. "
+            f"Found {name} of {float(epochs):g} epochs, which is {float(steps):g} steps of an epoch of "
+            f"{steps_per_epoch}. Expected whole steps. "
             f"Give it in steps, such as {name} {max(1, round(steps))}."
         )
     return int(steps)

@@ -1,7 +1,8 @@
-"""Frozen dataclasses to and from sealed JSON, strictly: every field must be there, no other may be, and each value has its declared type.
+"""Frozen dataclasses to and from sealed JSON, strictly: every field must be there, no other may be, and each value has
+its declared type.
 
-Fields may be int, float, str, bool, other such dataclasses, `X | None`, `tuple[X, ...]` and `Mapping[str, X]`. What a value means (ranges,
-references, names) is checked by the module that owns the record.
+Fields may be int, float, str, bool, other such dataclasses, `X | None`, `tuple[X, ...]` and `Mapping[str, X]`. What a
+value means (ranges, references, names) is checked by the module that owns the record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""When to commit, as small values: each answers from what is known at a step whether a commit is due then, or at which later step.
+"""When to commit, as small values: each answers from what is known at a step whether a commit is due then, or at which
+later step.
 
-The policies are pure. Time and quality come in with the `Moment`, and which step a commit was made at is in its name, so a run whose commits
-follow the clock can be retraced step by step. A commit changes no byte of what is trained. The last step, and a stop by a signal or a
-preemption, are committed whatever the policies say; `orchestrator.driver.driver` sees to that.
+The policies are pure. Time and quality come in with the `Moment`, and which step a commit was made at is in its name,
+so a run whose commits follow the clock can be retraced step by step. A commit changes no byte of what is trained. The
+last step, and a stop by a signal or a preemption, are committed whatever the policies say; `orchestrator.driver.driver`
+sees to that.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class OnBest:
 
 
 def is_better(metric: str, value: float, than: float, *, order: Order | None = None) -> bool:
-    """Whether a value is strictly better, by the order, or else by the name: a loss when it is lower, any other metric when it is higher."""
+    """Whether a value is strictly better, by the order, or else by the name: a loss when it is lower, any other metric
+    when it is higher.
+    """
     order = order or ("min" if metric.endswith("loss") else "max")
     return value < than if order == "min" else value > than
 

@@ -23,7 +23,8 @@ class StoppedAtStart(Exception):
 
 
 class StopSignals:
-    """Context manager that takes over SIGINT, SIGTERM and SIGHUP while a run goes on, where Python allows it (the main thread).
+    """Context manager that takes over SIGINT, SIGTERM and SIGHUP while a run goes on, where Python allows it (the main
+    thread).
 
     A signal that the program was started to ignore, as SIGHUP under `nohup`, stays ignored.
 
@@ -50,7 +51,9 @@ class StopSignals:
         return self
 
     def claim(self) -> None:
-        """Takes the signals over, again if a library has installed handlers of its own meanwhile, as Ray does when it connects."""
+        """Takes the signals over, again if a library has installed handlers of its own meanwhile, as Ray does when it
+        connects.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -65,7 +68,8 @@ class StopSignals:
         self._previous.clear()
 
     def ending(self, action: Callable[[], None]) -> None:
-        """Does what belongs to the end of a run. Where that is to be now, for `NOW_S` at most: then the action is left behind, undone or not.
+        """Does what belongs to the end of a run. Where that is to be now, for `NOW_S` at most: then the action is left
+        behind, undone or not.
 
         Raises:
           Whatever `action` raises.
@@ -91,7 +95,8 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _let_go_of_terminal()
-        # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: nobody means "now" by it.
+        # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: nobody means
+        # "now" by it.
         if self.reason is not None and (number == signal.SIGHUP or self.reason == signal.SIGHUP.name):
             if number != signal.SIGHUP:
                 self.reason = signal.Signals(number).name
@@ -104,7 +109,9 @@ class StopSignals:
 
 
 def _let_go_of_terminal() -> None:
-    """What is written to a terminal that is gone is an error, in the middle of the commit that is to be the last; from now on it goes nowhere."""
+    """What is written to a terminal that is gone is an error, in the middle of the commit that is to be the last; from
+    now on it goes nowhere.
+    """
     for descriptor in (0, 1, 2):
         try:
             termios.tcgetattr(descriptor)
@@ -116,7 +123,9 @@ def _let_go_of_terminal() -> None:
 
 
 def _say(text: str) -> None:
-    """Prints, also where the signal came in the middle of another print, whose buffer cannot be entered again, and where nobody reads."""
+    """Prints, also where the signal came in the middle of another print, whose buffer cannot be entered again, and
+    where nobody reads.
+    """
     try:
         print(text, flush=True)
     except (RuntimeError, OSError):

@@ -13,7 +13,9 @@ def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced: names and messages come from files, and a terminal must not obey them."""
+    """The text with control characters replaced: names and messages come from files, and a terminal must not obey
+    them.
+    """
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 

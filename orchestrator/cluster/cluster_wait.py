@@ -1,5 +1,5 @@
-"""Waiting for a Ray cluster before joining it. Ray itself tries an address where nobody listens for a quarter of an hour, silently, and hears no
-request to stop meanwhile.
+"""Waiting for a Ray cluster before joining it. Ray itself tries an address where nobody listens for a quarter of an
+hour, silently, and hears no request to stop meanwhile.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ def await_cluster(
         waited_s = clock.monotonic_s() - began_s
         if timeout_s <= 0:
             raise ConfigurationError(
-                f"Found no Ray cluster at {address}. Expected the head of one there, since RAY_ADDRESS names it. Start it, or unset RAY_ADDRESS "
+                f"Found no Ray cluster at {address}. Expected the head of one there, since RAY_ADDRESS names it. Start "
+                "it, or unset RAY_ADDRESS "
                 "to train on this machine alone."
             )
         if waited_s >= timeout_s:
             raise TooFewHosts(
-                f"Found no Ray cluster at {address} for {waited_s:.0f} s. Expected it back by now. What is committed stands: start the cluster, "
+                f"Found no Ray cluster at {address} for {waited_s:.0f} s. Expected it back by now. What is committed "
+                "stands: start the cluster, "
                 "then `podembed resume` goes on."
             )
         if stop.reason is not None:
@@ -56,7 +58,8 @@ def await_cluster(
         if not has_told:
             has_told = True
             notice(
-                f"waiting for the Ray cluster at {address}, where nobody listens; the run goes on as soon as it is back, and ends in "
+                f"waiting for the Ray cluster at {address}, where nobody listens; the run goes on as soon as it is "
+                "back, and ends in "
                 f"{timeout_s:.0f} s if it is not"
             )
         clock.sleep(LOOK_S)

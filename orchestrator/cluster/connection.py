@@ -1,7 +1,8 @@
-"""The connection of this process to a Ray cluster: one that is there, or one of the program's own (`orchestrator.cluster.own_cluster`).
+"""The connection of this process to a Ray cluster: one that is there, or one of the program's own
+(`orchestrator.cluster.own_cluster`).
 
-With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one on this machine, with token
-authentication, on the loopback interface, and with a folder that goes when the program ends.
+With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one on this
+machine, with token authentication, on the loopback interface, and with a folder that goes when the program ends.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _is_left_behind = threading.Event()  # whether a thread of this process still wa
 
 
 class Connection:
-    """The cluster that this process is connected to. Mutated: which one it is, where one of the program's own is started again.
+    """The cluster that this process is connected to. Mutated: which one it is, where one of the program's own is
+    started again.
 
     Attributes:
       is_own: whether the program started it: then it is one machine for ever, and hosts have to share it.
@@ -50,8 +52,9 @@ class Connection:
     is_own = False
 
     def lost(self) -> str | None:
-        """Why the cluster is of no use any more, as the first half of a sentence; None while it is. Costs microseconds, but for a connection
-        once a second."""
+        """Why the cluster is of no use any more, as the first half of a sentence; None while it is. Costs microseconds,
+        but for a connection once a second.
+        """
         raise NotImplementedError
 
     def answers(self) -> bool:
@@ -87,7 +90,9 @@ class _ForeignConnection(Connection):
         self._head.require()
 
     def close(self) -> None:
-        """Leaves the cluster. Without its head that takes Ray a quarter of a minute, or four of them: then it is left behind."""
+        """Leaves the cluster. Without its head that takes Ray a quarter of a minute, or four of them: then it is left
+        behind.
+        """
         import ray
 
         if self.answers():
@@ -211,11 +216,14 @@ def _settle() -> None:
 
 
 def _require_descriptors(num_hosts: int) -> None:
-    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again and again."""
+    """Raises the soft limit, which the cluster inherits. With too few Ray's daemon does not refuse: it aborts, again
+    and again.
+    """
     try:
         require_descriptors(
             DAEMON_DESCRIPTORS + HOST_DESCRIPTORS * num_hosts,
-            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} {'host' if num_hosts == 1 else 'hosts'}",
+            purpose=f"Ray's daemon on this machine and the processes of {num_hosts} "
+            f"{'host' if num_hosts == 1 else 'hosts'}",
         )
     except DescriptorsExhausted as error:
         raise ConfigurationError(str(error)) from error
@@ -238,8 +246,10 @@ def _switch_tokens_on() -> None:
             # The program chose itself, or a version without tokens.
             return
         raise ConfigurationError(
-            f"Found Ray {ray.__version__}, imported by the program, in which token authentication is not switched on as it is known here "
-            f"({error}). Expected Ray to be imported by podembed first, or a choice. Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            f"Found Ray {ray.__version__}, imported by the program, in which token authentication is not switched on "
+            "as it is known here "
+            f"({error}). Expected Ray to be imported by podembed first, or a choice. Set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN, or "
             "RAY_AUTH_MODE=disabled, before the program imports Ray."
         ) from error
     enable()
@@ -268,7 +278,8 @@ def _needing_files() -> Iterator[None]:
         yield
     except OSError as error:
         raise ClusterNotStarted(
-            f"Ray did not start on this machine: {error}. Expected room for a cluster of the program's own, in its folder for temporary files "
+            f"Ray did not start on this machine: {error}. Expected room for a cluster of the program's own, in its "
+            "folder for temporary files "
             "(TMPDIR) and among its processes. What is committed stands: see to that, then `podembed resume` goes on."
         ) from error
 
@@ -282,15 +293,17 @@ def _join(address: str) -> None:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())
     except (ConnectionError, TimeoutError) as error:
         raise ClusterNotStarted(
-            f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on this machine. "
+            f"Ray did not let the program join the cluster at {address}: {error}. Expected its head, and a node on "
+            "this machine. "
             "What is committed stands: see to the cluster, then `podembed resume` goes on."
         ) from error
 
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
-    """While it lasts Ray takes a loopback address as it is. Else it puts the machine's own in its place, where a cluster that only listens on the
-    loopback interface is not found."""
+    """While it lasts Ray takes a loopback address as it is. Else it puts the machine's own in its place, where a
+    cluster that only listens on the loopback interface is not found.
+    """
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -302,7 +315,9 @@ def _loopback() -> Iterator[None]:
 
 
 def _is_on_loopback_alone(address: str) -> bool:
-    """Whether the cluster at an address is one that a program on this machine started for itself, as `podembed chaos` does."""
+    """Whether the cluster at an address is one that a program on this machine started for itself, as `podembed chaos`
+    does.
+    """
     host, _, port = address.rpartition(":")
     if host not in (LOOPBACK, "localhost") or not port.isdecimal():
         return False
@@ -313,7 +328,9 @@ def _is_on_loopback_alone(address: str) -> bool:
 
 
 def is_left_behind() -> bool:
-    """Whether this process left a cluster without its head, and a thread still waits for that. The interpreter's end would wait, too."""
+    """Whether this process left a cluster without its head, and a thread still waits for that. The interpreter's end
+    would wait, too.
+    """
     return _is_left_behind.is_set()
 
 
@@ -325,6 +342,8 @@ def cluster_address() -> str:
 
 
 def compile_cache() -> str:
-    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the user's."""
+    """A folder for compiled programs on each machine: that of a cluster of our own, with which it goes, or one of the
+    user's.
+    """
     own = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{os.getpid()}-*{COMPILED_SUFFIX}"))
     return str(own[0]) if own else f"{tempfile.gettempdir()}/podembed-compiled-{os.getuid()}"

@@ -1,4 +1,6 @@
-"""What a user is told about the devices that a generation trains on. Nothing where hosts asked for processors and got them."""
+"""What a user is told about the devices that a generation trains on. Nothing where hosts asked for processors and got
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from workers.device.process import DeviceReady
 
 
 def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[str]:
-    """One line with the devices that are accelerators, and one where accelerators are reserved and JAX did not find them.
+    """One line with the devices that are accelerators, and one where accelerators are reserved and JAX did not find
+    them.
 
     Args:
       devices: what each device process said, in the order of the hosts.
@@ -28,7 +31,9 @@ def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float
     without = [f"host {host}" for host, device in enumerate(devices) if device.platform == "cpu"]
     if reserved and without:
         notices.append(
-            f"{listed(without)}: found processors only, with {' and '.join(reserved)} reserved for each host. Training goes on there. "
-            f"Install JAX's plugin for the accelerator on every machine (jax[cuda13], jax[tpu]), and see what JAX_PLATFORMS is set to."
+            f"{listed(without)}: found processors only, with {' and '.join(reserved)} reserved for each host. Training "
+            "goes on there. "
+            "Install JAX's plugin for the accelerator on every machine (jax[cuda13], jax[tpu]), and see what "
+            "JAX_PLATFORMS is set to."
         )
     return notices

@@ -1,7 +1,8 @@
 """`HeadWatch`: whether the head of a Ray cluster that others started takes connections. Knows sockets, not Ray.
 
-With its head gone, Ray lets a call wait, and after a minute it ends the program from within, with code 1 and no word of what is committed. So the
-head is tried before it is asked, and one that stays silent is given up earlier. The driver's thread alone uses this.
+With its head gone, Ray lets a call wait, and after a minute it ends the program from within, with code 1 and no word of
+what is committed. So the head is tried before it is asked, and one that stays silent is given up earlier. The driver's
+thread alone uses this.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class HeadWatch:
         if self._silent_since_s is None:
             self._silent_since_s = self._looked_s
             self._notice(
-                f"Ray's head at {self._address} takes no connection: it is not asked for anything until it does, and the run ends if it does not "
+                f"Ray's head at {self._address} takes no connection: it is not asked for anything until it does, and "
+                "the run ends if it does not "
                 f"within {PATIENCE_S:.0f} s, or {IDLE_PATIENCE_S:.0f} s where hosts are lost with it"
             )
         return False
@@ -79,7 +81,8 @@ class HeadWatch:
         while not self.answers():
             if (why := self.lost(IDLE_PATIENCE_S)) is not None:
                 raise TooFewHosts(
-                    f"{why}. Expected the head of the cluster that the run has joined. What is committed stands: see to the cluster, then "
+                    f"{why}. Expected the head of the cluster that the run has joined. What is committed stands: see "
+                    "to the cluster, then "
                     "`podembed resume` goes on; `podembed supervise` does by itself."
                 )
             on_wait()

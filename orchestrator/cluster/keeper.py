@@ -1,13 +1,14 @@
 """The keeper: the process that starts the Ray cluster of a program on this machine, and ends it when the program does.
 
-It is the leader of a session of its own, so that a signal to the program's process group, as from a terminal, `timeout` or a batch system, reaches
-none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked, so that one to the whole control group, as from systemd, does not end them
-either: only the program decides when its cluster goes. It says so by closing the pipe, which the kernel does for one that is killed. Should the
-keeper itself be killed, the kernel ends Ray's daemons with it.
+It is the leader of a session of its own, so that a signal to the program's process group, as from a terminal, `timeout`
+or a batch system, reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked, so that one to the
+whole control group, as from systemd, does not end them
+either: only the program decides when its cluster goes. It says so by closing the pipe, which the kernel does for one
+that is killed. Should the keeper itself be killed, the kernel ends Ray's daemons with it.
 
-Threads: the main one starts Ray, whose daemons would end with that thread; another one waits for the end of the pipe and ends everything, in
-whatever the main one is stuck. The answer is a line of JSON on the standard output: `{"address": ..., "gcs_server": process id, "raylet": process
-id}`, or `{"failed": ..., "is_unknown": ...}`.
+Threads: the main one starts Ray, whose daemons would end with that thread; another one waits for the end of the pipe
+and ends everything, in whatever the main one is stuck. The answer is a line of JSON on the standard output:
+`{"address": ..., "gcs_server": process id, "raylet": process id}`, or `{"failed": ..., "is_unknown": ...}`.
 
 Usage: python -P cluster_keeper.py SETTINGS, with the folder's lock as an open descriptor.
 """

@@ -1,8 +1,9 @@
 """Worker processes of this machine, found by a mark that they were started with.
 
-Ray tells the process of an actor only once the actor answers, which one that is frozen while it comes up never does. So each gets a mark in
-its environment, by which the driver finds it in the process table from its first moment: to see whether it runs, and to kill it by number,
-since Ray takes seconds to kill a process that is stopped. Processes of other machines, or of other users, are not found.
+Ray tells the process of an actor only once the actor answers, which one that is frozen while it comes up never does. So
+each gets a mark in its environment, by which the driver finds it in the process table from its first moment: to see
+whether it runs, and to kill it by number, since Ray takes seconds to kill a process that is stopped. Processes of other
+machines, or of other users, are not found.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class MarkedProcesses:
         return signs if signs is not None and first is not None and signs.started == first.started else None
 
     def kill(self, marks: Iterable[str]) -> list[int]:
-        """Kills the processes at once, stopped ones too; forgets the marks. Returns the numbers of those that there were."""
+        """Kills the processes at once, stopped ones too; forgets the marks. Returns the numbers of those that there
+        were.
+        """
         wanted = set(marks)
         killed = []
         for process in processes_with(VARIABLE, wanted).values():

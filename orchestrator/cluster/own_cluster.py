@@ -1,6 +1,8 @@
-"""`OwnCluster`: the Ray cluster that a program starts for itself on this machine, seen from the program. Knows processes and folders, not Ray.
+"""`OwnCluster`: the Ray cluster that a program starts for itself on this machine, seen from the program. Knows
+processes and folders, not Ray.
 
-All is done by the keeper (`orchestrator.cluster.keeper`), a child process that outlives the program for as long as it takes to end the cluster.
+All is done by the keeper (`orchestrator.cluster.keeper`), a child process that outlives the program for as long as it
+takes to end the cluster.
 """
 
 from __future__ import annotations
@@ -132,7 +134,9 @@ class OwnCluster:
         return f"its keeper ended with {self._keeper.poll()}"
 
     def lost(self) -> str | None:
-        """Which daemon of the cluster has ended, so that it is of no use any more; None while all is well. Costs some 50 microseconds."""
+        """Which daemon of the cluster has ended, so that it is of no use any more; None while all is well. Costs some
+        50 microseconds.
+        """
         for name, first in self._daemons.items():
             # Looked at here and not by the keeper: with the head gone, the next call of Ray would not come back.
             now = None if first is None else read_signs(first.process)
@@ -177,21 +181,25 @@ def socket_base(session_name: str, candidates: Sequence[str]) -> str:
         if len(os.fsencode(base)) <= longest and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
             return base
     raise ClusterNotStarted(
-        f"Found none of {', '.join(candidates)} fit for Ray's sockets. Expected a folder that this user may write to, with a path of at most "
+        f"Found none of {', '.join(candidates)} fit for Ray's sockets. Expected a folder that this user may write to, "
+        "with a path of at most "
         f"{longest} bytes, since a socket's may have {LONGEST_SOCKET_BYTES}. Set TMPDIR to one."
     )
 
 
 def _not_started(why: str) -> str:
     return (
-        f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands: see to what is named, such as "
-        "a machine without memory or room for files, then try again; `podembed supervise` does by itself. Or set RAY_ADDRESS to a cluster that is up."
+        f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands: "
+        "see to what is named, such as "
+        "a machine without memory or room for files, then try again; `podembed supervise` does by itself. Or set "
+        "RAY_ADDRESS to a cluster that is up."
     )
 
 
 def _other_ray(why: str) -> str:
     return (
-        f"Found Ray {_version_of_ray()}, which is not started as it is known here: {why}. Expected a version such as {KNOWN_RAY}. Install that one, "
+        f"Found Ray {_version_of_ray()}, which is not started as it is known here: {why}. Expected a version such as "
+        f"{KNOWN_RAY}. Install that one, "
         "or set RAY_ADDRESS to a cluster that is up."
     )
 

@@ -1,6 +1,8 @@
-"""Places of hosts on a Ray cluster: bundles of placement groups, the nodes that they lie on, and the search for more of them.
+"""Places of hosts on a Ray cluster: bundles of placement groups, the nodes that they lie on, and the search for more of
+them.
 
-Ray looks for another node for the bundle of a lost one, and may find it at any time. So what a run holds is asked for whenever it matters.
+Ray looks for another node for the bundle of a lost one, and may find it at any time. So what a run holds is asked for
+whenever it matters.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ CONNECTIONS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a host runs: a bundle of a placement group, and the node that it lies on, empty while Ray looks for another one."""
+    """Where a host runs: a bundle of a placement group, and the node that it lies on, empty while Ray looks for another
+    one.
+    """
 
     group: Any
     index: int
@@ -99,7 +103,8 @@ class Search:
         return now
 
     def others(self, count: int, on_wait: Callable[[], None]) -> list[Place]:
-        """Places for more hosts: free ones, or those that Ray finds for the bundle of a lost one or for a new group. They are taken then.
+        """Places for more hosts: free ones, or those that Ray finds for the bundle of a lost one or for a new group.
+        They are taken then.
 
         Raises:
           ConfigurationError, WorkerFailure: as `placement_check`.
@@ -118,7 +123,8 @@ class Search:
                 if len(found) == count:
                     return found
                 if asked is None:
-                    # The bundle of a lost one may get room that was counted on here, so that only single places can be waited for.
+                    # The bundle of a lost one may get room that was counted on here, so that only single places can be
+                    # waited for.
                     is_alone = all(node for group in self.groups for node in nodes_of(group))
                     asked = self._backend.reserve(
                         count - len(found) if is_alone else 1,
@@ -179,7 +185,8 @@ def placement_check(
             )
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it offers "
+                f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it "
+                "offers "
                 f"{ray.available_resources()}. Add nodes, lower num_hosts, or lower resources_per_host."
             )
 
@@ -203,7 +210,9 @@ def live_nodes() -> set[str]:
 
 
 def answering_nodes() -> set[str]:
-    """Live nodes whose daemon takes connections. Ray itself needs some 15 s to miss a machine that was lost, and a minute for one that is cut off."""
+    """Live nodes whose daemon takes connections. Ray itself needs some 15 s to miss a machine that was lost, and a
+    minute for one that is cut off.
+    """
     import ray
 
     return taking_connections({node["NodeID"]: daemon_of(node) for node in ray.nodes() if node["Alive"]})
@@ -215,7 +224,9 @@ def daemon_of(node: Mapping[str, Any]) -> Address:
 
 
 def taking_connections(daemons: Mapping[str, Address], *, timeout_s: float = CONNECT_S) -> set[str]:
-    """Those machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which does not is gone or cut off."""
+    """Those machines whose daemon takes a connection. Kernels take them, however busy a machine is, so that one which
+    does not is gone or cut off.
+    """
     todo = [*daemons.items()]
     batches = [todo[at : at + CONNECTIONS_AT_ONCE] for at in range(0, len(todo), CONNECTIONS_AT_ONCE)]
     return {machine for batch in batches for machine in _taking(batch, timeout_s)}

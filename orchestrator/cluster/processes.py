@@ -1,8 +1,10 @@
-"""The folder and the processes of a Ray cluster that a program started for itself: who they are, and how they are ended.
+"""The folder and the processes of a Ray cluster that a program started for itself: who they are, and how they are
+ended.
 
-Ray's agents replace their titles and with them most of their environment, its workers have process groups of their own. So a process belongs to
-a cluster if its environment names the folder, or if it is of the keeper's session and has a file of the folder open. Only processes of the
-same user are looked at. A lock on a file in the folder says that the program, or the keeper of its cluster, lives; the kernel gives it up with them.
+Ray's agents replace their titles and with them most of their environment, its workers have process groups of their own.
+So a process belongs to a cluster if its environment names the folder, or if it is of the keeper's session and has a
+file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder says that the
+program, or the keeper of its cluster, lives; the kernel gives it up with them.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ _LOOK_S = 0.05
 
 
 def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
-    """Makes a folder that only this user can enter, and locks it. Returns its path and the descriptor that holds the lock.
+    """Makes a folder that only this user can enter, and locks it. Returns its path and the descriptor that holds the
+    lock.
 
     The name has the process id, for people and for programs of before the lock.
     """
     folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=suffix, dir=base)
     try:
-        # Locked before it has its name: another program that sweeps just now would take a lock that nobody holds for one that was left.
+        # Locked before it has its name: another program that sweeps just now would take a lock that nobody holds for
+        # one that was left.
         unnamed = os.path.join(folder, f"{LOCK_NAME}.new")
         lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:

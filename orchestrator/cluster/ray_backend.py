@@ -1,4 +1,5 @@
-"""`RayBackend`: worker processes as actors on a Ray cluster. How the program gets one: `orchestrator.cluster.connection`.
+"""`RayBackend`: worker processes as actors on a Ray cluster. How the program gets one:
+`orchestrator.cluster.connection`.
 
 Meshes and JAX gangs of hosts that share a machine listen on the loopback interface.
 """
@@ -116,7 +117,8 @@ class RayBackend:
       notice: told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
       lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
-      answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default, while it is not lost.
+      answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default,
+        while it is not lost.
 
     Attributes:
       avoided: nodes on which no host is placed.
@@ -161,7 +163,9 @@ class RayBackend:
         return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
 
     def _name_idle_accelerators(self, bundle: dict[str, float]) -> None:
-        """Says once that devices will be CPUs although the cluster has something faster: it looks like training that is merely slow."""
+        """Says once that devices will be CPUs although the cluster has something faster: it looks like training that is
+        merely slow.
+        """
         import ray
 
         if self._has_named_idle or accelerators_of(bundle) or os.environ.get(PLATFORMS):
@@ -171,7 +175,8 @@ class RayBackend:
         idle = [f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0]
         if idle:
             self._notice(
-                f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones for each host with "
+                f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones "
+                "for each host with "
                 f"--resources, or resources_per_host, such as --resources CPU=8 GPU=1"
             )
 
@@ -211,7 +216,9 @@ class RayBackend:
         return self._handles(reservation, actors)
 
     def _let_go(self, reservation: _Reservation) -> None:
-        """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the room of others."""
+        """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the
+        room of others.
+        """
         used = {id(place.group) for place in reservation.places}
         gone = [standby for standby in reservation.standbys if id(standby.place.group) not in used]
         self._end([standby.actor for standby in gone])
@@ -227,7 +234,8 @@ class RayBackend:
 
         self.placed = {rank: place.node for rank, place in enumerate(reservation.places)}
         self._daemons = {node["NodeID"]: daemon_of(node) for node in ray.nodes()}
-        # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's address.
+        # Hosts that share one machine have no reason to be heard outside it; otherwise each binds to its machine's
+        # address.
         bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
         cache = compile_cache() if self._actors is None else ""
         self._drop_dead(reservation)
@@ -353,7 +361,9 @@ class RayBackend:
         )
 
     def give_back(self, group: Any) -> None:
-        """Removes a placement group of `reserve`. Without a head nobody could; Ray removes those of a driver that is gone by itself."""
+        """Removes a placement group of `reserve`. Without a head nobody could; Ray removes those of a driver that is
+        gone by itself.
+        """
         import ray.util
 
         if self._answers():
@@ -484,7 +494,9 @@ class RayBackend:
         self._marks.clear()
 
     def _end(self, actors: Sequence[Any]) -> None:
-        """Kills actors and waits until those on this machine are gone: only then are their memory and their chips free."""
+        """Kills actors and waits until those on this machine are gone: only then are their memory and their chips
+        free.
+        """
         import ray
 
         marked = {

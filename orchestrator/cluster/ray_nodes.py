@@ -1,7 +1,8 @@
-"""`RayNodes`: the machines of a Ray cluster as `orchestrator.decisions.membership` sees them: alive, free, draining, and what this run holds there.
+"""`RayNodes`: the machines of a Ray cluster as `orchestrator.decisions.membership` sees them: alive, free, draining,
+and what this run holds there.
 
-Ray marks a node as draining when its autoscaler takes it away, when a cloud announces a preemption, when somebody calls `ray drain-node`, and
-when `ray start --block` gets a SIGTERM; with the time by which it goes, if that is known.
+Ray marks a node as draining when its autoscaler takes it away, when a cloud announces a preemption, when somebody calls
+`ray drain-node`, and when `ray start --block` gets a SIGTERM; with the time by which it goes, if that is known.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class RayNodes:
         """Live machines. A handful of calls to Ray's head, some milliseconds; None where it does not answer.
 
         Args:
-          is_careful: leave out those whose daemon takes no connection. Ray itself needs some 15 s to miss a machine that was lost, and a
-            minute for one that is cut off.
+          is_careful: leave out those whose daemon takes no connection. Ray itself needs some 15 s to miss a machine
+            that was lost, and a minute for one that is cut off.
         """
         import ray
         import ray.exceptions
@@ -96,7 +97,8 @@ class RayNodes:
         return self._announced
 
     def rules(self) -> Rules:
-        """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a fixed number may share.
+        """What is asked of the cluster. Without resources of their own, the hosts of a range take a machine each; a
+        fixed number may share.
 
         Raises:
           TooFewHosts: it is one of others, and its head is gone.
@@ -113,7 +115,9 @@ class RayNodes:
         )
 
     def _renew(self) -> None:
-        """Brings the cluster back where the program started it; nobody else would start a cluster again that this program started."""
+        """Brings the cluster back where the program started it; nobody else would start a cluster again that this
+        program started.
+        """
         lost = self._connection.lost() if self._is_own else None
         if lost is None:
             self._connection.require()
@@ -124,7 +128,9 @@ class RayNodes:
         self._connection.renew()
 
     def _tell_niceness(self, *, timeout_s: float = 0.0) -> None:
-        """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely slow."""
+        """Says once how nice the hosts are to other programs: beside a busy one it looks like training that is merely
+        slow.
+        """
         import ray
         import ray.exceptions
 
@@ -140,7 +146,8 @@ class RayNodes:
             return
         if found > 0:
             self._notice(
-                f"Ray runs the hosts with a niceness of {found}: beside other busy programs they starve. For the usual priority put "
+                f"Ray runs the hosts with a niceness of {found}: beside other busy programs they starve. For the usual "
+                "priority put "
                 f"RAY_worker_niceness=0 into the environment of `ray start` on every machine"
             )
 
@@ -172,7 +179,9 @@ class RayNodes:
         return self._backend.placed
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
-        """A placement group that nobody uses yet: Ray's autoscaler starts nodes for what waits for room. Hosts that live on keep theirs."""
+        """A placement group that nobody uses yet: Ray's autoscaler starts nodes for what waits for room. Hosts that
+        live on keep theirs.
+        """
         if self._asked == (num_hosts, avoid):
             return
         self.unask()
@@ -189,15 +198,17 @@ class RayNodes:
             )
 
     def unask(self) -> None:
-        """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the hosts."""
+        """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the
+        hosts.
+        """
         if self._demand is not None:
             self._backend.give_back(self._demand)
         self._demand = self._asked = None
 
 
 class KillCounters:
-    """Whether the kernel killed hosts for want of memory. A process that is gone cannot say, so the other one of its host is asked, whose
-    machine is the same. Mutated: the counts at the start of the generation.
+    """Whether the kernel killed hosts for want of memory. A process that is gone cannot say, so the other one of its
+    host is asked, whose machine is the same. Mutated: the counts at the start of the generation.
     """
 
     def __init__(self) -> None:

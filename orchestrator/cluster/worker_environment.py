@@ -1,8 +1,8 @@
 """The environment of worker processes: their allocator, their threads, and which devices JAX may take there.
 
-JAX takes all accelerators that it sees, with most of their memory, when a process makes its first array, and a TPU serves one process only. Ray
-shows a process the ones that it gave to it, and hides none from a process that it gave nothing. So the environment says who may look.
-Values only: nothing is read or set here.
+JAX takes all accelerators that it sees, with most of their memory, when a process makes its first array, and a TPU
+serves one process only. Ray shows a process the ones that it gave to it, and hides none from a process that it gave
+nothing. So the environment says who may look. Values only: nothing is read or set here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-# glibc's allocator gives large blocks back to the kernel and asks for them again in every step, a page fault for each 4 KiB; told to keep
-# them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
+# glibc's allocator gives large blocks back to the kernel and asks for them again in every step, a page fault for each 4
+# KiB; told to keep them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
 MALLOC_TUNABLES = ":".join(
     (
         "glibc.malloc.hugetlb=1",
@@ -21,7 +21,8 @@ MALLOC_TUNABLES = ":".join(
         "glibc.malloc.arena_max=1",
     )
 )
-# Arrow then takes its memory there as well. Its own pool gives every decoded row group back: a thousand page faults each.
+# Arrow then takes its memory there as well. Its own pool gives every decoded row group back: a thousand page faults
+# each.
 ALLOCATOR = {"GLIBC_TUNABLES": MALLOC_TUNABLES, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 PLATFORMS = "JAX_PLATFORMS"
 GPU_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -50,7 +51,8 @@ def worker_environment(
       kind: which of a host's two processes.
       resources: Ray resources of a host.
       threads: of a host's kernels and its CPU device; None leaves the libraries' own choice.
-      environ: what the user set. The allocator's variables, and those of JAX for device processes, are left as they are there.
+      environ: what the user set. The allocator's variables, and those of JAX for device processes, are left as they are
+        there.
     """
     return _allocator(environ) | _threads(threads, environ) | _devices(kind, resources, environ)
 

@@ -1,7 +1,7 @@
 """Where Ray's workers look for modules: as the driver does, not first in the folder in which somebody started it.
 
-Ray puts the driver's current folder before everything else on the search path of every worker. A `random.py` that lies there would then run
-in all of them, though the driver itself never looks at it.
+Ray puts the driver's current folder before everything else on the search path of every worker. A `random.py` that lies
+there would then run in all of them, though the driver itself never looks at it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Committing, finding and loading checkpoints of one run.
 
-A checkpoint exists exactly when its manifest does, and counts exactly when the lineage rule reaches it. Hosts write the files before; here
-the driver checks that they are all there, publishes the manifest, and learns whether it may tell anybody. Who may commit is in `lease`,
-what a whole commit means in `manifest` and `verification`, which ones stay in `keep`.
+A checkpoint exists exactly when its manifest does, and counts exactly when the lineage rule reaches it. Hosts write the
+files before; here the driver checks that they are all there, publishes the manifest, and learns whether it may tell
+anybody. Who may commit is in `lease`, what a whole commit means in `manifest` and `verification`, which ones stay in
+`keep`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class CommitRefused(StorageError):
 
     def __init__(self, name: str, found: str, expected: str):
         super().__init__(
-            f"Commit {name} was not made: found {found}; expected {expected}. The commit before it stands; save again, and check the "
+            f"Commit {name} was not made: found {found}; expected {expected}. The commit before it stands; save again, "
+            "and check the "
             "storage if it happens twice."
         )
         self.name = name
@@ -99,14 +101,15 @@ def commit(store: Store, manifest: Manifest, lease: Lease, *, read_back: bool = 
     """Publishes a checkpoint whose files have all been written. When this returns, the commit is permanent.
 
     Args:
-      read_back: read every file and compare checksums before publishing, for storage that is not trusted to keep what it accepted.
+      read_back: read every file and compare checksums before publishing, for storage that is not trusted to keep what
+        it accepted.
 
     Returns:
       The commit's name.
 
     Raises:
-      CommitRefused: a bucket is missing or double, the manifest is larger than readers take, or it does not follow the lease's head.
-        Nothing was published.
+      CommitRefused: a bucket is missing or double, the manifest is larger than readers take, or it does not follow the
+        lease's head. Nothing was published.
       FilesLost: a file is missing or has another size, or, with `read_back`, other bytes. Nothing was published.
       PublicationUnsettled: see `Lease.publish`.
       Fenced: a newer driver has taken over; the commit must not be acknowledged.
@@ -166,8 +169,8 @@ def newest_loadable(
 
     Args:
       newest: the head; None before the first commit.
-      allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then. Every byte is read to find
-        out, since the hosts that would find a changed one cannot choose another commit.
+      allow_ancestors: go back in the lineage if the head is damaged. What was committed after is lost then. Every byte
+        is read to find out, since the hosts that would find a changed one cannot choose another commit.
       on_skip: told each commit that is passed over, and why.
 
     Raises:
@@ -186,7 +189,8 @@ def newest_loadable(
             break
         on_skip(name, reason)
     raise NoLoadableCommit(
-        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a copy, or go back "
+        f"Commit {newest} in {store.location} cannot be loaded ({'; '.join(reasons)[:1000]}). Restore the files from a "
+        "copy, or go back "
         "to an older commit (podembed resume --allow-ancestor), which gives up the steps since."
     )
 

@@ -1,9 +1,10 @@
-"""`deleting/g<generation>-<number>.json`: which commits from between others a pass of the keep policies is about to delete.
+"""`deleting/g<generation>-<number>.json`: which commits from between others a pass of the keep policies is about to
+delete.
 
-A commit's manifest goes before its files. So where a pass is cut short, files without a manifest are left, and the commit after it names a
-parent that is gone: exactly what a lost manifest looks like. This record, written before the first of them goes, tells the two apart. The pass
-that has left nothing of what they name removes all records of its own generation and of older ones. Only `fsck` reads them; who goes on with
-the run does not need them.
+A commit's manifest goes before its files. So where a pass is cut short, files without a manifest are left, and the
+commit after it names a parent that is gone: exactly what a lost manifest looks like. This record, written before the
+first of them goes, tells the two apart. The pass that has left nothing of what they name removes all records of its own
+generation and of older ones. Only `fsck` reads them; who goes on with the run does not need them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def record_deletion(store: Store, commits: Sequence[str], *, generation: int) ->
         record = Deletion(generation=generation, commits=tuple(new[start : start + _MAX_COMMITS]))
         if not store.create_exclusive(name, encode(record)):
             raise StorageError(
-                f"Found {name} in {store.location}, written by somebody else. Expected this driver alone to write for generation "
+                f"Found {name} in {store.location}, written by somebody else. Expected this driver alone to write for "
+                "generation "
                 f"{generation}. Nothing was deleted: see that one program at a time deletes commits of the run."
             )
 

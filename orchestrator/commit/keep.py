@@ -1,9 +1,10 @@
 """Carrying out the keep policies: the deletion of what no reader can need.
 
-Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and those of attempts of
-older generations that never joined the lineage. A file that a kept commit names stays, wherever it lies. Claims are listed before every
-batch, so a driver that was replaced stops; what it had already planned is garbage for its successor too. A pass that is cut short is finished by
-the next one; what a reader finds meanwhile is told by `orchestrator.commit.deletions`.
+Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and
+those of attempts of older generations that never joined the lineage. A file that a kept commit names stays, wherever it
+lies. Claims are listed before every batch, so a driver that was replaced stops; what it had already planned is garbage
+for its successor too. A pass that is cut short is finished by the next one; what a reader finds meanwhile is told by
+`orchestrator.commit.deletions`.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def keep_latest(
 ) -> Removal:
     """Deletes what the newest `num_to_keep` commits of the lineage, and those that other policies name, do not need.
 
-    Nothing goes unless the newest commit is whole: its manifest is read, and every file of it is there with its size. A pass that is cut
-    short is finished by a later one.
+    Nothing goes unless the newest commit is whole: its manifest is read, and every file of it is there with its size. A
+    pass that is cut short is finished by a later one.
 
     Args:
       num_to_keep: at least 2, so that a damaged commit has an ancestor.
@@ -72,7 +73,8 @@ def keep_latest(
 
     Raises:
       Fenced: a newer driver has taken over; nothing more is deleted.
-      StorageError: the newest commit is not whole, or a kept one cannot be read, so what it needs is unknown; nothing is deleted.
+      StorageError: the newest commit is not whole, or a kept one cannot be read, so what it needs is unknown; nothing
+        is deleted.
     """
     if num_to_keep < MIN_KEPT:
         raise ValueError(
@@ -82,7 +84,8 @@ def keep_latest(
     lineage = read_lineage(store, whole=True)
     if lease.head is not None and lease.head not in lineage[:1]:
         raise StorageError(
-            f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was deleted: look into "
+            f"The run's newest commit is {lineage[:1]}, but this driver acknowledged {lease.head}. Nothing was "
+            "deleted: look into "
             "commit/ and lease/ of the run."
         )
     kept = set(lineage[:num_to_keep])
@@ -118,20 +121,24 @@ def _check_newest(store: Store, name: str) -> None:
     damage = next(size_damages(store, load(store, name)), None)
     if damage is not None:
         raise StorageError(
-            f"The newest commit {name} in {store.location} is not whole: found {damage.found} in {damage.name}, expected {damage.expected}. "
+            f"The newest commit {name} in {store.location} is not whole: found {damage.found} in {damage.name}, "
+            f"expected {damage.expected}. "
             "No older commit was deleted: it may be needed. Look into the storage; `podembed fsck` names all damage."
         )
 
 
 def _from_between(removable: Iterable[str], kept: set[str], lineage: tuple[str, ...]) -> list[str]:
-    """Commits whose successor stays and whose predecessor may: without a record, deleting them looks like losing them for a moment."""
+    """Commits whose successor stays and whose predecessor may: without a record, deleting them looks like losing them
+    for a moment.
+    """
     oldest = min((at for at in map(parse_commit_name, kept) if at is not None), default=None)
     places = {name: parse_commit_name(name) for name in removable if name in lineage}
     return [name for name, at in places.items() if oldest is not None and at is not None and at > oldest]
 
 
 def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
-    """Whether nobody can still be writing an attempt: it is a commit of the lineage, its generation is over, or its step is past.
+    """Whether nobody can still be writing an attempt: it is a commit of the lineage, its generation is over, or its
+    step is past.
 
     The last are attempts whose manifest went while a later commit still needed some of their files.
     """

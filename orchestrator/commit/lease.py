@@ -1,7 +1,8 @@
 """The lease on a run: a generation that this driver claimed, and the proof that nobody claimed a newer one.
 
-Carries out the steps of `lease_protocol` on a store. Files: `lease/g<generation>.claim` and `.base.json`, created exclusively and kept for
-ever, and `.hb`, a heartbeat that only spares people an accident: whether a driver may commit never depends on it or on any clock.
+Carries out the steps of `lease_protocol` on a store. Files: `lease/g<generation>.claim` and `.base.json`, created
+exclusively and kept for ever, and `.hb`, a heartbeat that only spares people an accident: whether a driver may commit
+never depends on it or on any clock.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Fenced(RuntimeError):
 
     def __init__(self, generation: int, newest: int, location: str):
         super().__init__(
-            f"Generation {newest} of the run in {location} has been claimed; this driver holds generation {generation}. The newer driver "
+            f"Generation {newest} of the run in {location} has been claimed; this driver holds generation "
+            f"{generation}. The newer driver "
             "owns the run now: this one stops, and what it did not acknowledge does not count."
         )
         self.generation = generation
@@ -85,12 +87,14 @@ class PublicationUnsettled(StorageError):
     """The storage failed while a manifest was published, so that nobody can say whether the commit stands.
 
     Attributes:
-      settle: asks again and returns what `publish` would have, or raises this again. Until then nothing else may be published.
+      settle: asks again and returns what `publish` would have, or raises this again. Until then nothing else may be
+        published.
     """
 
     def __init__(self, name: str, location: str, settle: Callable[[], Any]):
         super().__init__(
-            f"Whether commit {name} stands in {location} is unknown: the storage failed while it was published. An answer was expected: start "
+            f"Whether commit {name} stands in {location} is unknown: the storage failed while it was published. An "
+            "answer was expected: start "
             "the driver again when the storage is well, and it will find out."
         )
         self.name, self.location, self.settle = name, location, settle
@@ -109,8 +113,10 @@ class RunIsHeld(RuntimeError):
 
     def __init__(self, holder: Holder, age_s: float, location: str):
         super().__init__(
-            f"The run in {location} is held by submission '{holder.submission}', process {holder.process} on {holder.hostname}, seen "
-            f"{age_s:.0f} s ago. Stop it, or wait until it has been silent for {HEARTBEAT_FRESH_S:.0f} s, or take the run over "
+            f"The run in {location} is held by submission '{holder.submission}', process {holder.process} on "
+            f"{holder.hostname}, seen "
+            f"{age_s:.0f} s ago. Stop it, or wait until it has been silent for {HEARTBEAT_FRESH_S:.0f} s, or take the "
+            "run over "
             "(take_over=True, --take-over)."
         )
         self.holder = holder
@@ -156,7 +162,9 @@ class Heartbeat:
 
 
 class Lease:
-    """One generation's right to commit. Made by `acquire`. Mutated: the protocol state, by `publish`; the time of the last beat."""
+    """One generation's right to commit. Made by `acquire`. Mutated: the protocol state, by `publish`; the time of the
+    last beat.
+    """
 
     def __init__(
         self,
@@ -198,7 +206,8 @@ class Lease:
             raise Fenced(self.generation, max(claims, default=0), self.store.location)
 
     def require_newest(self) -> list[int]:
-        """As `check`, and may be called beside a publication that is under way in another thread. Returns the generations claimed.
+        """As `check`, and may be called beside a publication that is under way in another thread. Returns the
+        generations claimed.
 
         Raises:
           As `check`.
@@ -210,14 +219,15 @@ class Lease:
         return claims
 
     def publish(self, name: str, manifest: bytes) -> None:
-        """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to anybody.
+        """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to
+        anybody.
 
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
-          RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the commit.
-          StorageError, OSError: the storage failed, and the commit was not made; another may be.
-          PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes nothing else before that is
-            settled.
+          RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the
+          commit. StorageError, OSError: the storage failed, and the commit was not made; another may be.
+          PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes
+            nothing else before that is settled.
         """
         ready = self._state
         state, self._state = propose(ready, name), replace(ready, phase=Phase.FENCED)
@@ -253,7 +263,8 @@ class Lease:
     def _confirm(self, state: DriverState, name: str) -> None:
         if state.phase is Phase.FENCED:
             raise CommitExists(
-                f"Commit {name} existed before generation {self.generation} created it, though the generation is ours alone. Somebody "
+                f"Commit {name} existed before generation {self.generation} created it, though the generation is ours "
+                "alone. Somebody "
                 f"wrote into {self.store.location} by hand: look at {commit_file(name)}, then start the driver again."
             )
         claims = read_claims(self.store)
@@ -265,7 +276,9 @@ class Lease:
         self._state = after(state, None)
 
     def heartbeat(self) -> None:
-        """Says that this driver lives. Advisory. May be called as often as one likes; it writes every `HEARTBEAT_EVERY_S`."""
+        """Says that this driver lives. Advisory. May be called as often as one likes; it writes every
+        `HEARTBEAT_EVERY_S`.
+        """
         now_unix_s = self._unix_s()
         if self._last_beat_unix_s is not None and abs(now_unix_s - self._last_beat_unix_s) < HEARTBEAT_EVERY_S:
             return
@@ -274,7 +287,9 @@ class Lease:
         self.store.replace(lease_file(self.generation, "hb"), encode(beat))
 
     def release(self) -> None:
-        """Ends the heartbeat, so that the next driver need not wait. The claim stays: generations are never used twice."""
+        """Ends the heartbeat, so that the next driver need not wait. The claim stays: generations are never used
+        twice.
+        """
         self.store.delete(lease_file(self.generation, "hb"))
 
 
@@ -294,12 +309,12 @@ def acquire(
 
     Args:
       take_over: fence a driver of another submission even if its heartbeat is fresh.
-      held: the generation that this driver had before, 0 for none. A newer one means that somebody took the run over, which a driver that
-        recovers must not undo.
+      held: the generation that this driver had before, 0 for none. A newer one means that somebody took the run over,
+        which a driver that recovers must not undo.
       held_files: `Lease.own_files` of that generation.
       rebuild: go on although the newest base is lost or damaged; see `lease_files.read_newest_base`.
-      choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising leaves the
-        claim without a base, which changes nothing for later drivers.
+      choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising
+        leaves the claim without a base, which changes nothing for later drivers.
       patiently: asks the storage; may ask again if it is away.
       unix_s: the wall clock, for heartbeats and records only.
 
@@ -331,7 +346,8 @@ def acquire(
                 own = {file: content}
                 held, held_files = (generation, own) if answer else (held, held_files)
             case Phase.READ_BASE:
-                # It is tried once, so a short outage of the storage may lose it; no generation should be given up for that.
+                # It is tried once, so a short outage of the storage may lose it; no generation should be given up for
+                # that.
                 with contextlib.suppress(StorageError, OSError):
                     Lease(store=store, holder=holder, state=state, unix_s=unix_s).heartbeat()
                 with _letting_go(Lease(store=store, holder=holder, state=state, unix_s=unix_s)):
@@ -369,7 +385,9 @@ def _letting_go(lease: Lease) -> Iterator[None]:
 
 
 class _Creation:
-    """A file that is to be created exclusively. Called again after the storage failed, it knows its own file. Mutated: how often it was called."""
+    """A file that is to be created exclusively. Called again after the storage failed, it knows its own file. Mutated:
+    how often it was called.
+    """
 
     def __init__(self, store: Store, file: str, data: bytes) -> None:
         self._store, self._file, self._data = store, file, data

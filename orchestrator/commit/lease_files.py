@@ -1,7 +1,9 @@
-"""What the files of `lease/` and `commit/` say: which generations there are, where each began, and so which commits count.
+"""What the files of `lease/` and `commit/` say: which generations there are, where each began, and so which commits
+count.
 
-A base says where a generation began. So does the parent of its first commit, so a base that is lost or damaged stops nobody who only needs
-the older commits. Without the newest base nobody can be sure which commit is the newest: who wants to go on says so (`rebuild`).
+A base says where a generation began. So does the parent of its first commit, so a base that is lost or damaged stops
+nobody who only needs the older commits. Without the newest base nobody can be sure which commit is the newest: who
+wants to go on says so (`rebuild`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class BaseLost(DocumentRefused):
     def __init__(self, name: str, found: str, location: str):
         super().__init__(name, found, "the base of a generation, which says which commits count")
         self.args = (
-            f"'{name}' in {location}: found {found}; expected {self.expected}. Restore the file from a copy; or go on from the newest commit "
+            f"'{name}' in {location}: found {found}; expected {self.expected}. Restore the file from a copy; or go on "
+            "from the newest commit "
             f"that the other files show (podembed resume --allow-ancestor). To read one commit, name it: RUN@COMMIT.",
         )
 
@@ -55,7 +58,9 @@ def read_claims(store: Store) -> list[int]:
 
 
 def read_used_generations(store: Store) -> list[int]:
-    """Generations that nobody may claim again: those with a claim, and those that left a base or a commit, should their claims be lost."""
+    """Generations that nobody may claim again: those with a claim, and those that left a base or a commit, should their
+    claims be lost.
+    """
     return sorted({*read_claims(store), *_generations(store, "base.json"), *_committed(read_commit_names(store))})
 
 
@@ -86,8 +91,8 @@ def read_newest_base(store: Store, *, rebuild: bool = False) -> Base | None:
     """The base of the highest generation that has one: the one that decides which commits count.
 
     Args:
-      rebuild: where that base is lost or damaged, take what the generation's first commit names as its parent. A generation without commits
-        is passed over: nothing was acknowledged in it.
+      rebuild: where that base is lost or damaged, take what the generation's first commit names as its parent. A
+        generation without commits is passed over: nothing was acknowledged in it.
 
     Raises:
       BaseLost: it is, and `rebuild` is not set.

@@ -1,9 +1,11 @@
-"""Who may commit, as pure functions: the steps that a driver takes to get a generation, to publish a commit and to acknowledge it.
+"""Who may commit, as pure functions: the steps that a driver takes to get a generation, to publish a commit and to
+acknowledge it.
 
-Safety rests on one primitive (exactly one caller creates a name) and on the order of these steps, not on clocks or on killing anybody in
-time. A driver claims the next generation, and only then looks for the newest commit; a driver that published looks for newer claims
-before it tells anybody. So of two drivers, either the newer sees the commit or the older sees the claim. `lease` carries the steps out on
-a store; the model checker in the tests explores every interleaving of these same functions. Here is no I/O and no state.
+Safety rests on one primitive (exactly one caller creates a name) and on the order of these steps, not on clocks or on
+killing anybody in time. A driver claims the next generation, and only then looks for the newest commit; a driver that
+published looks for newer claims before it tells anybody. So of two drivers, either the newer sees the commit or the
+older sees the claim. `lease` carries the steps out on a store; the model checker in the tests explores every
+interleaving of these same functions. Here is no I/O and no state.
 """
 
 from __future__ import annotations
@@ -62,9 +64,9 @@ class DriverState:
 def after(state: DriverState, answer: Any) -> DriverState:
     """The state after the due action was carried out with this answer.
 
-    Answers by phase: LIST_CLAIMS, CONFIRM_CLAIM and CONFIRM_COMMIT the generations claimed; CLAIM, CREATE_BASE and PUBLISH whether we
-    created the name; READ_BASE the base of the highest generation that has one, or None; LIST_COMMITS names; CHOOSE_BASE the name to
-    start from, usually `state.head`; ACKNOWLEDGE nothing.
+    Answers by phase: LIST_CLAIMS, CONFIRM_CLAIM and CONFIRM_COMMIT the generations claimed; CLAIM, CREATE_BASE and
+    PUBLISH whether we created the name; READ_BASE the base of the highest generation that has one, or None;
+    LIST_COMMITS names; CHOOSE_BASE the name to start from, usually `state.head`; ACKNOWLEDGE nothing.
 
     Raises:
       ValueError: no action is due.
@@ -75,7 +77,8 @@ def after(state: DriverState, answer: Any) -> DriverState:
         case Phase.CLAIM:
             return replace(state, phase=Phase.READ_BASE if answer else Phase.LIST_CLAIMS)
         case Phase.READ_BASE:
-            # A driver that was held up since its claim may meet the base of a newer one, which must not become a base of its own.
+            # A driver that was held up since its claim may meet the base of a newer one, which must not become a base
+            # of its own.
             is_late = answer is not None and answer.generation > state.generation
             return replace(state, phase=Phase.FENCED if is_late else Phase.LIST_COMMITS, base=answer)
         case Phase.LIST_COMMITS:
@@ -103,15 +106,16 @@ def propose(state: DriverState, name: str) -> DriverState:
     """Starts a commit that follows the head.
 
     Raises:
-      ValueError: the driver is not ready, or the name is not a later commit of its generation. That steps grow within a generation is
-        what lets `head` and `lineage` order commits by their names.
+      ValueError: the driver is not ready, or the name is not a later commit of its generation. That steps grow within a
+        generation is what lets `head` and `lineage` order commits by their names.
     """
     parsed, before = parse_commit_name(name), parse_commit_name(state.head or "")
     # A generation may commit the step it started from once more, under its own name.
     follows = parsed is not None and parsed[1] == state.generation and (before is None or parsed > before)
     if state.phase is not Phase.READY or not follows:
         raise ValueError(
-            f"Commit {name} in phase '{state.phase.value}' of generation {state.generation} after {state.head}. A ready driver and a later "
+            f"Commit {name} in phase '{state.phase.value}' of generation {state.generation} after {state.head}. A "
+            "ready driver and a later "
             "step of its own generation are expected: commit each step once, in order."
         )
     return replace(state, phase=Phase.PUBLISH, pending=name)
@@ -120,8 +124,8 @@ def propose(state: DriverState, name: str) -> DriverState:
 def head(base: Base | None, commits: Iterable[str]) -> str | None:
     """The newest commit that counts: the last of the highest generation that has a base, else that generation's base.
 
-    Commits of one generation come from one driver with growing steps, so their names order them. Commits of other generations
-    count only if a base leads to them.
+    Commits of one generation come from one driver with growing steps, so their names order them. Commits of other
+    generations count only if a base leads to them.
     """
     if base is None:
         return None
@@ -132,8 +136,8 @@ def head(base: Base | None, commits: Iterable[str]) -> str | None:
 def lineage(base: Base | None, commits: Collection[str], base_of: Callable[[int], str | None]) -> tuple[str, ...]:
     """The commits that count, newest first: those of the highest generation, then those up to its base, and so on.
 
-    Only bases and names are needed, so a damaged manifest cuts nothing. Names that were deleted by the keep policy are left out, except
-    the head itself.
+    Only bases and names are needed, so a damaged manifest cuts nothing. Names that were deleted by the keep policy are
+    left out, except the head itself.
 
     Args:
       base: of the highest generation that has one.
@@ -152,7 +156,8 @@ def lineage(base: Base | None, commits: Collection[str], base_of: Callable[[int]
         last_step, generation = _parsed(base.commit)
         if generation >= base.generation:
             raise ValueError(
-                f"Generation {base.generation} starts from {base.commit}; a commit of an older generation is expected. Its base is damaged."
+                f"Generation {base.generation} starts from {base.commit}; a commit of an older generation is expected. "
+                "Its base is damaged."
             )
         base = Base(generation, base_of(generation)) if generation >= oldest else None
     return tuple(chain)

@@ -1,8 +1,8 @@
 """`Manifest`: the last-written index of a checkpoint, whose creation under `commit/` is the commit itself.
 
-It names every file with its size and checksum, so that a reader trusts no listing, and it carries the step, which is the position in the
-data, so that model and input cannot part. Reading is strict: a manifest that does not say exactly one consistent thing is refused before
-any file it names is opened. `docs/checkpoint-format.md` describes the JSON.
+It names every file with its size and checksum, so that a reader trusts no listing, and it carries the step, which is
+the position in the data, so that model and input cannot part. Reading is strict: a manifest that does not say exactly
+one consistent thing is refused before any file it names is opened. `docs/checkpoint-format.md` describes the JSON.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def from_json(name: str, data: bytes) -> Manifest:
     """Reads the manifest of the commit `name`.
 
     Raises:
-      DocumentRefused: a changed byte, another format version, a missing or unknown member, a value out of range, or a manifest that
-        contradicts itself or its name.
+      DocumentRefused: a changed byte, another format version, a missing or unknown member, a value out of range, or a
+        manifest that contradicts itself or its name.
     """
     file = commit_file(name)
     document = unseal(file, data, max_bytes=MAX_MANIFEST_BYTES)

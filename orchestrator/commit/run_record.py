@@ -1,7 +1,8 @@
 """`RUN.json`: what a run is, written once when it is created and never changed.
 
-Everything that the content of a step depends on is here: the seed, the order of samples, the batch, the lanes, how each table is cut into
-buckets, and the input. A later start that differs in any of it would train something else under the same name, so it is refused.
+Everything that the content of a step depends on is here: the seed, the order of samples, the batch, the lanes, how each
+table is cut into buckets, and the input. A later start that differs in any of it would train something else under the
+same name, so it is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class RunMismatch(RuntimeError):
             f"{key} is {_short(found)}, given {_short(given)}" for key, (found, given) in differences.items()
         )
         super().__init__(
-            f"The run in {location} was created differently: {shown}. The same settings are expected, since steps already done depend on "
+            f"The run in {location} was created differently: {shown}. The same settings are expected, since steps "
+            "already done depend on "
             "them. Use them, or another name for a new run."
         )
         self.differences = dict(differences)
@@ -83,9 +85,11 @@ class RunRecord:
       input_fingerprint: hash of names, sizes, times and row counts of the input.
       staleness: steps between a lookup and the newest applied update.
       wire_dtype: how numbers of vectors and gradients travel between machines.
-      overlap: whether rows that a step does not touch are sent ahead of its update. Changes no number, so it may differ between starts.
+      overlap: whether rows that a step does not touch are sent ahead of its update. Changes no number, so it may differ
+        between starts.
       warm_start: what the run began from; None for initial values.
-      order: of the samples, `InputData.order`; records of older versions do not have it, and their samples are shuffled.
+      order: of the samples, `InputData.order`; records of older versions do not have it, and their samples are
+        shuffled.
     """
 
     run_id: str

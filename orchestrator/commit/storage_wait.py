@@ -1,7 +1,8 @@
 """Waiting for a storage that is away, where a run cannot go on without it: while it claims its next generation.
 
-Between two commits training goes on without the storage, and a save that it fails is another one's business (`background_commit`). After a fault
-nothing trains, so the driver asks again until there is an answer or the time is over. Damage is no outage and is reported at once.
+Between two commits training goes on without the storage, and a save that it fails is another one's business
+(`background_commit`). After a fault nothing trains, so the driver asks again until there is an answer or the time is
+over. Damage is no outage and is reported at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _LOOK_S = 0.25
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether a storage that failed so may answer later: it was not reached, has no room, or refuses rights that can be renewed."""
+    """Whether a storage that failed so may answer later: it was not reached, has no room, or refuses rights that can be
+    renewed.
+    """
     return isinstance(error, StoreUnavailable | StorageFull | ServiceRefused | OSError)
 
 
@@ -54,7 +57,8 @@ class StorageWait:
         """The answer.
 
         Raises:
-          StorageError: what `ask` raised when the time was over; errors of the operating system come as `StoreUnavailable`.
+          StorageError: what `ask` raised when the time was over; errors of the operating system come as
+            `StoreUnavailable`.
           Exception: what `ask` raised, if it is no outage.
           StoppedAtStart: the run was asked to end meanwhile; what is committed stands.
         """
@@ -80,7 +84,8 @@ class StorageWait:
                     ) from error
                 if wait_s == FIRST_WAIT_S:
                     self._notice(
-                        f"the storage is away, and the run cannot go on without it; it is asked again for up to {self._timeout_s:.0f} s. "
+                        "the storage is away, and the run cannot go on without it; it is asked again for up to "
+                        f"{self._timeout_s:.0f} s. "
                         f"{type(error).__name__}: {error}"
                     )
             self._rest(wait_s)

@@ -1,7 +1,8 @@
 """`RunVanished`: what a driver wrote is not in the run's folder any more.
 
-Somebody removed it, or the disk with it is not mounted where it was. A driver that went on would train for nothing: what it writes into an
-empty folder, nobody can resume. Files are opened by name: a listing may be old, and an old listing must end no run.
+Somebody removed it, or the disk with it is not mounted where it was. A driver that went on would train for nothing:
+what it writes into an empty folder, nobody can resume. Files are opened by name: a listing may be old, and an old
+listing must end no run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ class RunVanished(StorageError):
 
     def __init__(self, name: str, found: str, store: Store):
         super().__init__(
-            f"Found {found} at '{name}' in {store.location}. Expected the file as this driver wrote it. Somebody removed it, or the storage is not "
-            f"the one that was there: {what_is_left(store)}. Nothing more is committed there. If a disk was unmounted, mount it again; if files "
-            f"were removed, restore the folder from a copy; then resume. Without a copy begin a new run, from a commit if one is left "
+            f"Found {found} at '{name}' in {store.location}. Expected the file as this driver wrote it. Somebody "
+            "removed it, or the storage is not "
+            f"the one that was there: {what_is_left(store)}. Nothing more is committed there. If a disk was unmounted, "
+            "mount it again; if files "
+            "were removed, restore the folder from a copy; then resume. Without a copy begin a new run, from a commit "
+            "if one is left "
             f"(--warm-start RUN@COMMIT)."
         )
         self.name = name
@@ -35,7 +39,8 @@ def require_own(store: Store, own_files: Mapping[str, bytes]) -> None:
     """Looks for files that this driver created.
 
     Raises:
-      RunVanished: one is gone, or is another driver's. One that is only damaged passes: it is ours, and `fsck` finds the damage.
+      RunVanished: one is gone, or is another driver's. One that is only damaged passes: it is ours, and `fsck` finds
+        the damage.
     """
     for name, content in own_files.items():
         try:

@@ -1,6 +1,7 @@
 """Comparing a commit with the files on storage: sizes through listings, or every byte.
 
-Used before publishing, before resuming, and offline. It reports all damage instead of stopping at the first, and changes nothing.
+Used before publishing, before resuming, and offline. It reports all damage instead of stopping at the first, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[Den
 
 
 def require_metadata(store: Store, table: TableFiles) -> None:
-    """Compares the descriptions of a table's arrays with the manifest, by which they are read: a reader of the files alone must see the same.
+    """Compares the descriptions of a table's arrays with the manifest, by which they are read: a reader of the files
+    alone must see the same.
 
     Raises:
       ChunkDamaged: one is missing or differs.

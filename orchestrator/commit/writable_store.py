@@ -1,7 +1,9 @@
-"""Opening the storage of a run for a program that will write to it: first find out whether it can keep a second such program out.
+"""Opening the storage of a run for a program that will write to it: first find out whether it can keep a second such
+program out.
 
-Everything that is promised about two drivers rests on one primitive, that exactly one of several writers creates a name. Whether a storage
-offers it depends on the service, its version and the client, so it is tried out with real files at every start.
+Everything that is promised about two drivers rests on one primitive, that exactly one of several writers creates a
+name. Whether a storage offers it depends on the service, its version and the client, so it is tried out with real files
+at every start.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def open_for_writing(url: str, *, single_writer: bool) -> Store:
         warnings.warn(SingleWriterStore(error.location, error.found), stacklevel=2)
     except (OSError, NotAFolder) as error:
         raise ConfigurationError(
-            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write to. "
+            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write "
+            "to. "
             f"Choose another one: --storage, RunConfig(storage_path=...)."
         ) from error
     return store

@@ -1,4 +1,6 @@
-"""Decisions of the driver as pure functions: how long the next window is, and what to do after a failure. No clock, no Ray."""
+"""Decisions of the driver as pure functions: how long the next window is, and what to do after a failure. No clock, no
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class Schedule:
 def window_target_s(num_hosts: int) -> float:
     """How long a window should take, so that its calls cost the driver a hundredth of its time.
 
-    Never under 2 s. Never over 30 s either, since a request to stop is answered between windows; above 750 hosts the driver's share grows.
+    Never under 2 s. Never over 30 s either, since a request to stop is answered between windows; above 750 hosts the
+    driver's share grows.
     """
     return min(max(WINDOW_TARGET_S, num_hosts * CALLS_PER_HOST * CALL_CPU_S / DRIVER_SHARE), LONGEST_WINDOW_S)
 
@@ -197,12 +200,15 @@ def ending(decision: GiveUp, failures: Sequence[Failure], *, max_failures: int, 
             return JobFailed(f"{decision.cause}\n{details}".strip())
         case FaultClass.HOST_MEMORY:
             return ConfigurationError(
-                f"{decision.cause}. The plan: {plan}. Expected it to fit beside what else a host needs. Use more hosts (--hosts), machines with more "
-                f"memory, row optimizers with fewer slots (row-wise Adagrad, SGD), or smaller tables; `podembed plan` shows what lies where."
+                f"{decision.cause}. The plan: {plan}. Expected it to fit beside what else a host needs. Use more hosts "
+                "(--hosts), machines with more "
+                "memory, row optimizers with fewer slots (row-wise Adagrad, SGD), or smaller tables; `podembed plan` "
+                "shows what lies where."
             )
         case FaultClass.DEVICE_MEMORY:
             return ConfigurationError(
-                f"{decision.cause}. Expected the dense model and a host's share of the batch to fit its device. Lower the batch size, use more "
+                f"{decision.cause}. Expected the dense model and a host's share of the batch to fit its device. Lower "
+                "the batch size, use more "
                 f"hosts (--hosts), or make the model smaller."
             )
     return CrashLoop(

@@ -1,8 +1,9 @@
-"""`HostWatch`: what the driver knows of the machines under its run. It looks at the cluster every few seconds, remembers what failed where, and
-asks the pure functions of `orchestrator.decisions.membership` how many hosts there should be and when they change.
+"""`HostWatch`: what the driver knows of the machines under its run. It looks at the cluster every few seconds,
+remembers what failed where, and asks the pure functions of `orchestrator.decisions.membership` how many hosts there
+should be and when they change.
 
-It starts and stops nothing and is used by the driver's thread only. Without a cluster (one host in the driver's process) it always wants the
-same number. What it remembers is lost with the driver; nothing that matters hangs on it.
+It starts and stops nothing and is used by the driver's thread only. Without a cluster (one host in the driver's
+process) it always wants the same number. What it remembers is lost with the driver; nothing that matters hangs on it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Cluster(Protocol):
     """The machines, as far as a run cares."""
 
     def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
-        """Live machines, or None where the cluster does not answer; if asked to be careful, each is tried, which takes longer."""
+        """Live machines, or None where the cluster does not answer; if asked to be careful, each is tried, which takes
+        longer.
+        """
         ...
 
     def left(self) -> frozenset[str]:
@@ -90,7 +93,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaving:
-    """A change under way: from the end of the generation to the start of the next. `wanted`: hosts that there was room for."""
+    """A change under way: from the end of the generation to the start of the next. `wanted`: hosts that there was room
+    for.
+    """
 
     cause: str
     step: int
@@ -157,7 +162,8 @@ class HostWatch:
     # ------------------------------------------------------------------ before a generation
 
     def choose(self, on_wait: Callable[[], None], *, step: int) -> int:
-        """How many hosts the next generation has; tells the cluster which machines to avoid. Waits while there are too few.
+        """How many hosts the next generation has; tells the cluster which machines to avoid. Waits while there are too
+        few.
 
         Args:
           on_wait: called at least once a second meanwhile; what it raises is passed on.
@@ -215,14 +221,17 @@ class HostWatch:
     def _waiting(self, decision: Wait, step: int, waited_s: float) -> str:
         left_s = max(0.0, self._limits.wait_for_hosts_s - waited_s)
         return (
-            f"waiting for hosts: {decision.needed} needed, found {decision.why}. Everything up to step {step} is committed; the run goes on "
+            f"waiting for hosts: {decision.needed} needed, found {decision.why}. Everything up to step {step} is "
+            "committed; the run goes on "
             f"as soon as there are enough, and ends in {left_s:.0f} s if there are not"
         )
 
     def _gave_up(self, decision: Wait, step: int, waited_s: float) -> str:
         return (
-            f"Found {decision.why}, for {waited_s:.0f} s. Expected room for at least {_hosts(decision.needed)} with {_amounts(self._cluster)} "
-            f"each. The state is intact at step {step}: add machines, then `podembed resume` goes on; or lower the minimum (--hosts MIN-MAX)."
+            f"Found {decision.why}, for {waited_s:.0f} s. Expected room for at least {_hosts(decision.needed)} with "
+            f"{_amounts(self._cluster)} "
+            f"each. The state is intact at step {step}: add machines, then `podembed resume` goes on; or lower the "
+            "minimum (--hosts MIN-MAX)."
         )
 
     def _resting(self) -> Mapping[str, float]:
@@ -250,7 +259,8 @@ class HostWatch:
         )
         self.changes.append(change)
         self._notice(
-            f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: {change.cause}"
+            f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
+            f"{change.cause}"
         )
 
     def look(self) -> None:
@@ -272,7 +282,8 @@ class HostWatch:
             return
         wanted = self._best_of(nodes)
         if self._is_growth(wanted):
-            # Ray knows a machine that has just come up before its daemon listens, and hosts could not be placed there yet.
+            # Ray knows a machine that has just come up before its daemon listens, and hosts could not be placed there
+            # yet.
             nodes = self._cluster.look(is_careful=True)
             if nodes is None:
                 return
@@ -321,7 +332,9 @@ class HostWatch:
         return None
 
     def left(self, why: str, *, step: int) -> None:
-        """The generation ends for it, with a commit: `look` is silent until the next one runs, and faults before and after make no row."""
+        """The generation ends for it, with a commit: `look` is silent until the next one runs, and faults before and
+        after make no row.
+        """
         self._is_quiet = True
         self.budget = replace(self.budget, host_faults=0)
         self._leaving = _Leaving(
@@ -362,7 +375,8 @@ class HostWatch:
           has_committed: since the generation began.
 
         Raises:
-          JobFailed, WorkerRefused, ConfigurationError, CrashLoop: trying again would not help, or was tried often enough.
+          JobFailed, WorkerRefused, ConfigurationError, CrashLoop: trying again would not help, or was tried often
+          enough.
         """
         if has_committed:
             self.budget = replace(self.budget, host_faults=0)
@@ -394,7 +408,8 @@ class HostWatch:
         seen = {node.id: node for node in (*self._nodes, *(nodes or ()))}
         announced = {node.id for node in seen.values() if node.is_draining} | self._cluster.left()
         going = {host for host, machine in self._machines().items() if machine in announced}
-        # The others notice the end of a connection, and their devices abort, long before the cluster says whose machine it was.
+        # The others notice the end of a connection, and their devices abort, long before the cluster says whose machine
+        # it was.
         lost = [f for f in roots(failures) if f.kind is not FailureKind.PEER and f.worker.startswith("host ")]
         has_other_root = any(_host_of(failure) not in going for failure in lost)
         if not going or has_other_root:

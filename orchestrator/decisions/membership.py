@@ -1,7 +1,8 @@
-"""Which machines a run uses, as pure functions of what one look at the cluster saw: how many hosts it can have, and when hosts leave.
+"""Which machines a run uses, as pure functions of what one look at the cluster saw: how many hosts it can have, and
+when hosts leave.
 
-No clock, no Ray: `orchestrator.cluster.ray_nodes` looks, `orchestrator.decisions.host_watch` remembers and acts. A machine is a node of the cluster; a host is
-a pair of processes with resources of its own on one of them.
+No clock, no Ray: `orchestrator.cluster.ray_nodes` looks, `orchestrator.decisions.host_watch` remembers and acts. A
+machine is a node of the cluster; a host is a pair of processes with resources of its own on one of them.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ class LeaveAfterWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveNow:
-    """A machine goes before a commit can be made. `hosts`: those on it; they are lost, and the steps since the last commit with them."""
+    """A machine goes before a commit can be made. `hosts`: those on it; they are lost, and the steps since the last
+    commit with them.
+    """
 
     why: str
     hosts: tuple[int, ...]

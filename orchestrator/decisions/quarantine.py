@@ -1,4 +1,6 @@
-"""`Quarantine`: machines on which hosts failed again and again, and until when they are not used. A value; it knows no clock."""
+"""`Quarantine`: machines on which hosts failed again and again, and until when they are not used. A value; it knows no
+clock.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Hosts that hold the others up by their own work, and owners that are asked for more rows than the others: pure functions over windows.
+"""Hosts that hold the others up by their own work, and owners that are asked for more rows than the others: pure
+functions over windows.
 
-A host's *own work* is the time of the phases in which it does not wait for other hosts or for its device process. All hosts take the same
-steps, so in a window every host spends the same time; the slow one works while the others wait. What a slow device costs cannot be told
-apart here: its gang waits for it inside of one compiled program.
+A host's *own work* is the time of the phases in which it does not wait for other hosts or for its device process. All
+hosts take the same steps, so in a window every host spends the same time; the slow one works while the others wait.
+What a slow device costs cannot be told apart here: its gang waits for it inside of one compiled program.
 """
 
 from __future__ import annotations

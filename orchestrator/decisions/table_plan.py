@@ -1,4 +1,5 @@
-"""What a job's tables need on so many hosts, and how they would lie there: `podembed plan`. Starts nothing and reads no rows.
+"""What a job's tables need on so many hosts, and how they would lie there: `podembed plan`. Starts nothing and reads no
+rows.
 
 The placement is the driver's own, so what is printed is what a run would do.
 """

@@ -1,7 +1,8 @@
 """`WindowHealth`: what the windows of one generation say about its hosts, told once and not in every window.
 
-The driver shows it each window. It keeps the little that a judgement needs: the last steps' times, for the deadlines of the next ones, and how
-many windows in a row a host was slow, or an owner asked for too much. A thing is told when it has lasted for `WINDOWS`, and again when it
+The driver shows it each window. It keeps the little that a judgement needs: the last steps' times, for the deadlines of
+the next ones, and how many windows in a row a host was slow, or an owner asked for too much. A thing is told when it
+has lasted for `WINDOWS`, and again when it
 changes: another phase, another table, or over.
 """
 
@@ -67,7 +68,8 @@ class WindowHealth:
         self._tables = tables
         self._notice = notice
         self._step_s: deque[float] = deque(maxlen=_KEPT_STEPS)
-        # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another in each window.
+        # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another
+        # in each window.
         self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
         self.slowest = 1.0
@@ -124,6 +126,8 @@ class WindowHealth:
             return ["rows are asked of all owners evenly again"] if was_uneven else []
         name = self._tables[found.table] if found.table < len(self._tables) else f"number {found.table}"
         return [
-            f"host {found.host} is asked for {found.ratio:.1f} times the rows of the mean owner ({found.rows:,} in a window), most of them of "
-            f"table '{name}': its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are looked up"
+            f"host {found.host} is asked for {found.ratio:.1f} times the rows of the mean owner ({found.rows:,} in a "
+            "window), most of them of "
+            f"table '{name}': its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are "
+            "looked up"
         ]

@@ -1,17 +1,18 @@
 """`BackgroundCommits`: the commits of one generation, made while the workers train on; at most one is under way.
 
-A commit begins at a step: the workers freeze that moment, which takes them no time, and write it beside their steps. When all have said
-what they wrote, it is verified and published, then acknowledged. What a commit means does not change by this: before its manifest exists
-there is nothing, and a fault before that leaves files that nobody refers to.
+A commit begins at a step: the workers freeze that moment, which takes them no time, and write it beside their steps.
+When all have said what they wrote, it is verified and published, then acknowledged. What a commit means does not change
+by this: before its manifest exists there is nothing, and a fault before that leaves files that nobody refers to.
 
-A save that the storage fails is lost, not the run: its files are removed, the commit before it stays the head, and the next save is another
-try, of all that changed since that head. `Patience` says how many may fail in a row before training has to wait for one that does not, and
-for how long it waits. `conclude` is the end of a run: it does not return without a commit of the last step.
+A save that the storage fails is lost, not the run: its files are removed, the commit before it stays the head, and the
+next save is another try, of all that changed since that head. `Patience` says how many may fail in a row before
+training has to wait for one that does not, and for how long it waits. `conclude` is the end of a run: it does not
+return without a commit of the last step.
 
-Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. Verifying and publishing need storage, which may be
-slow, and so does removing what a failed save left; a thread of its own does that, one thing at a time; it gets values and answers with the
-manifest or an exception. Of the lease it uses `check` and `publish`, the driver's thread meanwhile only the heartbeat and names. The thread
-ends with `close`.
+Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. Verifying and publishing need
+storage, which may be slow, and so does removing what a failed save left; a thread of its own does that, one thing at a
+time; it gets values and answers with the manifest or an exception. Of the lease it uses `check` and `publish`, the
+driver's thread meanwhile only the heartbeat and names. The thread ends with `close`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Patience:
 
     Attributes:
       max_failed_saves: after so many failures in a row training waits for the next save; 0 ends the run with the first.
-      timeout_s: how long it then tries again, and how long the commit of the last step is tried; 0 ends the run where it would have to wait.
+      timeout_s: how long it then tries again, and how long the commit of the last step is tried; 0 ends the run where
+        it would have to wait.
     """
 
     max_failed_saves: int = 3
@@ -118,7 +120,9 @@ class Publisher(Protocol):
 
 
 class PublishingThread:
-    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a request."""
+    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a
+    request.
+    """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Manifest], Callable[[], Manifest]] | None] = queue.SimpleQueue()
@@ -149,7 +153,9 @@ class PublishingThread:
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A commit that has begun. Mutated: `publication`, when all workers have written, or when what they wrote is to be removed."""
+    """A commit that has begun. Mutated: `publication`, when all workers have written, or when what they wrote is to be
+    removed.
+    """
 
     step: int
     attempt: str
@@ -225,8 +231,8 @@ class BackgroundCommits:
         return self.head.step if self.head else 0
 
     def begin(self, step: int, publish: Publish) -> None:
-        """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is under way; and for
-        this one, if more saves have failed in a row than are borne.
+        """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is
+        under way; and for this one, if more saves have failed in a row than are borne.
 
         Args:
           publish: makes the commit when all is written; what it says of the run is fixed now.
@@ -242,7 +248,8 @@ class BackgroundCommits:
             self._insist(step, publish)
 
     def conclude(self, step: int, publish: Publish) -> None:
-        """Waits until there is a commit of `step`, after which no step was done; saves again if the one that began failed.
+        """Waits until there is a commit of `step`, after which no step was done; saves again if the one that began
+        failed.
 
         Raises:
           As `begin`.
@@ -273,7 +280,8 @@ class BackgroundCommits:
         unsettled, self._unsettled = self._unsettled, None
         if unsettled is not None:
             self._notice(
-                f"step {under_way.step}: the storage failed while the commit was published, and nobody knows whether it stands; it is asked again "
+                f"step {under_way.step}: the storage failed while the commit was published, and nobody knows whether "
+                "it stands; it is asked again "
                 f"for up to {self._patience.timeout_s:.0f} s. {_sentence(unsettled.__cause__ or unsettled)}"
             )
         if under_way.publication.done():
@@ -306,7 +314,8 @@ class BackgroundCommits:
             self.poll()
 
     def leave(self, *, can_finish: bool) -> None:
-        """Ends with the generation, after a fault or an error: a commit that all workers have written is still published.
+        """Ends with the generation, after a fault or an error: a commit that all workers have written is still
+        published.
 
         Args:
           can_finish: the workers live, so that they may finish writing.
@@ -338,7 +347,8 @@ class BackgroundCommits:
         self._is_closing.set()
         if not self._publisher.close(timeout_s=timeout_s):
             self._notice(
-                f"left while the storage had not answered for {timeout_s:.0f} s. What was committed stands; whether the commit that was being "
+                f"left while the storage had not answered for {timeout_s:.0f} s. What was committed stands; whether "
+                "the commit that was being "
                 "published does, the next driver finds out"
             )
 
@@ -382,17 +392,20 @@ class BackgroundCommits:
     def _tell_stop(self, seconds: float) -> None:
         reason = self._last_failure.reason if self._last_failure else "it has not answered yet."
         self._notice(
-            f"the run is to end, but the storage fails its last commit: {reason} It is tried again for up to {max(0.0, seconds):.0f} s. Ctrl-C once "
+            f"the run is to end, but the storage fails its last commit: {reason} It is tried again for up to "
+            f"{max(0.0, seconds):.0f} s. Ctrl-C once "
             f"more leaves at once; a resume then goes on from step {self.committed_step}"
         )
 
     def _give_up(self, found: str) -> SavesFailed:
         reason = self._last_failure.reason if self._last_failure else "none was begun."
         return SavesFailed(
-            f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a commit before training goes on or ends. Mend the "
+            f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a commit before training "
+            "goes on or ends. Mend the "
             f"storage, then resume; the commit of step {self.committed_step} stands."
             if self.head
-            else f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a first commit. Mend the storage, then resume."
+            else f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a first commit. Mend "
+            "the storage, then resume."
         )
 
     def _rest(self, seconds: float, *, is_cut: bool) -> bool:
@@ -454,7 +467,9 @@ class BackgroundCommits:
         return conclude
 
     def _settled(self, publish: Callable[[], Manifest]) -> Manifest:
-        """Publishes. While nobody can say whether the manifest is there, it asks again: until then no other commit may follow."""
+        """Publishes. While nobody can say whether the manifest is there, it asks again: until then no other commit may
+        follow.
+        """
         wait_s, waited_s = FIRST_WAIT_S, 0.0
         while True:
             try:

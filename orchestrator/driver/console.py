@@ -64,7 +64,9 @@ class Reporter(Protocol):
     """Who is told about the facts of a run."""
 
     def activity(self, what: str) -> None:
-        """What is being done from now on, while no window is trained. The next activity, the next window and `close` end it."""
+        """What is being done from now on, while no window is trained. The next activity, the next window and `close`
+        end it.
+        """
         ...
 
     def notice(self, text: str) -> None: ...
@@ -99,7 +101,9 @@ class SilentReporter:
 
 
 class LastingConsole(Console):
-    """A console whose program goes on when nobody reads its output any more, as behind `| head` or a `tee` that was killed."""
+    """A console whose program goes on when nobody reads its output any more, as behind `| head` or a `tee` that was
+    killed.
+    """
 
     def on_broken_pipe(self) -> None:
         # Rich ends the program here. Hours of training are worth more than their lines.
@@ -169,8 +173,10 @@ class ConsoleReporter:
 
     def recovery(self, recovery: Recovery) -> None:
         self.notice(
-            f"recovered in {recovery.total_s:.1f} s as generation {recovery.generation}: {recovery.discarded_steps} steps discarded, "
-            f"back at step {recovery.base_step}; noticed within {recovery.detect_s:.1f} s, stop {recovery.stop_s:.1f} s, "
+            f"recovered in {recovery.total_s:.1f} s as generation {recovery.generation}: {recovery.discarded_steps} "
+            "steps discarded, "
+            f"back at step {recovery.base_step}; noticed within {recovery.detect_s:.1f} s, stop {recovery.stop_s:.1f} "
+            "s, "
             f"start {recovery.start_s:.1f} s, restore {recovery.restore_s:.1f} s, compile {recovery.compile_s:.1f} s"
             f"{_parts(recovery)}{_kept(recovery)}"
         )
@@ -203,13 +209,16 @@ def describe_filling(filling: Mapping[str, Any]) -> str:
         moved = f", moved {filling['buckets_moved']} from host to host ({size} in {filling['move_s']:.1f} s)"
     size = format_bytes(filling["bytes_read"])
     return (
-        f"buckets kept {filling['buckets_kept']} (undone in {filling['undo_s']:.1f} s, verified in {filling['verify_s']:.1f} s){moved}, "
+        f"buckets kept {filling['buckets_kept']} (undone in {filling['undo_s']:.1f} s, verified in "
+        f"{filling['verify_s']:.1f} s){moved}, "
         f"read {filling['buckets_read']} ({size} in {filling['read_s']:.1f} s)"
     )
 
 
 def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
-    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is known."""
+    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is
+    known.
+    """
     known = {} if baseline is None else baseline.figures
     return [
         f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")
@@ -253,7 +262,8 @@ def _lines(report: WindowReport) -> list[str]:
     staleness = [f"staleness {report.staleness}"] if report.staleness else []
     parts = [f"hosts {report.num_hosts}", f"generation {report.generation}", *staleness, _age(report)]
     lines = [
-        f"step {report.step:>6}/{report.total_steps}  {share:5.1%}{left}  {format_rate(report.samples_per_s)} samples/s  "
+        f"step {report.step:>6}/{report.total_steps}  {share:5.1%}{left}  {format_rate(report.samples_per_s)} "
+        "samples/s  "
         f"loss {report.loss:.4f}"
     ]
     for part in parts:

@@ -1,7 +1,8 @@
 """The driver: one loop that plans, starts, trains in windows, commits, evaluates and recovers. Read this file first.
 
-The driver names steps, not data, and holds no state that matters: what counts is what the run's folder says was committed. One pass of
-`Driver.run`'s loop is one generation; a host fault ends it, and the next one begins from the last commit.
+The driver names steps, not data, and holds no state that matters: what counts is what the run's folder says was
+committed. One pass of `Driver.run`'s loop is one generation; a host fault ends it, and the next one begins from the
+last commit.
 """
 
 from __future__ import annotations
@@ -222,8 +223,9 @@ class Driver:
                 self._reporter.close()
 
     def _poll(self, lease: Lease) -> Callable[[], None]:
-        """What is done while waiting for workers: the heartbeat; a commit under way; a look at the machines; and while they start, leaving at
-        once if asked to stop."""
+        """What is done while waiting for workers: the heartbeat; a commit under way; a look at the machines; and while
+        they start, leaving at once if asked to stop.
+        """
         heartbeat = at_most_every(HEARTBEAT_S, lambda: self._beat(lease), self._clock.monotonic_s)
 
         def poll() -> None:
@@ -241,7 +243,9 @@ class Driver:
         return summary(plan(self._run.job, num_hosts=num_hosts, table_buckets=self._run.table_buckets))
 
     def _beat(self, lease: Lease) -> None:
-        """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves if they fail."""
+        """Writes the heartbeat. It is advisory: while the storage is away, training goes on, and commits say themselves
+        if they fail.
+        """
         self._groups.greet()
         try:
             lease.heartbeat()
@@ -353,7 +357,8 @@ class Driver:
     def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step."""
         began_s = self._clock.monotonic_s()
-        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that resumes there.
+        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that
+        # resumes there.
         hosts, devices = group.train(first, last, is_followed=not self._saves.may_follow(last))
         ended_s = self._clock.monotonic_s()
         self._put_aside([row for host in hosts for row in host.bad_rows])
@@ -413,8 +418,10 @@ class Driver:
         for step, loss in enumerate(losses, first):
             if not math.isfinite(loss):
                 raise JobFailed(
-                    f"The loss of step {step} is {loss}. Expected a finite number. The last commit, from before, stands. Lower the learning "
-                    f"rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or look for extreme inputs."
+                    f"The loss of step {step} is {loss}. Expected a finite number. The last commit, from before, "
+                    "stands. Lower the learning "
+                    "rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or look "
+                    "for extreme inputs."
                 )
 
     def _evaluate(self, group: WorkerGroup, step: int) -> None:
@@ -464,7 +471,9 @@ class Driver:
         )
 
     def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:
-        """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's thread."""
+        """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's
+        thread.
+        """
 
         metrics = self._metrics_at(step)
         record = self._keeper.record(self._history, generation=lease.generation, step=step)
@@ -496,7 +505,8 @@ class Driver:
         waited_s = self._clock.monotonic_s() - started
         if waited_s >= NOTABLE_WAIT_S:
             self._reporter.notice(
-                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still being written. "
+                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still "
+                "being written. "
                 f"Commit less often, or give the run a faster storage"
             )
 
@@ -521,7 +531,9 @@ class Driver:
         survivors: int,
         before_s: Mapping[str, float],
     ) -> None:
-        """Says that a generation runs, and after a fault what that took; `before_s`: parts of the way back before the group was formed."""
+        """Says that a generation runs, and after a fault what that took; `before_s`: parts of the way back before the
+        group was formed.
+        """
         for told in [*group.refusals, *device_notices(group.devices, self._resources), *filling_alarms(group.filled)]:
             self._reporter.notice(told)
         if fault is None:

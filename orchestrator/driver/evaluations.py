@@ -1,6 +1,7 @@
 """From the scored samples of all hosts to the figures of an evaluation. Numbers only: no Ray, no clock.
 
-AUC and log loss are for labels 0 and 1. Other labels, or one of the two alone, are no fault of the run: what has no meaning is left out.
+AUC and log loss are for labels 0 and 1. Other labels, or one of the two alone, are no fault of the run: what has no
+meaning is left out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
 
 
 def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:
-    """Refuses to go on where the best commits hang on a metric that evaluations do not have: none would ever be the best.
+    """Refuses to go on where the best commits hang on a metric that evaluations do not have: none would ever be the
+    best.
 
     Raises:
       ConfigurationError: with the metrics that are there.
@@ -50,6 +52,7 @@ def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluat
             else "It needs labels 0 and 1"
         )
         raise ConfigurationError(
-            f"Found no {metric} in the evaluation after step {evaluation.step}, and the best commits are told by it. {reason}. Expected one of "
+            f"Found no {metric} in the evaluation after step {evaluation.step}, and the best commits are told by it. "
+            f"{reason}. Expected one of "
             f"{', '.join(evaluation.values)}. Choose one of them (--metric, CheckpointConfig.metric)."
         )

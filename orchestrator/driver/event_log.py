@@ -1,7 +1,8 @@
-"""`EventLog`: what a driver told its user, as one JSON line an event with its time, in the folder of the run's fault plan.
+"""`EventLog`: what a driver told its user, as one JSON line an event with its time, in the folder of the run's fault
+plan.
 
-It stands before the reporter that the user sees, and only where faults are injected. It is also where the driver's own fault points are:
-all that happens to a run is told here, on the driver's thread.
+It stands before the reporter that the user sees, and only where faults are injected. It is also where the driver's own
+fault points are: all that happens to a run is told here, on the driver's thread.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Event:
 
 
 class EventLog:
-    """A reporter that writes everything down and passes it on. Mutated: the open file, between `__enter__` and `__exit__`."""
+    """A reporter that writes everything down and passes it on. Mutated: the open file, between `__enter__` and
+    `__exit__`.
+    """
 
     def __init__(self, reporter: Reporter, folder: str, faults: FaultPoints | None) -> None:
         self._reporter = reporter

@@ -1,6 +1,8 @@
-"""`Saves`: what the save policies are asked with, kept up to date along a generation; and the pauses of a run that follow from it.
+"""`Saves`: what the save policies are asked with, kept up to date along a generation; and the pauses of a run that
+follow from it.
 
-The policies know neither a clock nor what was committed before; this small object does, and nothing else. Used by the driver's thread only.
+The policies know neither a clock nor what was committed before; this small object does, and nothing else. Used by the
+driver's thread only.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ class Saves:
         return None if known is None else (known - step) * step_s
 
     def may_follow(self, step: int) -> bool:
-        """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run answers alike.
+        """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run
+        answers alike.
 
-        A policy that waits for an evaluation may ask for one whenever there is an evaluation; one that follows the clock is not asked.
+        A policy that waits for an evaluation may ask for one whenever there is an evaluation; one that follows the
+        clock is not asked.
         """
         schedule = self.schedule
         if step == schedule.total_steps:

@@ -1,7 +1,9 @@
-"""`Upkeep`: what a driver does for the run's folder beside each commit. It looks whether what was committed is still there, and deletes old commits.
+"""`Upkeep`: what a driver does for the run's folder beside each commit. It looks whether what was committed is still
+there, and deletes old commits.
 
-Called from the thread that publishes; what there is to say is kept and told by the driver's thread. A commit is whole by itself: its manifest
-names all of its files. So the loss of an older one stops nothing, but its owner should hear of it while a copy may still exist.
+Called from the thread that publishes; what there is to say is kept and told by the driver's thread. A commit is whole
+by itself: its manifest names all of its files. So the loss of an older one stops nothing, but its owner should hear of
+it while a copy may still exist.
 """
 
 from __future__ import annotations
@@ -56,13 +58,16 @@ class Upkeep:
             self._look_at_files(parent)
         for name in sorted(gone):
             self._say(
-                f"commit {name} has VANISHED: somebody removed {commit_file(name)}. The next commit is whole without it; restore the file from a "
+                f"commit {name} has VANISHED: somebody removed {commit_file(name)}. The next commit is whole without "
+                "it; restore the file from a "
                 f"copy to be able to go back to it"
             )
         self._known -= gone
 
     def clean(self, lease: Lease) -> None:
-        """After a commit: carries out the keep policies. The commit stands already; a storage that does not delete is no reason to stop."""
+        """After a commit: carries out the keep policies. The commit stands already; a storage that does not delete is
+        no reason to stop.
+        """
         config = self._config
         try:
             if config.num_to_keep is not None:
@@ -80,7 +85,8 @@ class Upkeep:
             self._untold.append(f"old commits were not deleted: {error}")
 
     def require(self, lease: Lease, head: Manifest | None) -> None:
-        """At the end of a run: whether its last commit is still there. A storage that does not answer now is not asked again.
+        """At the end of a run: whether its last commit is still there. A storage that does not answer now is not asked
+        again.
 
         Raises:
           Fenced, RunVanished: it is not.
@@ -101,12 +107,16 @@ class Upkeep:
         damages = [*size_damages(self._store, parent)]
         if damages:
             self._say(
-                f"{len(damages)} of the {len(parent.file_sizes())} files of commit {parent.name} have VANISHED or changed, first {damages[0].name} "
-                f"({damages[0].found}). A fault before the next commit would end the run; `podembed fsck {self._store.location}` names all"
+                f"{len(damages)} of the {len(parent.file_sizes())} files of commit {parent.name} have VANISHED or "
+                f"changed, first {damages[0].name} "
+                f"({damages[0].found}). A fault before the next commit would end the run; `podembed fsck "
+                f"{self._store.location}` names all"
             )
 
     def _restore_record(self) -> None:
-        """Writes `RUN.json` again where it is gone or damaged: it never changes, so every driver would write the same."""
+        """Writes `RUN.json` again where it is gone or damaged: it never changes, so every driver would write the
+        same.
+        """
         try:
             found = read_run(self._store)
         except NameNotFound:

@@ -1,4 +1,6 @@
-"""What each process of a generation is told: who owns which buckets and lanes, where the generation starts, and what all must agree on."""
+"""What each process of a generation is told: who owns which buckets and lanes, where the generation starts, and what
+all must agree on.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def renumbered(
       num_hosts: of the next generation.
 
     Returns:
-      As `placement`. A bucket of a host that is gone belongs to the new one of its number, if there is one, and else to -1, nobody.
+      As `placement`. A bucket of a host that is gone belongs to the new one of its number, if there is one, and else to
+      -1, nobody.
     """
     now = {old: new for new, old in kept.items()}
 

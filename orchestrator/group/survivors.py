@@ -1,8 +1,8 @@
 """`Groups`: of which processes the next generation is made.
 
-Normally of new ones. After a host fault, or where the number of hosts changes, of those host processes that outlive it, with their rows, and of
-new ones for the rest; processes that stand by make these quick. Whatever does not work out on that way ends all processes, and the next
-generation is made of new ones, which need nothing but the storage.
+Normally of new ones. After a host fault, or where the number of hosts changes, of those host processes that outlive it,
+with their rows, and of new ones for the rest; processes that stand by make these quick. Whatever does not work out on
+that way ends all processes, and the next generation is made of new ones, which need nothing but the storage.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Groups:
     def next(
         self, num_hosts: int, *, deadlines: Deadlines, on_poll: Callable[[], None]
     ) -> tuple[WorkerGroup, dict[int, int]]:
-        """The processes of the next generation, launched, and its hosts that live on from the one before, with the number that each had there.
+        """The processes of the next generation, launched, and its hosts that live on from the one before, with the
+        number that each had there.
 
         Raises:
           ConfigurationError, WorkerFailure: the cluster has no room, or not any more.
@@ -91,8 +92,9 @@ class Groups:
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept
 
     def greet(self, *, all_workers: bool = False) -> None:
-        """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose generation there is no
-        new heartbeat, ends itself. To be called often while other hosts, or the storage, are waited for.
+        """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose
+        generation there is no new heartbeat, ends itself. To be called often while other hosts, or the storage, are
+        waited for.
 
         Args:
           all_workers: also those of the generation that runs; for a driver that cannot write its heartbeat.
@@ -141,8 +143,8 @@ class Groups:
 def who_goes_on(alive: frozenset[int], *, num_before: int, num_hosts: int) -> tuple[int | None, ...]:
     """Per host of the next generation, which host of the one before it is; None for a new process.
 
-    Hosts keep their numbers, so that with equally many of them all buckets stay where they are. Of more hosts than there are numbers, the
-    others take free ones.
+    Hosts keep their numbers, so that with equally many of them all buckets stay where they are. Of more hosts than
+    there are numbers, the others take free ones.
     """
     taken: list[int | None] = [rank if rank in alive and rank < num_before else None for rank in range(num_hosts)]
     others = sorted(rank for rank in alive if rank >= num_hosts)

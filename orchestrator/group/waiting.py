@@ -1,8 +1,10 @@
-"""Who holds up whom when a group of workers finishes nothing: pure functions over what the workers last said of themselves.
+"""Who holds up whom when a group of workers finishes nothing: pure functions over what the workers last said of
+themselves.
 
-A host that waits in an exchange names the hosts whose frame has not come, or, while its device process computes, that one; a device process
-that has nothing to do names its host. Following these to the worker that waits for nobody finds the one at fault, whatever the others'
-phases are. Workers that wait for each other in a circle have lost what one sent the other.
+A host that waits in an exchange names the hosts whose frame has not come, or, while its device process computes, that
+one; a device process that has nothing to do names its host. Following these to the worker that waits for nobody finds
+the one at fault, whatever the others' phases are. Workers that wait for each other in a circle have lost what one sent
+the other.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def blocked(progress: Mapping[str, Progress], workers: Sequence[str], *, timeout
 
 
 def severed(progress: Mapping[str, Progress], *, silent: Collection[str], unheard_s: float) -> list[Failure]:
-    """The failures of hosts between whose machines nothing passes any more, the one at fault first; none where all hear each other.
+    """The failures of hosts between whose machines nothing passes any more, the one at fault first; none where all hear
+    each other.
 
     Args:
       silent: workers that leave a call of the driver unanswered; what they said last does not count.
@@ -61,14 +64,19 @@ def severed(progress: Mapping[str, Progress], *, silent: Collection[str], unhear
     guilty = _most_cut_off(pairs, silent)
     seconds, witness = max((seconds, worker) for (worker, other), seconds in pairs.items() if guilty in (worker, other))
     other = witness if witness != guilty else next(b for a, b in pairs if a == guilty)
-    why = f"nothing has come over the network between {other} and {guilty} for {seconds:.0f} s, not even from the kernel of the other machine"
+    why = (
+        f"nothing has come over the network between {other} and {guilty} for {seconds:.0f} s, not even from the kernel "
+        "of the other machine"
+    )
     rest = sorted({worker for worker, _ in pairs} - {guilty})
     echoes = [Failure(worker=worker, kind=FailureKind.PEER, message=f"hears nothing from {guilty}") for worker in rest]
     return [Failure(worker=guilty, kind=FailureKind.HUNG, message=why), *echoes]
 
 
 def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """The failures; where all of them only report others, and some that a machine gave no sign of life, the host that most pairs lack is at fault."""
+    """The failures; where all of them only report others, and some that a machine gave no sign of life, the host that
+    most pairs lack is at fault.
+    """
     pairs = [(failure.worker, other) for failure in failures for other in failure.unreached]
     if not pairs or any(failure.kind is not FailureKind.PEER for failure in failures):
         return failures
@@ -80,7 +88,9 @@ def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def _most_cut_off(pairs: Collection[tuple[str, str]], silent: Collection[str]) -> str:
-    """The host to be given up: one that the driver does not hear either, else the one that most others lack, else the one of the highest number."""
+    """The host to be given up: one that the driver does not hear either, else the one that most others lack, else the
+    one of the highest number.
+    """
     others = Counter(host for pair in {tuple(sorted(pair)) for pair in pairs} for host in pair)
     return max(others, key=lambda host: (host in silent, others[host], int(host.rpartition(" ")[2])))
 

@@ -1,14 +1,17 @@
-"""`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were asked to do.
+"""`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were
+asked to do.
 
-Once a second it asks the control side of workers how far they are. Three things are told apart. *Frozen*: no answer, and the kernel says
-that the process uses no processor time; where the process is on another machine, the others must say that they stand still. *Cut off*: no
-answer, and its machine takes no connection while others do; or all answer, and two hosts hear nothing of each other's machines. *Starved*: no
-answer, but signs of life; such a worker has `silence_s`. *Stuck*: all answer, and nothing is finished within the deadline.
+Once a second it asks the control side of workers how far they are. Three things are told apart. *Frozen*: no answer,
+and the kernel says that the process uses no processor time; where the process is on another machine, the others must
+say that they stand still. *Cut off*: no answer, and its machine takes no connection while others do; or all answer, and
+two hosts hear nothing of each other's machines. *Starved*: no answer, but signs of life; such a worker has `silence_s`.
+*Stuck*: all answer, and nothing is finished within the deadline.
 
-Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not waited a minute for
-anybody. What is known of a silent worker goes on from one round of calls to the next, since a start is made of several. While steps are
-finished only the first workers are asked: hosts wait for each other in every step, so one that is frozen stops them all, and then all are
-asked. So a watch over a thousand hosts costs the driver no more than one over ten.
+Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not
+waited a minute for anybody. What is known of a silent worker goes on from one round of calls to the next, since a start
+is made of several. While steps are finished only the first workers are asked: hosts wait for each other in every step,
+so one that is frozen stops them all, and then all are asked. So a watch over a thousand hosts costs the driver no more
+than one over ten.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class Deadlines:
     Attributes:
       start_s: for a worker to start, join, restore and compile; starts again with each finished file.
       step_s: without a finished step, batch or file.
-      storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by themselves.
+      storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by
+        themselves.
       silence_s: how long a process with signs of life may leave a control call unanswered.
       frozen_s: the same for one without.
       grace_s: how long after a first failure the others are waited for, so that equal causes are reported together.
@@ -123,7 +127,8 @@ def why_frozen(
 
     Args:
       has_answered: any call before. One that never has may still be coming up, and gives no sign that it should.
-      others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they need not wait for it.
+      others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they
+        need not wait for it.
       is_cut_off: whether its machine does not answer, while that of another worker does.
     """
     said = f"no answer to a status call for {silence.silent_s:.0f} s"

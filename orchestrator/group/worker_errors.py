@@ -1,6 +1,8 @@
-"""What a worker's exception says: whether it is the cause of a failure or only reports another process, and whether it may pass.
+"""What a worker's exception says: whether it is the cause of a failure or only reports another process, and whether it
+may pass.
 
-Types decide where there are some; of JAX, which has one type for everything, and of Ray's reports of a death, the words.
+Types decide where there are some; of JAX, which has one type for everything, and of Ray's reports of a death, the
+words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`WorkerGroup`: the hosts of one generation, and the calls that the driver makes to all of them at once.
 
-It knows what is asked of a host and of a device process, in which order and with which deadline; it does not know how they are reached.
-That is a `Backend`: Ray actors (`orchestrator.cluster.ray_backend`) or threads of this process (`orchestrator.cluster.in_process`).
+It knows what is asked of a host and of a device process, in which order and with which deadline; it does not know how
+they are reached. That is a `Backend`: Ray actors (`orchestrator.cluster.ray_backend`) or threads of this process
+(`orchestrator.cluster.in_process`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Backend(Protocol):
     """How worker processes are started, waited for and stopped."""
 
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
-        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at least once a second."""
+        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at
+        least once a second.
+        """
         ...
 
     def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
@@ -101,13 +104,17 @@ class Locating(Backend, Protocol):
     """A backend whose processes are on several machines."""
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
-        """Labels of those whose machine does not answer, not even with a refusal. Takes a second or two; asked of silent ones only."""
+        """Labels of those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
+        silent ones only.
+        """
         ...
 
 
 @runtime_checkable
 class Reforming(Backend, Protocol):
-    """A backend that can keep host processes while it replaces the others. Without that, a fault costs all processes."""
+    """A backend that can keep host processes while it replaces the others. Without that, a fault costs all
+    processes.
+    """
 
     def end(self, workers: Sequence[Handle]) -> None:
         """Ends single processes and waits until they are gone, frozen ones too."""
@@ -120,10 +127,12 @@ class Reforming(Backend, Protocol):
     def relaunch(
         self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
     ) -> Sequence[HostHandles]:
-        """The processes of another generation: host processes that live on, and new ones for all else, without waiting for those.
+        """The processes of another generation: host processes that live on, and new ones for all else, without waiting
+        for those.
 
         Args:
-          handles: of the generation before; only the host processes that are kept still live. They belong to the answer from now on.
+          handles: of the generation before; only the host processes that are kept still live. They belong to the answer
+            from now on.
           kept: per host of the new generation, which host of the one before it was; None for a new process.
           on_wait: as for `launch`.
         """
@@ -136,7 +145,8 @@ class Reforming(Backend, Protocol):
         table_buckets: tuple[int, ...],
         lease: LeaseTerms | None = None,
     ) -> None:
-        """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop` ends them, too.
+        """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop`
+        ends them, too.
 
         Args:
           lease: what they follow, so that they end themselves without a driver.
@@ -146,7 +156,8 @@ class Reforming(Backend, Protocol):
 
 @dataclass(slots=True)
 class WorkerGroup:
-    """The hosts of one generation. Mutated: `progress`, the last answers of the workers' status, and `silences`, the questions without one yet.
+    """The hosts of one generation. Mutated: `progress`, the last answers of the workers' status, and `silences`, the
+    questions without one yet.
 
     Attributes:
       handles: one entry a host.
@@ -215,7 +226,8 @@ class WorkerGroup:
 
         Args:
           kept: hosts that live on from the generation before, with their rows.
-          base: a commit that `restore` will ask for; hosts begin to fill their shards while devices compile, and each device when it has.
+          base: a commit that `restore` will ask for; hosts begin to fill their shards while devices compile, and each
+            device when it has.
 
         Raises:
           WorkerFailure: a process failed or did not answer in time.
@@ -298,16 +310,19 @@ class WorkerGroup:
         return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
     def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call]:
-        """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on at once.
+        """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on
+        at once.
 
         Args:
-          is_delta: of the tables only the rows that changed since the last save that became a commit, or since the commit that was restored.
+          is_delta: of the tables only the rows that changed since the last save that became a commit, or since the
+            commit that was restored.
           before_failed: the save before this one did not become a commit.
 
         Returns:
           The calls under way, for `receipts` and `await_receipts`.
         """
-        # A worker does these calls in order, and its writing thread waits for the first: nobody here waits for an answer before the next step.
+        # A worker does these calls in order, and its writing thread waits for the first: nobody here waits for an
+        # answer before the next step.
         begun = [h.host.call("begin_save", attempt, before_failed) for h in self.handles]
         begun += [h.device.call("begin_save") for h in self.handles]
         writing = [h.host.background("write_save", attempt, is_delta) for h in self.handles]
@@ -334,8 +349,8 @@ class WorkerGroup:
         """Waits for what a save wrote. Every device answers with the digest of its replica; one of them wrote it.
 
         Raises:
-          WorkerFailure: a worker could not write, is gone, or has written nothing for too long. If it was the storage's fault alone, all
-            workers have ended.
+          WorkerFailure: a worker could not write, is gone, or has written nothing for too long. If it was the storage's
+            fault alone, all workers have ended.
         """
         return self._sides(self._gather(writing, self.deadlines.start_s, counts_marks=True, bears_storage=True))
 
@@ -361,9 +376,9 @@ class WorkerGroup:
     def salvage(self, reason: str) -> frozenset[int]:
         """Ends the generation, but for the host processes that can go on in another one. The group is stopped then.
 
-        A host is told to give up what it does; one that answers within `salvage_s` has `settle_s` for it. All device processes are ended,
-        since a gang of JAX processes cannot lose a member, and so is every other host: a frozen one must be gone before its memory is
-        allocated again.
+        A host is told to give up what it does; one that answers within `salvage_s` has `settle_s` for it. All device
+        processes are ended, since a gang of JAX processes cannot lose a member, and so is every other host: a frozen
+        one must be gone before its memory is allocated again.
 
         Returns:
           The hosts that live. With none, nothing is left, as after `stop`.
@@ -411,7 +426,9 @@ class WorkerGroup:
         return list(self.progress.values())
 
     def close(self) -> None:
-        """Lets every worker leave in order: meshes say goodbye, the gang dissolves. For healthy groups; `stop` follows."""
+        """Lets every worker leave in order: meshes say goodbye, the gang dissolves. For healthy groups; `stop`
+        follows.
+        """
         calls = [h.device.call("close") for h in self.handles] + [h.host.call("close") for h in self.handles]
         self._gather(calls, self.deadlines.close_s)
 

@@ -1,7 +1,7 @@
 """Making a full commit of a run whose newest one is a chain of deltas, by hand, under a lease of its own.
 
-The state does not change: it is written once more, whole, under the same step, and becomes the newest commit. Commits before it stay until
-the keep policy or `prune` removes them.
+The state does not change: it is written once more, whole, under the same step, and becomes the newest commit. Commits
+before it stay until the keep policy or `prune` removes them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float
     try:
         if lease.head != head.name:
             raise ConfigurationError(
-                f"Found commit {lease.head} made while {head.name} was to be compacted. Expected a run at rest. Try again."
+                f"Found commit {lease.head} made while {head.name} was to be compacted. Expected a run at rest. Try "
+                "again."
             )
         attempt = commit_name(step=head.step, generation=lease.generation)
         tables = tuple(_whole_table(store, table, attempt, lambda: _beat(lease)) for table in head.tables)

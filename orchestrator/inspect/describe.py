@@ -1,7 +1,8 @@
 """Writing a table of a commit to a file for other programs: NumPy, Parquet or safetensors, rows in order.
 
-Every format is written front to back from batches of rows, so memory does not depend on the table's size. The file appears under its name
-when it is complete, durable, and every byte read was what had been committed; before, and if anything fails, there is nothing.
+Every format is written front to back from batches of rows, so memory does not depend on the table's size. The file
+appears under its name when it is complete, durable, and every byte read was what had been committed; before, and if
+anything fails, there is nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def export(
     """Writes one table.
 
     Args:
-      format: `npy` holds `[num_rows, dim]`, or with slots one record per row with a field per array; `parquet` a column `id` and one list
-        column per array; `safetensors` one tensor per array.
+      format: `npy` holds `[num_rows, dim]`, or with slots one record per row with a field per array; `parquet` a column
+        `id` and one list column per array; `safetensors` one tensor per array.
       out: a local path.
       with_slots: also the optimizer's state.
       force: replace a file that is there.
@@ -95,7 +96,8 @@ def new_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
     """A file to write; it gets its name when the block ends well, and goes when it does not.
 
     Raises:
-      ConfigurationError: the name is taken and `force` is not set, before or after the block; or nothing can be written there.
+      ConfigurationError: the name is taken and `force` is not set, before or after the block; or nothing can be written
+        there.
     """
     folder, leaf = os.path.split(os.path.abspath(path))
     _check_target(path, folder, force=force)
@@ -104,7 +106,8 @@ def new_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigurationError(
-            f"Found no way to write to {folder} ({error.strerror}). Expected a folder that this user may write to. Choose another --out."
+            f"Found no way to write to {folder} ({error.strerror}). Expected a folder that this user may write to. "
+            "Choose another --out."
         ) from error
     try:
         with os.fdopen(handle, "wb") as file:

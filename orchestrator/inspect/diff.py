@@ -1,7 +1,9 @@
-"""What differs between two committed states, of one run or of two: tables row by row, dense leaves, the step and the counters.
+"""What differs between two committed states, of one run or of two: tables row by row, dense leaves, the step and the
+counters.
 
-Tables are compared bucket by bucket, also where the two are cut into different numbers of buckets, so memory stays at one bucket of each.
-Buckets with equal digests hold equal rows and are not read: whether the files still are what was committed is asked of `fsck`.
+Tables are compared bucket by bucket, also where the two are cut into different numbers of buckets, so memory stays at
+one bucket of each. Buckets with equal digests hold equal rows and are not read: whether the files still are what was
+committed is asked of `fsck`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class TableDifference:
     """One table that both states have.
 
     Attributes:
-      shapes: what differs of the number of rows, and of type and width of rows and slots; None for a slot that only the other has.
+      shapes: what differs of the number of rows, and of type and width of rows and slots; None for a slot that only the
+        other has.
       buckets: how each is cut, which says nothing about the state.
       num_changed: rows of which the row or a slot differs, among those that both have.
       arrays: those that both have with equal width.
@@ -59,7 +62,9 @@ class TableDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseDifference:
-    """One dense leaf that differs. `shapes` are set if shape or type differ, else the counts and the largest difference of an element."""
+    """One dense leaf that differs. `shapes` are set if shape or type differ, else the counts and the largest difference
+    of an element.
+    """
 
     key: str
     shapes: tuple[str, str] | None
@@ -264,14 +269,18 @@ def _shared_rows(
 
 
 def _are_comparable(table: TableFiles, other: TableFiles) -> bool:
-    """Whether equal digests mean equal rows: they cover all arrays of a bucket, so both must be cut and shaped alike."""
+    """Whether equal digests mean equal rows: they cover all arrays of a bucket, so both must be cut and shaped
+    alike.
+    """
     shape = [(array.name, array.width, array.dtype) for array in table.arrays]
     other_shape = [(array.name, array.width, array.dtype) for array in other.arrays]
     return (table.num_rows, table.num_buckets, shape) == (other.num_rows, other.num_buckets, other_shape)
 
 
 class _Buffered:
-    """The last bucket of each array that was read, so that the bucket of the coarser cut is read once. Mutated by `read`."""
+    """The last bucket of each array that was read, so that the bucket of the coarser cut is read once. Mutated by
+    `read`.
+    """
 
     def __init__(self, store: Store, table: TableFiles) -> None:
         self._store = store

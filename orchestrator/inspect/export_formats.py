@@ -1,7 +1,8 @@
 """The three file formats of `export`, each written front to back from batches of rows.
 
-Sources: the NEP 1 `.npy` format; Parquet through pyarrow; the safetensors format (eight bytes little-endian length, a JSON header with
-type, shape and byte range of each tensor, then the tensors without gaps), which is simple enough to be written here.
+Sources: the NEP 1 `.npy` format; Parquet through pyarrow; the safetensors format (eight bytes little-endian length, a
+JSON header with type, shape and byte range of each tensor, then the tensors without gaps), which is simple enough to be
+written here.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Source:
 
 
 def write_npy(file: BinaryIO, source: Source) -> None:
-    """`[num_rows, dim]`; with slots, `[num_rows]` records with a field `[width]` for each array, also of a table whose optimizer has none.
+    """`[num_rows, dim]`; with slots, `[num_rows]` records with a field `[width]` for each array, also of a table whose
+    optimizer has none.
 
     Raises:
       ConfigurationError: an element type that NumPy alone cannot read.
@@ -114,7 +116,8 @@ def write_parquet(file: BinaryIO, source: Source) -> None:
     _refuse_bfloat16(source, "parquet")
     if any(array.name == ID_COLUMN for array in source.arrays):
         raise ConfigurationError(
-            f"Found a slot '{ID_COLUMN}' in table '{source.table.name}'. Expected another name, since the column of row numbers has it. "
+            f"Found a slot '{ID_COLUMN}' in table '{source.table.name}'. Expected another name, since the column of "
+            "row numbers has it. "
             f"Use --format safetensors."
         )
     lists = [
@@ -171,6 +174,7 @@ def _refuse_bfloat16(source: Source, format: str) -> None:
     for array in source.arrays:
         if array.dtype == "bfloat16":
             raise ConfigurationError(
-                f"Found bfloat16 in array '{array.name}' of table '{source.table.name}'. Expected an element type that {format} has. "
+                f"Found bfloat16 in array '{array.name}' of table '{source.table.name}'. Expected an element type that "
+                f"{format} has. "
                 f"Use --format safetensors."
             )

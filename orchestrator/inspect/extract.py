@@ -35,7 +35,9 @@ def extract(state: CommittedState, table: str, ids: Sequence[int], *, with_slots
 
 
 def render(found: Extract) -> str:
-    """A paragraph for each id: a line for the row and one for each slot. Numbers have the digits that give back the same bits."""
+    """A paragraph for each id: a line for the row and one for each slot. Numbers have the digits that give back the
+    same bits.
+    """
     width = max(map(len, found.values))
     paragraphs = []
     for at, row in enumerate(found.ids):

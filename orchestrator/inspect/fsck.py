@@ -1,9 +1,10 @@
-"""Checking a run offline: every byte of its commits, the chain that joins them, its record and its leases. Changes nothing.
+"""Checking a run offline: every byte of its commits, the chain that joins them, its record and its leases. Changes
+nothing.
 
-Each damage names the file, and for a chunk the table, the array, the bucket and its rows, so that one can judge what is lost; and it says what to
-do, and what depends on the file. What no
-reader uses (attempts that never became commits, commits of drivers that were fenced, extra files) is reported apart: it harms nobody,
-and `podembed prune` removes it. Heartbeats are advisory and may be torn, so they are not looked at. A driver may be at work meanwhile.
+Each damage names the file, and for a chunk the table, the array, the bucket and its rows, so that one can judge what is
+lost; and it says what to do, and what depends on the file. What no reader uses (attempts that never became commits,
+commits of drivers that were fenced, extra files) is reported apart: it harms nobody, and `podembed prune` removes it.
+Heartbeats are advisory and may be torn, so they are not looked at. A driver may be at work meanwhile.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class CheckedCommit:
 
     Attributes:
       counts: whether it is in the lineage.
-      is_gone: it was deleted while it was checked, by a driver's keep policy; its findings mean nothing and are left out.
-      num_files, num_bytes: that it names, 0 if its manifest cannot be read.
+      is_gone: it was deleted while it was checked, by a driver's keep policy; its findings mean nothing and are left
+      out. num_files, num_bytes: that it names, 0 if its manifest cannot be read.
     """
 
     name: str
@@ -130,7 +131,8 @@ def check_run(
             # Without a lineage nobody knows which ones count, so all are worth a look.
             names += sorted(set(read_commit_names(store)) - set(lineage))
     published = set(read_commit_names(store))
-    # After the manifests: a pass writes its record before the first goes, and removes it when nothing is left to be listed below.
+    # After the manifests: a pass writes its record before the first goes, and removes it when nothing is left to be
+    # listed below.
     going, refused = read_deletions(store)
     if commit is None:
         findings += [
@@ -342,11 +344,13 @@ def _mismatches(manifest: Manifest, record: RunRecord | None) -> Iterator[Findin
 def _chain_findings(
     store: Store, lineage: tuple[str, ...], *, seen: set[str], leftovers: tuple[Leftover, ...]
 ) -> list[Finding]:
-    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been, or be, deleted by the keep policy.
+    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been, or be,
+    deleted by the keep policy.
 
     Args:
       seen: commits that were published when the check began, or were being deleted.
-      leftovers: what no commit of the lineage needs. The keep policy leaves nothing of that kind of a commit that it deletes.
+      leftovers: what no commit of the lineage needs. The keep policy leaves nothing of that kind of a commit that it
+        deletes.
     """
     published = set(read_commit_names(store))
     chain = [name for name in lineage if name in published]
@@ -376,7 +380,9 @@ def _chain_findings(
 
 
 def _is_between(before: str | None, parent: str | None, name: str) -> bool:
-    """Whether a commit that is gone may have been between two of the lineage. Steps rise along it, generations at equal steps."""
+    """Whether a commit that is gone may have been between two of the lineage. Steps rise along it, generations at equal
+    steps.
+    """
     first, middle, last = (parse_commit_name(commit or "") for commit in (before, parent, name))
     return first is not None and middle is not None and last is not None and first < middle < last
 

@@ -1,4 +1,6 @@
-"""What lies in a run and no reader uses: attempts that never became commits, commits that do not count, and files of nobody."""
+"""What lies in a run and no reader uses: attempts that never became commits, commits that do not count, and files of
+nobody.
+"""
 
 from __future__ import annotations
 

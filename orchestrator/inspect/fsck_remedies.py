@@ -1,4 +1,6 @@
-"""What to do about a damage that `fsck` found: what of the run depends on the file, and the command that goes on. Decided from names alone."""
+"""What to do about a damage that `fsck` found: what of the run depends on the file, and the command that goes on.
+Decided from names alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from orchestrator.run.input_record import CHANGES_FOLDER, INPUT_FILE
 from orchestrator.run.job_settings import FOLDER as SETTINGS
 from orchestrator.run.policy_record import FOLDER as POLICIES
 
-SHORTER_CHAIN = "a run goes on without the commit that is missing; restore its manifest and files from a copy to be able to go back to it"
+SHORTER_CHAIN = (
+    "a run goes on without the commit that is missing; restore its manifest and files from a copy to be able to go "
+    "back to it"
+)
 
 
 def remedy_of(
@@ -36,11 +41,15 @@ def remedy_of(
     if file == RUN_FILE:
         begun = f", and a new run can begin from commit {newest_commit}: --warm-start {run}@{newest_commit}"
         return (
-            f"restore it from a copy; a driver that still trains here writes it again at its next commit. Without either tables can be read "
+            "restore it from a copy; a driver that still trains here writes it again at its next commit. Without "
+            "either tables can be read "
             f"(podembed export){begun if newest_commit else ''}"
         )
     if file == INPUT_FILE:
-        return f"it is advice: {resume} goes on without it, and writes it again where the data files are those that the run began with"
+        return (
+            f"it is advice: {resume} goes on without it, and writes it again where the data files are those that the "
+            "run began with"
+        )
     if kind == CHANGES_FOLDER and file == newest_change:
         return f"if the data files hold the rows that the run was trained on: {resume} --accept-input-change"
     if kind == CHANGES_FOLDER:
@@ -59,7 +68,8 @@ def remedy_of(
         return f"{resume} --allow-ancestor finds the newest commit without it"
     if file == needed_base:
         return (
-            "restore it from a copy: commits of older generations do not count without it. A run goes on from the newest commit, and nothing old "
+            "restore it from a copy: commits of older generations do not count without it. A run goes on from the "
+            "newest commit, and nothing old "
             "is deleted"
         )
     if kind == "lease":
@@ -76,10 +86,14 @@ def remedy_of_commit(*, location: str, is_head: bool, counts: bool, whole: Seque
     if not counts:
         return "the commit does not count: nothing depends on it"
     if not is_head:
-        return "restore it from a copy to be able to go back to this commit; newer commits do not need it, and a run goes on without"
+        return (
+            "restore it from a copy to be able to go back to this commit; newer commits do not need it, and a run goes "
+            "on without"
+        )
     if whole:
         return (
-            f"restore it from a copy, or go back to {whole[0]}: podembed resume {shlex.quote(location)} --allow-ancestor does the steps since "
+            f"restore it from a copy, or go back to {whole[0]}: podembed resume {shlex.quote(location)} "
+            "--allow-ancestor does the steps since "
             f"again"
         )
     return "restore it from a copy: no older commit is whole. What other tables hold can be read (podembed export)"

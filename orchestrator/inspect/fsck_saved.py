@@ -1,6 +1,8 @@
-"""Checking offline what a program with a loop of its own saved: checkpoints of the step-by-step mode, and embeddings saved alone.
+"""Checking offline what a program with a loop of its own saved: checkpoints of the step-by-step mode, and embeddings
+saved alone.
 
-They are no commits of a run, so there is neither a chain nor a lease to check: an index, and every byte of the files that it names. Changes nothing.
+They are no commits of a run, so there is neither a chain nor a lease to check: an index, and every byte of the files
+that it names. Changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class CheckedSave:
       kind: what it is.
       holds: parts and tables, as far as the index can be read.
       damages: with what the file holds.
-      num_unnamed: files that the index does not name: of an interrupted save, or put there by somebody. No reader uses them.
+      num_unnamed: files that the index does not name: of an interrupted save, or put there by somebody. No reader uses
+        them.
     """
 
     location: str

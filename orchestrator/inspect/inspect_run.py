@@ -1,6 +1,7 @@
 """What a run's folder holds, for people: its record, its commits, and how to read a table without us.
 
-`describe` reads manifests and returns a value; `render` turns it into text. Neither opens an array, so both are quick on any size.
+`describe` reads manifests and returns a value; `render` turns it into text. Neither opens an array, so both are quick
+on any size.
 """
 
 from __future__ import annotations
@@ -96,15 +97,18 @@ def render(description: RunDescription) -> str:
 
 
 def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
-    """Three lines of Python that read one array of a table with zarr, and the way without it: zarr is not installed with this program.
+    """Three lines of Python that read one array of a table with zarr, and the way without it: zarr is not installed
+    with this program.
 
-    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's padding is cut off.
+    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's
+    padding is cut off.
     """
     files = table.arrays[array]
     path = f"{location.rstrip('/')}/{files.path}"
     if table.deltas:
         return (
-            f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr alone, make it one: "
+            f"Table '{table.name}' is a full commit and {plural(len(table.deltas), 'delta')}. To read it with zarr "
+            "alone, make it one: "
             f"podembed compact {location}. To get rows out: podembed export, podembed extract."
         )
     words = ["podembed", "export", location, "--table", table.name, "--out", f"{safe_segment(table.name)}.npy"]
@@ -141,7 +145,8 @@ def _header(description: RunDescription) -> str:
     job = f"{record.job_function} {record.job_arguments}" if record.job_function else "given as a value"
     lines = [
         f"Run {record.run_id} in {description.location}, created {age} ago",
-        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness {record.staleness}, "
+        f"Job {job}; batch {record.batch_size}, {record.num_lanes} lanes, seed {record.seed}, staleness "
+        f"{record.staleness}, "
         f"wire {record.wire_dtype}, samples {'shuffled' if record.order == SHUFFLED else 'in the order of the files'}",
         f"Generation {description.generation}{_holder(description)}",
     ]
@@ -150,7 +155,8 @@ def _header(description: RunDescription) -> str:
         rules = f" with {' '.join(start.rules)}" if start.rules else ""
         lines.append(f"Began from {start.commit} of run {start.run_id} in {start.location}{rules}")
     lines += [
-        f"From step {change.step} on other data files, accepted {format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
+        f"From step {change.step} on other data files, accepted "
+        f"{format_age(description.described_unix_s - change.accepted_unix_s)} ago: "
         f"{shortened(change.changes)}"
         for change in description.input_changes
     ]
@@ -184,7 +190,8 @@ def _evaluations(description: RunDescription) -> list[str]:
     history = description.history
     if history is None:
         return [
-            "Loss and evaluations: the record is damaged. podembed fsck names it; delete the file, nothing else needs it"
+            "Loss and evaluations: the record is damaged. podembed fsck names it; delete the file, nothing else needs "
+            "it"
         ]
     parts = []
     if history.windows:

@@ -26,7 +26,8 @@ def prune(
 ) -> Removal:
     """Keeps the newest commits of a run and deletes what they do not need, attempts that were never finished included.
 
-    Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as `resume` would.
+    Claims the next generation: a driver that has been silent for longer than its heartbeat's life is fenced by that, as
+    `resume` would.
 
     Args:
       num_to_keep: commits; at least 2.
@@ -42,7 +43,8 @@ def prune(
     """
     if num_to_keep < MIN_KEPT:
         raise ConfigurationError(
-            f"Found --keep {num_to_keep}. Expected at least {MIN_KEPT}, so that a damaged commit has an ancestor. Keep more."
+            f"Found --keep {num_to_keep}. Expected at least {MIN_KEPT}, so that a damaged commit has an ancestor. Keep "
+            "more."
         )
     store = open_run_store(url)
     if also is None:

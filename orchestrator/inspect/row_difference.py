@@ -1,4 +1,6 @@
-"""How much two equally shaped arrays differ, and sums of such differences over many pieces. Pure numpy, in blocks of bounded size."""
+"""How much two equally shaped arrays differ, and sums of such differences over many pieces. Pure numpy, in blocks of
+bounded size.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ class RowDifference:
 
     Attributes:
       num_rows: compared.
-      num_changed: rows with at least one element whose bytes differ (or whose values do, where the element types differ).
+      num_changed: rows with at least one element whose bytes differ (or whose values do, where the element types
+        differ).
       max_abs: largest absolute difference of one element; infinite where only one side is finite.
       max_row: its row number; the first such row. None while nothing changed.
       first_row: the lowest row number that changed.
@@ -28,7 +31,9 @@ class RowDifference:
     first_row: int | None = field(default=None)
 
     def add(self, one: np.ndarray, other: np.ndarray, *, first_row: int, row_stride: int) -> None:
-        """Takes in two versions of rows first_row, first_row + row_stride, ...; both `[rows, width]`, strided views are fine."""
+        """Takes in two versions of rows first_row, first_row + row_stride, ...; both `[rows, width]`, strided views are
+        fine.
+        """
         self.num_rows += len(one)
         at_once = max(1, _BLOCK_ELEMENTS // max(1, one.shape[1]))
         for start in range(0, len(one), at_once):
@@ -55,7 +60,9 @@ class RowDifference:
 
 
 def differing(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where elements differ, bool, same shape. Equal NaNs are equal; zeros of unlike sign are not, as their bytes differ."""
+    """Where elements differ, bool, same shape. Equal NaNs are equal; zeros of unlike sign are not, as their bytes
+    differ.
+    """
     if one.dtype != other.dtype:
         return one != other
     bits = np.dtype(f"uint{8 * one.dtype.itemsize}")

@@ -1,6 +1,8 @@
-"""Looking for numbers that are not finite in a commit whose bytes are good: a model that went wrong before it was saved.
+"""Looking for numbers that are not finite in a commit whose bytes are good: a model that went wrong before it was
+saved.
 
-They are no damage (the files hold what was committed), so this is apart from `orchestrator.inspect.fsck`, and asked for.
+They are no damage (the files hold what was committed), so this is apart from `orchestrator.inspect.fsck`, and asked
+for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The commit that a new run begins from: found and checked when the run is created, recorded in `RUN.json`, opened again by every
-generation until the run has a commit of its own.
+"""The commit that a new run begins from: found and checked when the run is created, recorded in `RUN.json`, opened
+again by every generation until the run has a commit of its own.
 
-So a run that is lost before its first commit begins from the same state again. Which table comes from where is `orchestrator.run.warm_start`'s
-business.
+So a run that is lost before its first commit begins from the same state again. Which table comes from where is
+`orchestrator.run.warm_start`'s business.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def open_beginning(record: WarmStartRecord, specs: Sequence[TableSpec]) -> Begin
     state = open_commit(record.location, commit=record.commit)
     if state.manifest.run_id != record.run_id:
         raise ConfigurationError(
-            f"Found run {state.manifest.run_id[:60]} in {record.location}. Expected {record.run_id[:60]}, from whose commit {record.commit} "
+            f"Found run {state.manifest.run_id[:60]} in {record.location}. Expected {record.run_id[:60]}, from whose "
+            f"commit {record.commit} "
             f"this run began. Restore that run, or begin a new one."
         )
     _check_files(state)

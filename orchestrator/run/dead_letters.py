@@ -1,7 +1,8 @@
 """Malformed rows of a run, written to its folder: `malformed/g<generation>-<number>.jsonl`, one JSON object a line.
 
-Hosts report the rows that they leave out; the driver writes each row once, whoever met it and however often it is read again, and ends the
-run when there are more than the job tolerates. Files are written once and never changed, as everything in a run.
+Hosts report the rows that they leave out; the driver writes each row once, whoever met it and however often it is read
+again, and ends the run when there are more than the job tolerates. Files are written once and never changed, as
+everything in a run.
 """
 
 from __future__ import annotations
@@ -65,11 +66,14 @@ class DeadLetters:
         return len(new)
 
     def require_good_rows(self, training: InputIndex) -> None:
-        """Raises `DataFailed` if all rows of the training data are malformed: the run would train nothing, and end well."""
+        """Raises `DataFailed` if all rows of the training data are malformed: the run would train nothing, and end
+        well.
+        """
         paths = {file.path for file in training.files}
         if sum(path in paths for path, _ in self._places) >= training.num_rows:
             raise DataFailed(
-                f"Found all {training.num_rows:,} rows of the training data malformed, listed in {self.location}. Expected some to train on. Check "
+                f"Found all {training.num_rows:,} rows of the training data malformed, listed in {self.location}. "
+                "Expected some to train on. Check "
                 "what the job declares of the columns, and that these are the files that you mean."
             )
 

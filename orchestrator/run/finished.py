@@ -1,4 +1,6 @@
-"""Whether a run has nothing left to do, told from its folder alone: no cluster, no lease and no compilation is needed to say so."""
+"""Whether a run has nothing left to do, told from its folder alone: no cluster, no lease and no compilation is needed
+to say so.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from workers.storage.errors import StorageError
 
 
 def finished(run: OpenRun, config: RunConfig) -> Result | None:
-    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is asked for; None for any other.
+    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is asked
+    for; None for any other.
 
-    A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still owed.
+    A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still
+    owed.
 
     Raises:
       NameNotFound, DocumentRefused: as `newest_commit`.

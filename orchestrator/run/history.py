@@ -1,4 +1,5 @@
-"""`History`: what one call of the driver has trained and seen, cut back whenever a generation is lost; and the rate that follows from it.
+"""`History`: what one call of the driver has trained and seen, cut back whenever a generation is lost; and the rate
+that follows from it.
 
 Pure bookkeeping: the driver says what happened and reads the clock, and nothing here waits or writes.
 """
@@ -38,7 +39,8 @@ class Window:
 
 @dataclass(slots=True)
 class History:
-    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is lost.
+    """What this call of the driver has seen. Mutated as the run goes on; cut back to the base when a generation is
+    lost.
 
     Attributes:
       losses: of each step.
@@ -117,7 +119,8 @@ class History:
         return 0.0 if self._began_s is None else self._ended_s - self._began_s - self._evaluated_before_end_s
 
     def left_s(self, num_steps: int) -> float | None:
-        """Seconds for so many steps more, at the pace of this call with all that came in between; None before it has one.
+        """Seconds for so many steps more, at the pace of this call with all that came in between; None before it has
+        one.
 
         The first window is a single step with cold caches, so it tells nothing.
         """
@@ -126,7 +129,9 @@ class History:
 
     @property
     def median_samples_per_s(self) -> float:
-        """Half of the time of the windows went at least so fast. Windows differ in length, so each counts with its seconds."""
+        """Half of the time of the windows went at least so fast. Windows differ in length, so each counts with its
+        seconds.
+        """
         windows = sorted(self.windows, key=lambda window: window.samples_per_s)
         half_s, passed_s = sum(window.seconds for window in windows) / 2, 0.0
         for window in windows:

@@ -1,8 +1,10 @@
-"""`history/g<generation>-<number>.json`: loss and evaluations of a whole run, for people and plots; nothing that trains reads it.
+"""`history/g<generation>-<number>.json`: loss and evaluations of a whole run, for people and plots; nothing that trains
+reads it.
 
-Each record holds the whole history of the steps before it, so one file is enough, and steps that a fault took back are not in the next one: a
-driver begins with the newest record, cut to the commit that it starts from. It writes a record with every commit and another one after the
-last evaluation, and then deletes those before it. Long histories are thinned, so a record stays below a megabyte however long the run is.
+Each record holds the whole history of the steps before it, so one file is enough, and steps that a fault took back are
+not in the next one: a driver begins with the newest record, cut to the commit that it starts from. It writes a record
+with every commit and another one after the last evaluation, and then deletes those before it. Long histories are
+thinned, so a record stays below a megabyte however long the run is.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def read_history(store: Store) -> HistoryRecord:
 class HistoryKeeper:
     """What a driver keeps of the history of its run.
 
-    Writing may happen in another thread, one at a time. Mutated: `_before`, by the driver's thread; `trouble`, by the one that writes.
+    Writing may happen in another thread, one at a time. Mutated: `_before`, by the driver's thread; `trouble`, by the
+    one that writes.
 
     Attributes:
       trouble: why the last record was not written or old ones not deleted; a history is no reason to stop training.
@@ -168,7 +171,9 @@ def _evaluation(made: Evaluation, generation: int) -> RecordedEvaluation:
 
 
 def _thinned_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """At most `MAX_WINDOWS`: neighbours of one generation become one, all over the run, so that its beginning and its end stay equally fine."""
+    """At most `MAX_WINDOWS`: neighbours of one generation become one, all over the run, so that its beginning and its
+    end stay equally fine.
+    """
     while len(windows) > MAX_WINDOWS:
         thinned: list[Window] = []
         for at in range(0, len(windows), 2):
@@ -194,7 +199,9 @@ def _joined(pair: Sequence[Window]) -> list[Window]:
 
 
 def _thinned_evaluations(made: Sequence[RecordedEvaluation]) -> tuple[RecordedEvaluation, ...]:
-    """At most `MAX_EVALUATIONS`, each step once: every second one goes, but for the newest and the best of each metric."""
+    """At most `MAX_EVALUATIONS`, each step once: every second one goes, but for the newest and the best of each
+    metric.
+    """
     made = list({evaluation.step: evaluation for evaluation in made}.values())
     while len(made) > MAX_EVALUATIONS:
         record = HistoryRecord(evaluations=tuple(made))

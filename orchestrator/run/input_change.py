@@ -1,9 +1,9 @@
 """Which changes of the data a run survives: pure comparison of what is recorded of the files, then and now.
 
-A step counts rows: that is all that a run remembers of its position. So a change can be accepted only if every step still stands for as
-many rows, no sample of the epoch under way comes twice or not at all, and equal values still become equal rows of the tables. Everything
-else is refused, whatever flags are given. That rows kept their place in files of the same shape cannot be seen here; it is what
-`--accept-input-change` vouches for.
+A step counts rows: that is all that a run remembers of its position. So a change can be accepted only if every step
+still stands for as many rows, no sample of the epoch under way comes twice or not at all, and equal values still become
+equal rows of the tables. Everything else is refused, whatever flags are given. That rows kept their place in files of
+the same shape cannot be seen here; it is what `--accept-input-change` vouches for.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _judge_rows(now: InputRecord, began: InputRecord) -> None:
         if found.get(path, 0) != before.get(path, 0)
     ]
     raise _refused(
-        f"Found {now.num_rows:,} rows of training data: {'; '.join(differing[:3])}. Expected {began.num_rows:,}, as when the run began, since "
+        f"Found {now.num_rows:,} rows of training data: {'; '.join(differing[:3])}. Expected {began.num_rows:,}, as "
+        "when the run began, since "
         "epochs and steps are counted in rows.",
         "begin a new run on the new data with the tables of this one (podembed train --warm-start)",
     )
@@ -107,7 +108,8 @@ def _judge_columns(now: InputRecord, began: InputRecord) -> None:
         changed = [file for file in files if known and file.content not in known]
         if changed:
             raise _refused(
-                f"Found the id columns of {changed[0].path} as {changed[0].content}. Expected {' or '.join(sorted(known))}, as when the run "
+                f"Found the id columns of {changed[0].path} as {changed[0].content}. Expected "
+                f"{' or '.join(sorted(known))}, as when the run "
                 "began, since numbers and text become other rows of a table.",
                 "write the columns in their old types",
             )
@@ -121,7 +123,8 @@ def _judge_vocabularies(train: InputIndex, began: InputRecord) -> None:
         if vocabulary.num_values >= before.num_rows and vocabulary.digest(before.num_rows) == before.content:
             continue
         raise _refused(
-            f"Found other values in the first {before.num_rows:,} lines of the vocabulary {file.path}. Expected them as they were, and new "
+            f"Found other values in the first {before.num_rows:,} lines of the vocabulary {file.path}. Expected them "
+            "as they were, and new "
             "ones behind them, since a line is a row of a trained table.",
             "append new values at its end",
         )
@@ -137,10 +140,13 @@ def _judge_order(now: InputRecord, ordered_as: InputRecord, *, step: int, steps_
     path, num_rows = found[same.index(False)]
     epoch_start = step - step % steps_per_epoch
     raise _refused(
-        f"Found {len(found):,} row groups, number {same.index(False) + 1} of {num_rows:,} rows in {path}, at step {step}, within an epoch of "
-        f"{steps_per_epoch} steps. Expected {len(before):,} of the sizes that they had, since an epoch is an order of row groups: some rows "
+        f"Found {len(found):,} row groups, number {same.index(False) + 1} of {num_rows:,} rows in {path}, at step "
+        f"{step}, within an epoch of "
+        f"{steps_per_epoch} steps. Expected {len(before):,} of the sizes that they had, since an epoch is an order of "
+        "row groups: some rows "
         "would come twice in it and others not at all.",
-        f"change them between two epochs: train on the old files to step {epoch_start + steps_per_epoch} (--max-steps) first",
+        f"change them between two epochs: train on the old files to step {epoch_start + steps_per_epoch} (--max-steps) "
+        "first",
     )
 
 
@@ -154,7 +160,9 @@ def _runs(row_group_rows: tuple[int, ...]) -> str:
 
 
 def _row_groups(record: InputRecord) -> list[tuple[str, int]]:
-    """(path, rows) of every row group of the training data that has rows, in the order of `InputIndex.row_group_rows`."""
+    """(path, rows) of every row group of the training data that has rows, in the order of
+    `InputIndex.row_group_rows`.
+    """
     groups: list[tuple[str, int]] = []
     for file in record.training:
         for run in file.row_groups.split():

@@ -1,10 +1,11 @@
 """`INPUT.json` and `input/`: the data files that a run began with and those that were accepted in their place since.
 
-What tells a changed file is its size, and its etag or time of change as the filesystem reports it; for a set of `.npy` files those of all
-three. Content is not read again: a file that is rewritten with the same size and the same time passes. `INPUT.json` is written once, right
-after `RUN.json`; a run without it (its first start was killed in between) is checked by the fingerprint in `RUN.json` alone. A change that
-is accepted is written to `input/change-<number>.json` by the driver that holds the lease, before its first step on the new files, and is
-what later starts compare with. Which changes can be accepted is decided in `orchestrator.run.input_change`.
+What tells a changed file is its size, and its etag or time of change as the filesystem reports it; for a set of `.npy`
+files those of all three. Content is not read again: a file that is rewritten with the same size and the same time
+passes. `INPUT.json` is written once, right after `RUN.json`; a run without it (its first start was killed in between)
+is checked by the fingerprint in `RUN.json` alone. A change that is accepted is written to `input/change-<number>.json`
+by the driver that holds the lease, before its first step on the new files, and is what later starts compare with. Which
+changes can be accepted is decided in `orchestrator.run.input_change`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class RunInput:
 
 
 def read_input(store: Store) -> RunInput:
-    """The records, as far as they can be read: what data a run had is advice, which must not keep anybody from going on."""
+    """The records, as far as they can be read: what data a run had is advice, which must not keep anybody from going
+    on.
+    """
     began, accepted, damaged = None, [], []
     try:
         began = _read(store, INPUT_FILE, InputRecord)
@@ -114,7 +117,9 @@ def read_input(store: Store) -> RunInput:
 
 
 def write_input_again(store: Store, train: InputIndex, evaluation: InputIndex | None) -> None:
-    """Replaces a damaged record of the files that the run began with. For the holder of the lease, with those very files."""
+    """Replaces a damaged record of the files that the run began with. For the holder of the lease, with those very
+    files.
+    """
     store.delete(INPUT_FILE)
     write_input(store, train, evaluation)
 
@@ -167,8 +172,10 @@ def input_changed(store: Store, changed: list[str]) -> InputChanged:
     """The error that names the files, as far as they are known."""
     named = shortened(changed) or "names, sizes, times or row counts differ"
     return InputChanged(
-        f"The data files of the run in {store.location} changed since it began: {named}. Expected the same, since the position in the "
-        "data counts their rows. Restore them, or pass --accept-input-change to podembed resume (RunConfig(accept_input_change=True)) if the "
+        f"The data files of the run in {store.location} changed since it began: {named}. Expected the same, since the "
+        "position in the "
+        "data counts their rows. Restore them, or pass --accept-input-change to podembed resume "
+        "(RunConfig(accept_input_change=True)) if the "
         "rows are the same."
     )
 

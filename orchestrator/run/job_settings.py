@@ -1,8 +1,9 @@
-"""`settings/g<generation>.json`: arguments of a run's job that a user changed on the way, and which of them may change at all.
+"""`settings/g<generation>.json`: arguments of a run's job that a user changed on the way, and which of them may change
+at all.
 
-`RUN.json` is never changed, so what differs from it is recorded beside it, by the driver that holds the lease, before its first step with the new
-values. The newest record counts; it has all arguments, so no other need be read. What may change is what leaves the meaning of steps that are done,
-and every shape, as it was.
+`RUN.json` is never changed, so what differs from it is recorded beside it, by the driver that holds the lease, before
+its first step with the new values. The newest record counts; it has all arguments, so no other need be read. What may
+change is what leaves the meaning of steps that are done, and every shape, as it was.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _FREE_OF_DATA = {"paths", "eval_paths", "max_bad_rows"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange:
-    """One argument of the job's function. `before` and `after` are JSON; `before` is empty where it was left to its default."""
+    """One argument of the job's function. `before` and `after` are JSON; `before` is empty where it was left to its
+    default.
+    """
 
     name: str
     before: str
@@ -162,7 +165,8 @@ def check_change(before: JobConfig, after: JobConfig, changed: Sequence[SettingC
         named = " ".join(f"{change.name}={change.after}" for change in changed)
         told = "\n".join(f"  - {difference}" for difference in found)
         raise ConfigurationError(
-            f"Found --set {named}, which changes what a run may not change:\n{told}\nExpected learning rates, epochs and the like. Leave it out, "
+            f"Found --set {named}, which changes what a run may not change:\n{told}\nExpected learning rates, epochs "
+            "and the like. Leave it out, "
             f"or begin a new run with the tables of this one (podembed train --warm-start)."
         )
 
@@ -170,7 +174,8 @@ def check_change(before: JobConfig, after: JobConfig, changed: Sequence[SettingC
 def _data_differences(before: JobConfig, after: JobConfig) -> list[str]:
     if type(before.data) is not type(after.data):
         return [
-            f"the data is {type(before.data).__name__} and would be {type(after.data).__name__}, but a step counts its rows"
+            f"the data is {type(before.data).__name__} and would be {type(after.data).__name__}, but a step counts its "
+            "rows"
         ]
     if before.data.order != after.data.order:
         return [f"the data's order {before.data.order} would be {after.data.order}, but a step is a position in it"]
@@ -229,6 +234,7 @@ def _dense_differences(before: JobConfig, after: JobConfig) -> list[str]:
         return ["the model's parameters would have other names or shapes, but these are committed"]
     if state[0] != state[1]:
         return [
-            "the dense optimizer would keep another state, but this one is committed (begin its schedule when the run begins)"
+            "the dense optimizer would keep another state, but this one is committed (begin its schedule when the run "
+            "begins)"
         ]
     return []

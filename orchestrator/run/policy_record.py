@@ -1,7 +1,8 @@
 """`policies/g<generation>.json`: which commits a driver keeps, so that who goes on with the run need not say it again.
 
-Written once by each driver whose policies are not those of the newest record, under the generation that it holds, and never changed: the newest one
-counts. Flags and arguments go before it; `jobs.cli.launch` and `prune` ask for it where they were not told.
+Written once by each driver whose policies are not those of the newest record, under the generation that it holds, and
+never changed: the newest one counts. Flags and arguments go before it; `jobs.cli.launch` and `prune` ask for it where
+they were not told.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a person types to name a run or one of its commits, turned into a store and a manifest.
 
-`RUN` is a folder or URL and means the newest commit that counts; `RUN@COMMIT` means one commit by its full name, whether it counts or not.
-Tools that only read a run start here, so that all of them refuse the same mistakes with the same words.
+`RUN` is a folder or URL and means the newest commit that counts; `RUN@COMMIT` means one commit by its full name,
+whether it counts or not. Tools that only read a run start here, so that all of them refuse the same mistakes with the
+same words.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class CommittedState:
             if table.name == name:
                 return table
         raise ConfigurationError(
-            f"Found no table '{name}' in {self.location}. Expected one of {_some([t.name for t in self.manifest.tables])}. "
+            f"Found no table '{name}' in {self.location}. Expected one of "
+            f"{_some([t.name for t in self.manifest.tables])}. "
             f"`podembed inspect` lists tables."
         )
 
@@ -59,18 +61,22 @@ def open_run_store(url: str) -> Store:
     if not is_run(store):
         if saved_paths(store.location):
             raise ConfigurationError(
-                f"Found checkpoints of the step-by-step mode in {store.location}. Expected a run. `podembed fsck` checks them, and "
+                f"Found checkpoints of the step-by-step mode in {store.location}. Expected a run. `podembed fsck` "
+                "checks them, and "
                 "Checkpoint.restore or TPUEmbedding.restore reads them."
             )
         raise ConfigurationError(
-            f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name as RUN@COMMIT. "
+            f"Found no run in {store.location}. Expected a folder with RUN.json, alone or with one commit's full name "
+            "as RUN@COMMIT. "
             f"`podembed train` prints the folder of its run, `podembed inspect` lists its commits."
         )
     return store
 
 
 def is_run(store: Store) -> bool:
-    """Whether a run, or what is left of one, lies here. A damaged or lost RUN.json must not keep anybody from rescuing tables."""
+    """Whether a run, or what is left of one, lies here. A damaged or lost RUN.json must not keep anybody from rescuing
+    tables.
+    """
     try:
         return store.exists(RUN_FILE) or bool(read_commit_names(store))
     except NotAFolder:
@@ -97,15 +103,16 @@ def open_commit(reference: str, *, commit: str | None = None) -> CommittedState:
         lineage = read_lineage(store)
         if not lineage:
             raise ConfigurationError(
-                f"Found no commit in {store.location}. Expected at least one. Wait for the run's first, or train further."
+                f"Found no commit in {store.location}. Expected at least one. Wait for the run's first, or train "
+                "further."
             )
         return CommittedState(store=store, manifest=_of_this_run(store, checkpoint.load(store, lineage[0])))
     return CommittedState(store=store, manifest=_of_this_run(store, load_named(store, name)))
 
 
 def _of_this_run(store: Store, manifest: Manifest) -> Manifest:
-    """Refuses a manifest that somebody put here from another run. Where the run's record is lost or damaged nothing is compared: tables may
-    be rescued from such a run.
+    """Refuses a manifest that somebody put here from another run. Where the run's record is lost or damaged nothing is
+    compared: tables may be rescued from such a run.
 
     Raises:
       ConfigurationError: it is another run's.
@@ -116,14 +123,17 @@ def _of_this_run(store: Store, manifest: Manifest) -> Manifest:
         return manifest
     if manifest.run_id != run_id:
         raise ConfigurationError(
-            f"Found commit {manifest.name} of run {manifest.run_id[:60]} in {store.location}. Expected run {run_id[:60]}, as {RUN_FILE} says. "
+            f"Found commit {manifest.name} of run {manifest.run_id[:60]} in {store.location}. Expected run "
+            f"{run_id[:60]}, as {RUN_FILE} says. "
             f"Somebody put it there: choose another commit, or read that one in its own run's folder."
         )
     return manifest
 
 
 def split_reference(reference: str) -> tuple[str, str | None]:
-    """(run, commit's name or None). Only a full commit name after the last `@` is taken for one: folders may have an `@` too."""
+    """(run, commit's name or None). Only a full commit name after the last `@` is taken for one: folders may have an
+    `@` too.
+    """
     url, separator, name = reference.rpartition("@")
     return (url, name) if separator and parse_commit_name(name) else (reference, None)
 

@@ -1,7 +1,8 @@
 """`OpenRun`: a run's folder, its record, its job and its data, opened and checked; and the commits in it.
 
-The folder is the only truth about a run. What is here stands between the driver's loop and the files: creating or opening the record,
-leases, the commit that a generation starts from, and putting together a manifest from what the hosts wrote.
+The folder is the only truth about a run. What is here stands between the driver's loop and the files: creating or
+opening the record, leases, the commit that a generation starts from, and putting together a manifest from what the
+hosts wrote.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class OpenRun:
       job: resolved.
       reference: how workers get the job, if it has a name; otherwise it is sent as a value.
       policies: recorded with each generation, so that a resumed run keeps the same commits; None records nothing.
-      settings_before: the job's arguments before those that were changed for this call, which `acquire` records; None if they stay.
+      settings_before: the job's arguments before those that were changed for this call, which `acquire` records; None
+        if they stay.
       input_changes: how the data files differ from those that the run knows; accepted, and recorded by `acquire`.
     """
 
@@ -153,10 +155,13 @@ class OpenRun:
         return lease
 
     def _tell_lost(self, acknowledged: str, found: str | None) -> None:
-        """Says that the newest commit is older than one that this driver has made. A newer one is its own, whose answer was lost."""
+        """Says that the newest commit is older than one that this driver has made. A newer one is its own, whose answer
+        was lost.
+        """
         if found is None or (parse_commit_name(found) or (0, 0)) < (parse_commit_name(acknowledged) or (0, 0)):
             self.notice(
-                f"commit {acknowledged} has VANISHED since it was made: {commit_file(acknowledged)} is not there. Training goes back to "
+                f"commit {acknowledged} has VANISHED since it was made: {commit_file(acknowledged)} is not there. "
+                "Training goes back to "
                 f"{found or 'the first step'}; restore the file from a copy to keep its steps"
             )
 
@@ -181,7 +186,8 @@ class OpenRun:
                 # The files are those of the record's fingerprint, so what is written is what stood there.
                 write_input_again(self.store, self.train_index, self.eval_index)
                 self.notice(
-                    f"{INPUT_FILE} was damaged; it was written again from the data files, which are those that the run began with"
+                    f"{INPUT_FILE} was damaged; it was written again from the data files, which are those that the run "
+                    "began with"
                 )
             return
         check_order(known, self.train_index, self.eval_index, self.input_plan, step=step)
@@ -200,7 +206,9 @@ class OpenRun:
         return self.input_plan.steps_per_epoch * self.job.num_epochs
 
     def load_base(self, lease: Lease) -> Manifest | None:
-        """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their last bits."""
+        """The commit that the lease starts from. Says so if other versions wrote it: results may then differ in their
+        last bits.
+        """
         base = checkpoint.load(self.store, lease.head) if lease.head else None
         now = _versions()
         changed = {name: (base.versions.get(name), now[name]) for name in now} if base else {}
@@ -210,7 +218,9 @@ class OpenRun:
         return base
 
     def committed(self, lease: Lease) -> list[Committed]:
-        """What the save policies know of the commits that the lease's generation follows; those that cannot be read are left out."""
+        """What the save policies know of the commits that the lease's generation follows; those that cannot be read are
+        left out.
+        """
         names = read_lineage(self.store) if lease.head else ()
         found = []
         for name in names:
@@ -262,7 +272,8 @@ class OpenRun:
         _require_numbers(shards, replicas, step=step, has_parent=parent is not None)
         if len({replica.digest for replica in replicas}) != 1:
             raise ReplicasDiffer(
-                f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. Expected equal ones. "
+                f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. "
+                "Expected equal ones. "
                 f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
             )
         manifest = Manifest(
@@ -299,7 +310,9 @@ class OpenRun:
         self.store.delete_folder(f"data/{attempt}")
 
     def _samples(self, step: int) -> int:
-        """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows counted."""
+        """Samples of the first `step` steps, each counted once an epoch, padding left out and malformed rows
+        counted.
+        """
         return self.input_plan.rows_before(step)
 
     def _assemble(
@@ -335,11 +348,13 @@ def _require_numbers(
     if spoilt is not None:
         values = "" if has_parent else ", and at the tables' first values"
         raise StateSpoilt(
-            f"Found {spoilt.describe()} not finite after {step} steps. Expected numbers. {stands} Lower the learning rates, clip the gradients of "
+            f"Found {spoilt.describe()} not finite after {step} steps. Expected numbers. {stands} Lower the learning "
+            "rates, clip the gradients of "
             f"the rows (clipvalue), or look for extreme inputs{values}."
         )
     raise StateSpoilt(
-        f"Found the dense parameter '{key}' not finite after {step} steps. Expected numbers. {stands} Lower the learning rates, clip the dense "
+        f"Found the dense parameter '{key}' not finite after {step} steps. Expected numbers. {stands} Lower the "
+        "learning rates, clip the dense "
         f"gradients (optax.clip_by_global_norm), or look for extreme inputs."
     )
 
@@ -398,10 +413,12 @@ def create_run(
 def _with_changed_settings(
     url: str, job: JobConfig, reference: JobReference | None
 ) -> tuple[JobConfig, JobReference | None, str | None]:
-    """A program that is started again with the arguments that its run began with goes on with those that were changed since.
+    """A program that is started again with the arguments that its run began with goes on with those that were changed
+    since.
 
     Returns:
-      The job, its reference, and the arguments that the run began with, as its record has them; None where nothing was changed.
+      The job, its reference, and the arguments that the run began with, as its record has them; None where nothing was
+      changed.
     """
     store = Store(url)
     record = find_run(store) if reference is not None else None
@@ -429,7 +446,8 @@ def open_run(
 
     Args:
       take_over: fence another driver that still holds the run.
-      accept_input_change: go on although files have other names, sizes or times, if `orchestrator.run.input_change` finds that it can.
+      accept_input_change: go on although files have other names, sizes or times, if `orchestrator.run.input_change`
+        finds that it can.
       allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
       single_writer: accept a storage that cannot keep a second driver out.
       only_reads: nothing will be written, so that the storage need not be tried out.
@@ -438,14 +456,16 @@ def open_run(
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
-      ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data changed.
+      ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data
+        changed.
       RunMismatch: the job's function no longer returns the job of the run.
     """
     store = Store(url)
     record = find_run(store)
     if record is None:
         raise ConfigurationError(
-            f"Found no run in {store.location}. Expected a folder with RUN.json. `podembed train` prints the folder of its run."
+            f"Found no run in {store.location}. Expected a folder with RUN.json. `podembed train` prints the folder of "
+            "its run."
         )
     if not record.job_function:
         raise ConfigurationError(

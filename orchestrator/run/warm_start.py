@@ -1,7 +1,9 @@
-"""Beginning a new run from another run's commit: which table and which dense arrays come from where, decided before any of them is read.
+"""Beginning a new run from another run's commit: which table and which dense arrays come from where, decided before any
+of them is read.
 
-Every difference between the commit and the job needs a rule that says it is meant; without one the plan is refused with all of them at once.
-The plan is a pure function; `workers.host.warm_start` carries it out. The new run begins with step 0 and its own data: only state is taken over.
+Every difference between the commit and the job needs a rule that says it is meant; without one the plan is refused with
+all of them at once. The plan is a pure function; `workers.host.warm_start` carries it out. The new run begins with step
+0 and its own data: only state is taken over.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class WarmStartRefused(ConfigurationError):
         super().__init__(
             f"Found differences between the tables of commit {commit} and those of the job:\n"
             + "\n".join(f"  - {difference}" for difference in differences)
-            + "\nExpected the same tables, or a rule for each that is not: TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rename=OLD, OLD=drop."
+            + "\nExpected the same tables, or a rule for each that is not: TABLE=grow, TABLE=reinit, TABLE=rows, "
+            "TABLE=rename=OLD, OLD=drop."
         )
         self.differences = tuple(differences)
 
@@ -44,7 +47,8 @@ class RuleKind(Enum):
     REINIT = "reinit"  # begins with initial values, whatever the commit has
     DROP = "drop"  # the commit's table is left behind
     RENAME = "rename"  # loaded from a table of another name
-    GROW = "grow"  # the table has more rows now: those of the commit are loaded with their slots, the others begin with initial values
+    # the table has more rows now: those of the commit are loaded with their slots, the others begin with initial values
+    GROW = "grow"
     ROWS = "rows"  # rows are loaded, from a table of the same or another name; slots begin with their initial values
 
 
@@ -103,8 +107,8 @@ class WarmStartPlan:
 
 
 def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
-    """Rules for tables as people type them: `users=same`, `users=reinit`, `users=rows`, `users=rows=members`, `users=rename=members`,
-    `users=grow`, `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
+    """Rules for tables as people type them: `users=same`, `users=reinit`, `users=rows`, `users=rows=members`,
+    `users=rename=members`, `users=grow`, `ads=drop`. The one for the dense model is left out; see `parse_dense_rule`.
 
     Raises:
       ConfigurationError: another form, or two rules for one table.
@@ -121,7 +125,8 @@ def parse_rules(texts: Iterable[str]) -> dict[str, TableRule]:
         }.get(kind, not separator)
         if not table or kind not in {known.value for known in RuleKind} or not is_whole:
             raise ConfigurationError(
-                f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, TABLE=rename=OLD, OLD=drop "
+                f"Found rule '{text}'. Expected TABLE=same, TABLE=grow, TABLE=reinit, TABLE=rows, TABLE=rows=OLD, "
+                "TABLE=rename=OLD, OLD=drop "
                 f"or {DENSE}=... Write it in one of these forms."
             )
         if table in rules:
@@ -139,7 +144,8 @@ def parse_dense_rule(texts: Iterable[str]) -> DenseRule:
     words = [text.partition("=")[2] for text in texts if text.partition("=")[0] == DENSE]
     if len(words) > 1 or any(word not in {known.value for known in DenseRule} for word in words):
         raise ConfigurationError(
-            f"Found {', '.join(f'{DENSE}={word}' for word in words)}. Expected one of {DENSE}=same, {DENSE}=params, {DENSE}=reinit. "
+            f"Found {', '.join(f'{DENSE}={word}' for word in words)}. Expected one of {DENSE}=same, {DENSE}=params, "
+            f"{DENSE}=reinit. "
             f"Write it in one of these forms."
         )
     return DenseRule(words[0]) if words else DenseRule.SAME
@@ -154,8 +160,8 @@ def plan_warm_start(
 ) -> WarmStartPlan:
     """Decides where each table of a new run begins.
 
-    The optimizer is compared by the names and widths of its slots: a commit says nothing of the rule's constants, such as the learning rate,
-    which may differ.
+    The optimizer is compared by the names and widths of its slots: a commit says nothing of the rule's constants, such
+    as the learning rate, which may differ.
 
     Args:
       manifest: of the commit to start from.
@@ -164,7 +170,8 @@ def plan_warm_start(
       dense: for the dense model. Whether its arrays fit is found by the device processes, which alone know its shapes.
 
     Raises:
-      WarmStartRefused: with every table that was added, removed or changed without a rule, and every rule that fits nothing.
+      WarmStartRefused: with every table that was added, removed or changed without a rule, and every rule that fits
+        nothing.
     """
     rules = rules or {}
     sources = {table.name: table for table in manifest.tables}
@@ -229,7 +236,8 @@ def _differences(
     differences = []
     if source.num_rows > spec.num_rows and rule.kind is RuleKind.GROW:
         differences.append(
-            f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow {hint}"
+            f"table '{name}' has {spec.num_rows} rows, fewer than the {source.num_rows} in the commit: it cannot grow "
+            f"{hint}"
         )
     elif source.num_rows < spec.num_rows and rule.kind is not RuleKind.GROW:
         grows = f"({name}=grow keeps the rows of the commit and adds new ones, {name}=reinit begins it anew)"
@@ -264,7 +272,8 @@ def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources:
 
 
 def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None:
-    """Refuses to grow a table whose rows are chosen by hash: with another size each value has another row, so the old rows would be others' now.
+    """Refuses to grow a table whose rows are chosen by hash: with another size each value has another row, so the old
+    rows would be others' now.
 
     Raises:
       ConfigurationError: naming the table and the column.
@@ -277,8 +286,10 @@ def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None
         if rule is not None and rule.kind is RuleKind.GROW and getattr(column, "mode", "") == "hash":
             name = names[id(declared.table)]
             raise ConfigurationError(
-                f"Found {name}=grow for a table whose rows feature '{feature}' chooses by hash. Expected ids or a vocabulary: a hash is taken modulo "
-                f"the rows, so the old ones would belong to other values. Keep its size, or begin it anew ({name}=reinit)."
+                f"Found {name}=grow for a table whose rows feature '{feature}' chooses by hash. Expected ids or a "
+                "vocabulary: a hash is taken modulo "
+                "the rows, so the old ones would belong to other values. Keep its size, or begin it anew "
+                f"({name}=reinit)."
             )
 
 

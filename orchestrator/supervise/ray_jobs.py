@@ -1,4 +1,6 @@
-"""Attempts of `supervise` as Ray jobs: one submission each, followed to its end, on a cluster that may be gone for a while."""
+"""Attempts of `supervise` as Ray jobs: one submission each, followed to its end, on a cluster that may be gone for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class RayJobRunner:
     Args:
       address: of the cluster's dashboard, `http://host:8265`.
       working_dir: folder that Ray copies to the cluster.
-      name: submissions are called `NAME-a1`, `NAME-a2` and so on; numbers that the cluster knows from other supervisors are left out.
+      name: submissions are called `NAME-a1`, `NAME-a2` and so on; numbers that the cluster knows from other supervisors
+        are left out.
       notice: told about a cluster that does not answer.
       patience_s: how long it may not answer before the attempt counts as lost.
 
@@ -59,11 +62,13 @@ class RayJobRunner:
             self._client = JobSubmissionClient(address)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigurationError(
-                f"Found no Ray cluster at {address} ({_first_line(error)}). Expected the address of its dashboard, such as http://head:8265."
+                f"Found no Ray cluster at {address} ({_first_line(error)}). Expected the address of its dashboard, "
+                "such as http://head:8265."
             ) from error
         except AuthenticationError as error:
             raise ConfigurationError(
-                f"The Ray cluster at {address} refused this program ({_first_line(error)}). Expected the cluster's token. "
+                f"The Ray cluster at {address} refused this program ({_first_line(error)}). Expected the cluster's "
+                "token. "
                 "Set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it."
             ) from error
         self._working_dir = working_dir
@@ -102,7 +107,8 @@ class RayJobRunner:
             return LOST_EXIT_CODE if is_lost else None
         if details is _NOT_FOUND:
             self._notice(
-                f"the Ray cluster does not know {self._submission} any more: it was started anew, and the job went with the old one"
+                f"the Ray cluster does not know {self._submission} any more: it was started anew, and the job went "
+                "with the old one"
             )
             return LOST_EXIT_CODE
         self._print_new()
@@ -136,7 +142,8 @@ class RayJobRunner:
         return f"{self._name}-a{self._number}"
 
     def _submit(self, now: float) -> int | None:
-        """Submits the attempt. A cluster that vanished takes its time to come back; the attempt begins when it is there.
+        """Submits the attempt. A cluster that vanished takes its time to come back; the attempt begins when it is
+        there.
 
         Raises:
           ConfigurationError: it was not back in time.
@@ -172,7 +179,8 @@ class RayJobRunner:
             self._notice(f"submitted {self._submission}: {self._entrypoint}")
         elif now - self._answered_s > self._patience_s:
             raise ConfigurationError(
-                f"The Ray cluster did not answer for {self._patience_s:.0f} s. Expected it back by now. Start it and supervise again."
+                f"The Ray cluster did not answer for {self._patience_s:.0f} s. Expected it back by now. Start it and "
+                "supervise again."
             )
         return None
 
@@ -197,7 +205,9 @@ class RayJobRunner:
             self._printed, self._tail = len(logs), logs[-TAIL_LENGTH:]
 
     def _asked(self, question: Callable[[], Any]) -> Any:
-        """The answer; `_NO_ANSWER` from a cluster that cannot be reached, `_EXISTS` where a job has that name, `_NOT_FOUND` where none has."""
+        """The answer; `_NO_ANSWER` from a cluster that cannot be reached, `_EXISTS` where a job has that name,
+        `_NOT_FOUND` where none has.
+        """
         try:
             answer = question()
         except (ConnectionError, OSError, RuntimeError) as error:
@@ -207,7 +217,8 @@ class RayJobRunner:
             if answer is _NO_ANSWER:
                 if not self._is_silent:
                     self._notice(
-                        f"the Ray cluster does not answer; it is waited for, up to {self._patience_s:.0f} s: {_first_line(error)}"
+                        f"the Ray cluster does not answer; it is waited for, up to {self._patience_s:.0f} s: "
+                        f"{_first_line(error)}"
                     )
                 self._is_silent = True
                 return answer
@@ -219,7 +230,9 @@ _NO_ANSWER, _EXISTS, _NOT_FOUND = object(), object(), object()
 
 
 def _meaning(error: Exception) -> object | None:
-    """What Ray says with an error: its client has one type for all, with the text of the answer; None for anything else."""
+    """What Ray says with an error: its client has one type for all, with the text of the answer; None for anything
+    else.
+    """
     said = str(error)
     if not isinstance(error, RuntimeError):
         return _NO_ANSWER

@@ -1,7 +1,8 @@
 """`supervise`: runs a command again until it is done or cannot be. It knows exit codes, not training.
 
-Ray runs a submitted job once and a killed driver restarts nothing, so trying again belongs to somebody outside. Attempts are made by a
-`Runner`: processes of this machine (`LocalRunner`), or Ray jobs (`orchestrator.supervise.ray_jobs`).
+Ray runs a submitted job once and a killed driver restarts nothing, so trying again belongs to somebody outside.
+Attempts are made by a `Runner`: processes of this machine (`LocalRunner`), or Ray jobs
+(`orchestrator.supervise.ray_jobs`).
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ def _awaited(runner: Runner, sleep: Callable[[float], None]) -> int:
 
 
 class LocalRunner:
-    """Attempts as child processes, in a session of their own, so that a terminal's Ctrl-C reaches them through the supervisor alone.
+    """Attempts as child processes, in a session of their own, so that a terminal's Ctrl-C reaches them through the
+    supervisor alone.
 
     Args:
       program: the command line before the arguments.

@@ -1,4 +1,6 @@
-"""What pyproject.toml declares is used, and what constraints.txt pins is needed by it: a package that nothing imports is only one more to trust."""
+"""What pyproject.toml declares is used, and what constraints.txt pins is needed by it: a package that nothing imports
+is only one more to trust.
+"""
 
 from __future__ import annotations
 

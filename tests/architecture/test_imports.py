@@ -1,4 +1,6 @@
-"""Rules about the source that no type checker knows: which floor imports which, who may know Ray, and sizes that one can read."""
+"""Rules about the source that no type checker knows: which floor imports which, who may know Ray, and sizes that one
+can read.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,9 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 
 def test_nothing_is_checked_by_assert() -> None:
-    """`python -O` drops asserts; what users can get wrong raises a sentence instead. `x is not None` only tells a type checker."""
+    """`python -O` drops asserts; what users can get wrong raises a sentence instead. `x is not None` only tells a type
+    checker.
+    """
 
     def asserts(path: Path) -> list[int]:
         found = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]

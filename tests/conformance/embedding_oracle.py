@@ -1,6 +1,8 @@
-"""An embedding in float64 numpy, written from the specification alone: combiners, gradients, row optimizers, and the order of a pipeline.
+"""An embedding in float64 numpy, written from the specification alone: combiners, gradients, row optimizers, and the
+order of a pipeline.
 
-Loops over samples and ids, no code of the package besides the declarations. Batches are lists of (ids, weights) per sample and feature.
+Loops over samples and ids, no code of the package besides the declarations. Batches are lists of (ids, weights) per
+sample and feature.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class OracleFeature:
 
 
 class Oracle:
-    """Tables by name, features by name; `num_hosts` decides only the order in which gradients come without accumulation."""
+    """Tables by name, features by name; `num_hosts` decides only the order in which gradients come without
+    accumulation.
+    """
 
     def __init__(
         self, tables: dict[str, OracleTable], features: dict[str, OracleFeature], *, num_hosts: int = 1

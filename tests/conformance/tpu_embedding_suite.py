@@ -1,4 +1,6 @@
-"""What a `TPUEmbedding` does under any strategy. Subclasses give a strategy; see `test_tpu_embedding_local.py` and `test_tpu_embedding_pod.py`."""
+"""What a `TPUEmbedding` does under any strategy. Subclasses give a strategy; see `test_tpu_embedding_local.py` and
+`test_tpu_embedding_pod.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole training runs of a `TPUEmbedding`, beside the float64 oracle: the declarations, the batches and the comparison."""
+"""Whole training runs of a `TPUEmbedding`, beside the float64 oracle: the declarations, the batches and the
+comparison.
+"""
 
 from __future__ import annotations
 

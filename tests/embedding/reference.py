@@ -1,7 +1,8 @@
 """What the kernels compute, in plain numpy: the oracle of the tests and the other contender in `benchmarks/kernels.py`.
 
-The functions carry the names of the kernels, return fresh arrays instead of filling given ones, and keep the order of every sum; in
-float32 they give the kernels' bits (powers aside, where libraries differ in the last one), in float64 the exact values to compare with.
+The functions carry the names of the kernels, return fresh arrays instead of filling given ones, and keep the order of
+every sum; in float32 they give the kernels' bits (powers aside, where libraries differ in the last one), in float64 the
+exact values to compare with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Placement of buckets: every bucket has one owner, loads are even, little moves, and equal arguments give equal answers."""
+"""Placement of buckets: every bucket has one owner, loads are even, little moves, and equal arguments give equal
+answers.
+"""
 
 from __future__ import annotations
 

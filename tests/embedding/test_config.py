@@ -85,7 +85,8 @@ def test_tables_are_told_apart_by_identity_and_can_be_filled_in():
 
 def test_representation_hides_the_default_initializer():
     assert repr(TableConfig(8, 4, name="t")) == (
-        "TableConfig(vocabulary_size=8, dim=4, initializer=None, optimizer=None, combiner='mean', name='t', quantization_config=None)"
+        "TableConfig(vocabulary_size=8, dim=4, initializer=None, optimizer=None, combiner='mean', name='t', "
+        "quantization_config=None)"
     )
     assert "initializer=Constant(value=2.0)" in repr(TableConfig(8, 4, Constant(2.0)))
     assert "initializer=TruncatedNormal(" in repr(TableConfig(8, 4, TruncatedNormal(stddev=0.1)))

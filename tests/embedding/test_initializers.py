@@ -1,4 +1,6 @@
-"""First values: a function of (seed, table, row), whoever asks, in whatever parts; and every form of a user's initializer."""
+"""First values: a function of (seed, table, row), whoever asks, in whatever parts; and every form of a user's
+initializer.
+"""
 
 # Wrong arguments are passed on purpose.
 # pyright: reportArgumentType=false

@@ -1,4 +1,6 @@
-"""Objects that change refuse to be changed inside functions that JAX traces, and are as before afterwards; in `embedding.tracing`."""
+"""Objects that change refuse to be changed inside functions that JAX traces, and are as before afterwards; in
+`embedding.tracing`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """Trains on a cluster of its own whose machines come and go, and prints what came of it as one JSON line.
 
-Run as `python -m tests.faults.elastic_process FORM DATA STORAGE EPOCHS`. A host has a machine for itself, and the run begins on a and b.
+Run as `python -m tests.faults.elastic_process FORM DATA STORAGE EPOCHS`. A host has a machine for itself, and the run
+begins on a and b.
 
 short: one to two hosts; a is killed, then c joins.
 long: two to three hosts; c joins; a is killed; b drains, which leaves too few, so that the run waits; then d joins.
 
-The run is told to stop when all that has happened and a commit stands. A process of its own, because Ray connects a process to one cluster only.
+The run is told to stop when all that has happened and a commit stands. A process of its own, because Ray connects a
+process to one cluster only.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def drain(node_id: str, *, seconds: float) -> None:
 
 
 def ports() -> dict[str, Any]:
-    """Free ports for a node's agents. Told them, its daemon does not wait for the agents to choose some, for which it has little patience."""
+    """Free ports for a node's agents. Told them, its daemon does not wait for the agents to choose some, for which it
+    has little patience.
+    """
     names = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in names]
@@ -116,7 +120,8 @@ class Scenario(SilentReporter):
             self.generation = report.generation
             self.hosts.append((report.num_hosts, report.step))
         is_settled = report.committed_step > self.hosts[-1][1]
-        # The one after a change is another generation, and with the same number of hosts the old one must not be taken for it.
+        # The one after a change is another generation, and with the same number of hosts the old one must not be taken
+        # for it.
         if is_settled and self.act < len(self.acts) and report.generation > self.act_generation:
             num_hosts, act = self.acts[self.act]
             if report.num_hosts == num_hosts:

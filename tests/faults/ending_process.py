@@ -1,7 +1,7 @@
 """A program that trains on two hosts of a cluster of its own and ends badly, or early; then says what it still holds.
 
-Usage: python -m tests.faults.ending_process MODE DATA STORAGE. Modes: `fail`, where the model raises after ten steps; `stop`, where the
-process gets a SIGTERM after the fifth. The last line of stdout is a JSON object.
+Usage: python -m tests.faults.ending_process MODE DATA STORAGE. Modes: `fail`, where the model raises after ten steps;
+`stop`, where the process gets a SIGTERM after the fifth. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from workers.job.job import JobReference
 
 
 class Interrupter(SilentReporter):
-    """Sends this process one SIGTERM once a step is done, as a machine that is to go does; Ray has a handler of its own for it."""
+    """Sends this process one SIGTERM once a step is done, as a machine that is to go does; Ray has a handler of its own
+    for it.
+    """
 
     is_sent = False
 

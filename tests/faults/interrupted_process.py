@@ -1,7 +1,9 @@
-"""`podembed train --in-process` that is interrupted twice, as by an impatient person, at one moment of its second commit.
+"""`podembed train --in-process` that is interrupted twice, as by an impatient person, at one moment of its second
+commit.
 
-Usage: python -m tests.faults.interrupted_process before|after|hung ARGUMENTS. `before` and `after` mean the manifest's creation, which goes on in
-the publishing thread whatever happens to the main one; with `hung` the storage does not answer for long at that moment.
+Usage: python -m tests.faults.interrupted_process before|after|hung ARGUMENTS. `before` and `after` mean the manifest's
+creation, which goes on in the publishing thread whatever happens to the main one; with `hung` the storage does not
+answer for long at that moment.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 400
 # On two hosts: kills in the middle of a table's update, between two tables, and after a step.
 ON_HOSTS = "F1.4"
-# In one process: in the middle of a shard file; the driver before it acknowledges; an answer that is lost; a write that is torn; NaN right
-# before a commit.
+# In one process: in the middle of a shard file; the driver before it acknowledges; an answer that is lost; a write that
+# is torn; NaN right before a commit.
 IN_PROCESS = "F6.3,F6.9,F16.3,F19.1,F26.2"
 
 

@@ -27,7 +27,8 @@ EPOCHS = 400  # more than there is time for: the run is told to stop
 def _run(form: str, data: str, storage: Path) -> dict:
     """What a form of `elastic_process` saw, after the checks that hold for both."""
     seen = said_by("tests.faults.elastic_process", form, data, str(storage), str(EPOCHS), timeout_s=TIMEOUT_S)
-    # Changes come in order, after commits of the schedule; the killed machine is the only fault, and hosts on the others live on.
+    # Changes come in order, after commits of the schedule; the killed machine is the only fault, and hosts on the
+    # others live on.
     assert all(step % COMMIT_EVERY == 0 for _, _, step, _ in seen["changes"])
     (recovery,) = seen["recoveries"]
     assert recovery[1:] > [0, 0], seen["notices"]

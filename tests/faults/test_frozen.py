@@ -1,4 +1,6 @@
-"""Processes of a real run are stopped by SIGSTOP while they start, train and save: each is found within ten seconds, and the run goes on."""
+"""Processes of a real run are stopped by SIGSTOP while they start, train and save: each is found within ten seconds,
+and the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ NUM_STEPS = 50
 
 
 class Freezer(SilentReporter):
-    """Stops one process in each of three generations: a device process that starts, a host that trains, and one that saves.
+    """Stops one process in each of three generations: a device process that starts, a host that trains, and one that
+    saves.
 
     Attributes:
       found_s: seconds from each stop to the driver's notice.

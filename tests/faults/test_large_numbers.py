@@ -1,4 +1,6 @@
-"""F43: tables of more than 2^31 rows, files of more than 2^32 bytes, steps beyond 2^32. Sparse files and counters that were set, not reached."""
+"""F43: tables of more than 2^31 rows, files of more than 2^32 bytes, steps beyond 2^32. Sparse files and counters that
+were set, not reached.
+"""
 
 from __future__ import annotations
 

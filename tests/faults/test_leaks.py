@@ -1,4 +1,6 @@
-"""What a run on a cluster of its own leaves behind when it ends badly or early: a folder with its commits, and nothing else."""
+"""What a run on a cluster of its own leaves behind when it ends badly or early: a folder with its commits, and nothing
+else.
+"""
 
 from __future__ import annotations
 

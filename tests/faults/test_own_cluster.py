@@ -1,4 +1,6 @@
-"""The cluster that a program starts for itself: a signal to all of its processes costs no commit, and a killed program leaves none of them."""
+"""The cluster that a program starts for itself: a signal to all of its processes costs no commit, and a killed program
+leaves none of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NUM_EPOCHS = 100_000
 
 @dataclass(frozen=True)
 class Running:
-    """A program that trains. `folder` is that of its cluster, `processes` all of the cluster's, `temporary` its TMPDIR."""
+    """A program that trains. `folder` is that of its cluster, `processes` all of the cluster's, `temporary` its
+    TMPDIR.
+    """
 
     program: subprocess.Popen[bytes]
     folder: str

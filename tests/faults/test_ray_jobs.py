@@ -1,4 +1,6 @@
-"""`RayJobRunner` on a real cluster with a dashboard: exit codes and output of submitted jobs, a stop, and a cluster that is not there."""
+"""`RayJobRunner` on a real cluster with a dashboard: exit codes and output of submitted jobs, a stop, and a cluster
+that is not there.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def dashboard() -> Iterator[str]:
     # `python` of a submitted command is found on the path of the cluster's machines.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": 2}
-    # The agent, which starts jobs, has a fixed port unless told otherwise, and does without one that another cluster has.
+    # The agent, which starts jobs, has a fixed port unless told otherwise, and does without one that another cluster
+    # has.
     options |= {"dashboard-agent-listen-port": free_port(), "dashboard-agent-grpc-port": free_port()}
     options |= {"temp-dir": folder, "object-store-memory": 200_000_000, "include-dashboard": "true"}
     head = subprocess.Popen(

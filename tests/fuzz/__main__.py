@@ -1,8 +1,9 @@
 """Fuzzing by coverage, with atheris: `python -m tests.fuzz [--seconds 60] [TARGET ...]`, or `make fuzz`.
 
-Each target of `tests.fuzz.targets` runs in a process of its own for so many seconds. Python modules of the input side are instrumented, so
-content that reaches new lines is kept and changed further, in `.fuzz/TARGET`; the next call goes on from there. Compiled kernels cannot be
-looked into: two targets run them as plain Python instead. A content that fails is left as `.fuzz/TARGET-crash-*`, and the exit code is 1.
+Each target of `tests.fuzz.targets` runs in a process of its own for so many seconds. Python modules of the input side
+are instrumented, so content that reaches new lines is kept and changed further, in `.fuzz/TARGET`; the next call goes
+on from there. Compiled kernels cannot be looked into: two targets run them as plain Python instead. A content that
+fails is left as `.fuzz/TARGET-crash-*`, and the exit code is 1.
 """
 
 from __future__ import annotations

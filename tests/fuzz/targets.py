@@ -1,7 +1,8 @@
-"""What is fuzzed: functions of bytes that end for every content, with rows or with an error of ours that names the file.
+"""What is fuzzed: functions of bytes that end for every content, with rows or with an error of ours that names the
+file.
 
-`tests/workers/input/test_input_fuzz.py` calls them in every test run with content that hypothesis makes, and `python -m tests.fuzz` with content
-that atheris finds by what it reaches. A target raises nothing but what is a fault of the code.
+`tests/workers/input/test_input_fuzz.py` calls them in every test run with content that hypothesis makes, and `python -m
+tests.fuzz` with content that atheris finds by what it reaches. A target raises nothing but what is a fault of the code.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ MOST_STEPS = 60
 
 
 def read_or_refuse(data: InputData, path: Path) -> tuple[int, int] | None:
-    """(rows read, rows left out), or None after an error that names the file. Any other error is a fault of the code."""
+    """(rows read, rows left out), or None after an error that names the file. Any other error is a fault of the
+    code.
+    """
     log, refusal = BadRowLog(data.max_bad_rows), None
     try:
         index = build_index(data)

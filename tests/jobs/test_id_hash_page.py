@@ -1,4 +1,6 @@
-"""The section on the hash of ids in `docs/input.md`: every vector of its tables, by our kernels and by a program written from the page alone."""
+"""The section on the hash of ids in `docs/input.md`: every vector of its tables, by our kernels and by a program
+written from the page alone.
+"""
 
 import json
 import re

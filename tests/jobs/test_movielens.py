@@ -27,7 +27,9 @@ Rating = tuple[int, int, float, int]
 
 
 def ratings() -> list[Rating]:
-    """Users like the movies of their taste and rate them high; movie ids and times have gaps, and some times are equal."""
+    """Users like the movies of their taste and rate them high; movie ids and times have gaps, and some times are
+    equal.
+    """
     rng = np.random.default_rng(3)
     found = []
     for user in range(USERS):

@@ -1,4 +1,6 @@
-"""What lies in the current folder is not run: no command takes a module from there, but the one of a job that is found nowhere else."""
+"""What lies in the current folder is not run: no command takes a module from there, but the one of a job that is found
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def job(*, folder: str) -> JobConfig:
 
 
 class Planted:
-    """A folder with a file for every module that Python and the installed packages have, each of which tells when it is run."""
+    """A folder with a file for every module that Python and the installed packages have, each of which tells when it is
+    run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,6 @@
-"""Runs whose tables are given as plain arrays in row order, cut into any number of buckets: real files, real manifests, real leases."""
+"""Runs whose tables are given as plain arrays in row order, cut into any number of buckets: real files, real manifests,
+real leases.
+"""
 
 from __future__ import annotations
 

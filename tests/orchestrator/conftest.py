@@ -1,4 +1,6 @@
-"""What the tests of the driver share: programs that JAX compiled once, since most of them train the same small job in this process."""
+"""What the tests of the driver share: programs that JAX compiled once, since most of them train the same small job in
+this process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/from-ray-train.md against the installed Ray: every name of Ray Train's configs is there, and what is said to be here, is."""
+"""docs/from-ray-train.md against the installed Ray: every name of Ray Train's configs is there, and what is said to be
+here, is.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The backend of a simulated driver: calls that travel over links which may be cut, and the processes of one generation after another.
+"""The backend of a simulated driver: calls that travel over links which may be cut, and the processes of one generation
+after another.
 
-A process does its working calls one at a time, and so those in the background; control calls are answered at once unless it is frozen. What
-the calls do is `workers`' business.
+A process does its working calls one at a time, and so those in the background; control calls are answered at once
+unless it is frozen. What the calls do is `workers`' business.
 """
 
 from __future__ import annotations
@@ -227,7 +228,9 @@ class SimulatedBackend:
         return call.answer
 
     def signs(self, handle: Any) -> ProcessSigns | None:
-        """Hosts of even number share the driver's machine, where a process can be looked at; of the others nothing is known."""
+        """Hosts of even number share the driver's machine, where a process can be looked at; of the others nothing is
+        known.
+        """
         process: Process = handle.process
         if not process.is_alive or int(handle.worker.rpartition(" ")[2]) % 2:
             return None
@@ -239,7 +242,9 @@ class SimulatedBackend:
         self._end([handle for pair in handles for handle in (pair.host, pair.device)])
 
     def _end(self, workers: Sequence[Any]) -> None:
-        """Kills what can be reached; a frozen process takes longer, and one behind a cut link lives on until it fences itself."""
+        """Kills what can be reached; a frozen process takes longer, and one behind a cut link lives on until it fences
+        itself.
+        """
         world = self._around.world
         unreachable = False
         for handle in workers:
@@ -261,7 +266,9 @@ class SimulatedBackend:
                 handle.process.kill()  # type: ignore[attr-defined]
 
     def _orphaned(self) -> None:
-        """The driver is gone: its workers follow at once, but those that it could not reach only when their own lease on it ends."""
+        """The driver is gone: its workers follow at once, but those that it could not reach only when their own lease
+        on it ends.
+        """
         for pair in self.handles:
             for handle in (pair.host, pair.device):
                 process, link = handle.process, handle.link  # type: ignore[attr-defined]
@@ -269,7 +276,9 @@ class SimulatedBackend:
 
 
 class ReformingBackend(SimulatedBackend):
-    """Keeps host processes from one generation to the next. Processes that stand by are not simulated: they save time and nothing else."""
+    """Keeps host processes from one generation to the next. Processes that stand by are not simulated: they save time
+    and nothing else.
+    """
 
     def end(self, workers: Sequence[Any]) -> None:
         self._end(workers)

@@ -104,11 +104,14 @@ def render(tally: Tally, *, wall_s: float, seeds: Sequence[int]) -> str:
     """Text of a campaign."""
     totals = tally.totals
     lines = [
-        f"seeds {seeds[0]} to {seeds[-1]}: {totals['seeds'] - len(tally.failed)} green, {len(tally.failed)} failed, in {wall_s:.1f} s "
+        f"seeds {seeds[0]} to {seeds[-1]}: {totals['seeds'] - len(tally.failed)} green, {len(tally.failed)} failed, in "
+        f"{wall_s:.1f} s "
         f"({totals['seeds'] / wall_s:.1f} seeds/s), {totals['simulated hours'] / 3600:.1f} simulated hours",
-        f"generations {totals['generations']}, commits {totals['commits']} ({totals['acknowledged']} acknowledged), files deleted "
+        f"generations {totals['generations']}, commits {totals['commits']} ({totals['acknowledged']} acknowledged), "
+        "files deleted "
         f"{totals['deletions']}, most steps lost to one fault {tally.most_lost_steps}, events {totals['events']}",
-        f"hosts that lived on {totals['survivors']}, with {totals['buckets kept']} buckets; buckets found wrong and read "
+        f"hosts that lived on {totals['survivors']}, with {totals['buckets kept']} buckets; buckets found wrong and "
+        "read "
         f"{totals['buckets wrong']}; buckets that came from another host {totals['buckets moved']}",
         "checked in each: I1 I2 I3 I4 I5 I6 I8 I9 I10 I11 I12 I13 I15 I18 I19, see docs/simulation.md",
         "faults that struck:",

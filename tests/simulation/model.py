@@ -1,8 +1,10 @@
-"""A job whose state after every step is known: what each sample adds to which rows, and what tables, digests and dense arrays must then be.
+"""A job whose state after every step is known: what each sample adds to which rows, and what tables, digests and dense
+arrays must then be.
 
-All numbers are whole, so a sum does not depend on its order and the state after t steps is one value for any number of hosts. An audit table
-counts each sample: column 0 how often it was trained, column 1 the sum of (step + 1). The other table has a slot, and each step touches a
-few of its rows. Which samples a step has comes from the real `LanePlan`. The dense state is a chain of hashes over the steps.
+All numbers are whole, so a sum does not depend on its order and the state after t steps is one value for any number of
+hosts. An audit table counts each sample: column 0 how often it was trained, column 1 the sum of (step + 1). The other
+table has a slot, and each step touches a few of its rows. Which samples a step has comes from the real `LanePlan`. The
+dense state is a chain of hashes over the steps.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class _NoModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What a step adds to a table: rows int64 `[k]`, rising, and per array float32 `[k, width]`, in the order of the spec's widths."""
+    """What a step adds to a table: rows int64 `[k]`, rising, and per array float32 `[k, width]`, in the order of the
+    spec's widths.
+    """
 
     rows: np.ndarray
     values: tuple[np.ndarray, ...]

@@ -1,4 +1,5 @@
-"""The code broken on purpose, one protocol rule at a time, to see that the simulation finds it. Each is a context manager.
+"""The code broken on purpose, one protocol rule at a time, to see that the simulation finds it. Each is a context
+manager.
 
 A simulation that finds nothing proves something only if it would find these.
 """
@@ -111,7 +112,9 @@ def publishes_early() -> Iterator[None]:
 
 @contextmanager
 def fenced_driver_claims_again() -> Iterator[None]:
-    """A driver whose workers died claims a new generation without asking whether somebody else has done so meanwhile."""
+    """A driver whose workers died claims a new generation without asking whether somebody else has done so
+    meanwhile.
+    """
     real = lease.acquire
 
     def acquire(store: Any, **options: Any) -> Any:

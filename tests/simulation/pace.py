@@ -1,6 +1,7 @@
-"""What is replaced in the code under test, and only that: threads and clocks that it does not take as arguments, which here are fibers and the
-world's clock; and, for thousands of seeds in minutes, pure functions, whose results are kept, since the same manifests and names come again
-and again."""
+"""What is replaced in the code under test, and only that: threads and clocks that it does not take as arguments, which
+here are fibers and the world's clock; and, for thousands of seeds in minutes, pure functions, whose results are kept,
+since the same manifests and names come again and again.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def _unhurried(tracker: progress.Tracker, **_: object) -> save_pace.SavePace:
 
 
 class InlineFiles:
-    """In place of the threads that write or read the files of one save: each job is done by its caller, and fails as it would there."""
+    """In place of the threads that write or read the files of one save: each job is done by its caller, and fails as it
+    would there.
+    """
 
     cpu_s = 0.0
 
@@ -102,7 +105,9 @@ class _Event:
 
 @contextmanager
 def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
-    """Threads of the code under test become fibers, and its clocks the world's; the way back of such small tables may be small, too."""
+    """Threads of the code under test become fibers, and its clocks the world's; the way back of such small tables may
+    be small, too.
+    """
 
     def now_s() -> float:
         return world.now_s

@@ -1,6 +1,8 @@
-"""What happens in one simulated run, as a value: its settings and its faults, drawn from a seed, printed, kept and replayed.
+"""What happens in one simulated run, as a value: its settings and its faults, drawn from a seed, printed, kept and
+replayed.
 
-A fault strikes at a time, or when some process is for the n-th time at a point of its work (`after create manifest`, `host write_save`).
+A fault strikes at a time, or when some process is for the n-th time at a point of its work (`after create manifest`,
+`host write_save`).
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ class Fault:
       at_s: when, unless it strikes at a point.
       point: where; empty for a time.
       nth: how often the point is reached before, this one included.
-      target: `driver`, `host` or `device`, for what strikes a process at a time; at a point it is the process that is there.
+      target: `driver`, `host` or `device`, for what strikes a process at a time; at a point it is the process that is
+        there.
       which: number of the driver, among those that live, and of its host.
       seconds: how long, or how far.
     """
@@ -128,7 +131,8 @@ class Schedule:
       successor_s: how long a frozen driver is missed before somebody starts another one.
       keeps_hosts: whether hosts live on when others of their generation are lost.
       undo_bytes: of each host's way back to the last commit.
-      changes_hosts: whether each generation has another number of hosts, the next of `hosts`, and generations end in order for that.
+      changes_hosts: whether each generation has another number of hosts, the next of `hosts`, and generations end in
+        order for that.
     """
 
     noise: int
@@ -214,7 +218,9 @@ def _duel(chance: random.Random) -> tuple[Fault, ...]:
 
 
 def _loss(chance: random.Random) -> tuple[Fault, ...]:
-    """A process is lost while the run works, perhaps during a save, and often another one while hosts that lived on begin again."""
+    """A process is lost while the run works, perhaps during a save, and often another one while hosts that lived on
+    begin again.
+    """
     at_s = round(chance.uniform(4.0, 11.0), 3)
     first = Fault(action="kill", at_s=at_s, target=chance.choice(("host", "host", "device")), which=chance.randrange(4))
     if chance.random() < 0.4:

@@ -1,5 +1,5 @@
-"""One simulated run: real drivers over simulated workers and storage, a supervisor that starts drivers until the run is done, the faults of
-a schedule, and the checks at the end.
+"""One simulated run: real drivers over simulated workers and storage, a supervisor that starts drivers until the run is
+done, the faults of a schedule, and the checks at the end.
 
 `simulate` returns an `Outcome` or raises what the run broke; the same schedule gives the same history.
 """
@@ -60,8 +60,8 @@ class Outcome:
     Attributes:
       struck: faults that did strike, by action.
       endings: of the drivers, by type.
-      num_survivors: hosts that began a generation with rows of the one before; `buckets_kept` of them, and `buckets_wrong`, which were read;
-        `buckets_moved` came from another host.
+      num_survivors: hosts that began a generation with rows of the one before; `buckets_kept` of them, and
+        `buckets_wrong`, which were read; `buckets_moved` came from another host.
       most_lost_steps: largest loss of a recovery.
       seconds: simulated.
     """
@@ -175,7 +175,8 @@ class Simulation:
         self._noise = random.Random(schedule.noise)
         self.world = World(longest_s=LONGEST_S)
         self.shared = SharedFiles()
-        # One interval is being done, another one is being written; and of saves that the storage fails, three are borne.
+        # One interval is being done, another one is being written; and of saves that the storage fails, three are
+        # borne.
         most_lost_steps = (5 if schedule.has_storage_faults else 2) * schedule.every_steps
         self.witness = Witness(
             self.world, self.shared, self.model, most_lost_steps=most_lost_steps, keeps_log=self.keeps_log
@@ -241,7 +242,9 @@ class Simulation:
     # ------------------------------------------------------------------ drivers
 
     def _start_driver(self, *, is_rival: bool = False, take_over: bool = False) -> None:
-        """A driver starts. The supervisor's are attempts of one submission, which wait for nobody; a rival is somebody else's."""
+        """A driver starts. The supervisor's are attempts of one submission, which wait for nobody; a rival is somebody
+        else's.
+        """
         number = len(self._lives)
         if number >= MOST_DRIVERS:
             self.witness.violated("I11", f"{number} drivers were started and the run is not done")
@@ -309,7 +312,9 @@ class Simulation:
         life.process.kill()
 
     def _change_hosts(self, watch: HostWatch, number: int) -> None:
-        """In place of what a cluster says: the numbers of hosts of a driver's generations, and that some end in order for another number."""
+        """In place of what a cluster says: the numbers of hosts of a driver's generations, and that some end in order
+        for another number.
+        """
         hosts, real = itertools.cycle(self.schedule.hosts[number:] + self.schedule.hosts[:number]), watch.choose
 
         def choose(on_wait: Callable[[], None], *, step: int) -> int:
@@ -334,7 +339,9 @@ class Simulation:
             self.witness.violated("I18", f"{life.process} ended and left {left[0].process} alive")
 
     def _ended(self, life: _DriverLife) -> None:
-        """The supervisor sees a driver go, and starts another one unless the run is done or somebody else is at work."""
+        """The supervisor sees a driver go, and starts another one unless the run is done or somebody else is at
+        work.
+        """
         if life.is_over:
             return
         life.is_over = True
@@ -472,13 +479,16 @@ class Simulation:
         self._check_results()
 
     def _is_unfinished_deletion(self, finding: Finding) -> bool:
-        """A commit between two kept ones, whose manifest a keep policy deleted and whose files it could not delete any more: `check_run` cannot
-        tell it from a manifest that somebody lost, but the witness saw who deleted it."""
+        """A commit between two kept ones, whose manifest a keep policy deleted and whose files it could not delete any
+        more: `check_run` cannot tell it from a manifest that somebody lost, but the witness saw who deleted it.
+        """
         parent = self.witness.commits[finding.commit].parent if finding.commit else None
         return finding.place == "the chain of commits" and f"commit/{parent}.json" in self.witness.deleted_files
 
     def _check_final_state(self, store: Store, head: Manifest) -> None:
-        """I9: every byte of the dense state; the tables' digests were compared when it was published, and their files by the reader."""
+        """I9: every byte of the dense state; the tables' digests were compared when it was published, and their files
+        by the reader.
+        """
         (dense,) = read_dense(store, head.dense).values()
         if dense.tobytes() != self.model.dense(head.step):
             raise Violation("I9", f"the dense state of {head.name} is not that after {head.step} steps")

@@ -1,8 +1,10 @@
-"""The storage of a simulated run: one set of files that all processes see, and what can go wrong between a process and it.
+"""The storage of a simulated run: one set of files that all processes see, and what can go wrong between a process and
+it.
 
-The files are a dictionary, so an operation takes effect at one instant. Each process reaches them through a `FaultyFiles` of its own, below
-the real `Store` with its names, retries and probes: it lets time pass, loses answers, tears writes, and lets faults strike before and after
-each effect. What is assumed of every storage is never broken: creation is exclusive, and `lease/` and `commit/` are listed as they are.
+The files are a dictionary, so an operation takes effect at one instant. Each process reaches them through a
+`FaultyFiles` of its own, below the real `Store` with its names, retries and probes: it lets time pass, loses answers,
+tears writes, and lets faults strike before and after each effect. What is assumed of every storage is never broken:
+creation is exclusive, and `lease/` and `commit/` are listed as they are.
 """
 
 from __future__ import annotations
@@ -204,7 +206,8 @@ class FaultyFiles:
 
     def _listed(self, prefix: str) -> dict[str, int]:
         if prefix.startswith("data") and self._is_stale and self._process is not None:
-            # Of its own generation a driver must see what was written, or it could not check it: a store lists old things late.
+            # Of its own generation a driver must see what was written, or it could not check it: a store lists old
+            # things late.
             old = self._shared.weather.stale_data
             now = self._shared.sizes(prefix)
             return {name: size for name, size in old.items() if name.startswith(f"{prefix}/")} | now

@@ -1,4 +1,5 @@
-"""Random schedules of faults over the real driver, on a fake clock: a short form of `make simulate`, and proof that it can fail.
+"""Random schedules of faults over the real driver, on a fake clock: a short form of `make simulate`, and proof that it
+can fail.
 
 Takes some 20 s; thousands of seeds are for `make simulate`.
 """
@@ -52,7 +53,9 @@ def test_a_schedule_survives_its_file() -> None:
 
 @pytest.mark.parametrize("mutation", [*MUTATIONS])
 def test_broken_code_is_found(mutation: str) -> None:
-    """In a few seeds, or, where two drivers must meet at one instant, in a schedule that was kept when the campaign found it."""
+    """In a few seeds, or, where two drivers must meet at one instant, in a schedule that was kept when the campaign
+    found it.
+    """
     kept = Path(__file__).parent / "kept" / f"{mutation}.json"
     with MUTATIONS[mutation]():
         if kept.exists():

@@ -1,8 +1,9 @@
-"""`Witness`: sees everything that happens to a simulated run, and says at once when one of the invariants of the restart protocol is broken.
+"""`Witness`: sees everything that happens to a simulated run, and says at once when one of the invariants of the
+restart protocol is broken.
 
-It knows what no process knows: every file that was ever there, who made it, and the state that the job must have after each step. Its own
-lineage rule is written from the protocol's words (start at the base of the highest generation, follow parents) and not from the code.
-Numbers such as I3 are those of the invariants in `docs/simulation.md`.
+It knows what no process knows: every file that was ever there, who made it, and the state that the job must have after
+each step. Its own lineage rule is written from the protocol's words (start at the base of the highest generation,
+follow parents) and not from the code. Numbers such as I3 are those of the invariants in `docs/simulation.md`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Witness:
         if 0 < process.generation < newer and self.claims[newer] is not process:
             self.violated(
                 "I4",
-                f"{process} had generation {process.generation}, {self.claims[newer]} has {newer}, and it claims {generation}",
+                f"{process} had generation {process.generation}, {self.claims[newer]} has {newer}, and it claims "
+                f"{generation}",
             )
         process.generation = generation
         self.claims[generation] = process
@@ -213,7 +215,9 @@ class Witness:
     # ------------------------------------------------------------------ the lineage, from the protocol's words
 
     def head(self) -> str | None:
-        """Start at the base of the highest generation that has one; follow commits of that generation whose parent is the current one."""
+        """Start at the base of the highest generation that has one; follow commits of that generation whose parent is
+        the current one.
+        """
         if not self.bases:
             return None
         generation = max(self.bases)

@@ -1,9 +1,11 @@
-"""Simulated hosts that hold real tables and write real checkpoint files, and their devices. How a driver reaches them is `backend`'s.
+"""Simulated hosts that hold real tables and write real checkpoint files, and their devices. How a driver reaches them
+is `backend`'s.
 
-What is real: `Table`, `Preimages` and `BackgroundSave`, `Undo`, `HeldRows` and the host's order of leaving one generation for the next, the
-files of a shard and of the dense state, receipts, and how an exception becomes a `Failure`. What is simulated: time, processes, links, input,
-exchange and device. A step is: wait for the frames of all hosts, each the list of the lanes that its host read; let the device take its step;
-then add to the rows here what the samples of those lanes add.
+What is real: `Table`, `Preimages` and `BackgroundSave`, `Undo`, `HeldRows` and the host's order of leaving one
+generation for the next, the files of a shard and of the dense state, receipts, and how an exception becomes a
+`Failure`. What is simulated: time, processes, links, input, exchange and device. A step is: wait for the frames of all
+hosts, each the list of the lanes that its host read; let the device take its step; then add to the rows here what the
+samples of those lanes add.
 """
 
 from __future__ import annotations
@@ -270,8 +272,9 @@ class SimulatedDevice:
 class SimulatedHost(HostWorker):
     """A shard of every table.
 
-    `rejoin`, `restore`, `acknowledge`, `settle`, `abort` and what they keep in order are the real host's; what a generation consists of beside
-    the rows is not there. Mutated: `slowness`, `spoils_row` by faults; `generation_of`, by the backend.
+    `rejoin`, `restore`, `acknowledge`, `settle`, `abort` and what they keep in order are the real host's; what a
+    generation consists of beside the rows is not there. Mutated: `slowness`, `spoils_row` by faults; `generation_of`,
+    by the backend.
 
     Attributes:
       generation_of: the mesh, the handover and the device of the generation that it will be told of next.
@@ -304,7 +307,9 @@ class SimulatedHost(HostWorker):
         return [{*map(int, table.buckets)} for table in self._lookup.tables] if hasattr(self, "_lookup") else []
 
     def _known_from(self, base: str | None) -> bool:
-        """Whether the way back to a commit must be there: this host began with it, or was asked to save it; and its log had room for all."""
+        """Whether the way back to a commit must be there: this host began with it, or was asked to save it; and its log
+        had room for all.
+        """
         parsed = parse_commit_name(base) if base else None
         if parsed is None or not self._is_filled or self._around.undo_bytes < ROOMY_BYTES:
             return False
@@ -380,7 +385,8 @@ class SimulatedHost(HostWorker):
             if filled.buckets_kept < wanted:
                 self._around.violated(
                     "I19",
-                    f"{self._process} had {wanted} buckets on the way back to {self._spec.base}, kept {filled.buckets_kept}, and "
+                    f"{self._process} had {wanted} buckets on the way back to {self._spec.base}, kept "
+                    f"{filled.buckets_kept}, and "
                     f"{filled.buckets_wrong} were wrong",
                 )
         if filled.buckets_wrong and not self._is_spoilt:

@@ -1,9 +1,11 @@
-"""A world on a fake clock: events in order of time, processes that can be killed and frozen, and code that blocks and takes turns.
+"""A world on a fake clock: events in order of time, processes that can be killed and frozen, and code that blocks and
+takes turns.
 
-Threads: straight-line code (a driver, a publication, a worker's method) runs in a thread of its own, here called a fiber, because the code
-under test blocks in the middle of calls. But exactly one thread runs at any time, the one that has the baton: a fiber that blocks goes
-through the events until it is another fiber's turn, gives that one the baton and waits for its own. So nothing is concurrent, nothing here
-needs a lock, and one seed gives one history. Threads are kept and used again by later fibers; they end with the program.
+Threads: straight-line code (a driver, a publication, a worker's method) runs in a thread of its own, here called a
+fiber, because the code under test blocks in the middle of calls. But exactly one thread runs at any time, the one that
+has the baton: a fiber that blocks goes through the events until it is another fiber's turn, gives that one the baton
+and waits for its own. So nothing is concurrent, nothing here needs a lock, and one seed gives one history. Threads are
+kept and used again by later fibers; they end with the program.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ STARTED_MONOTONIC_S = 1_000.0
 
 
 class Killed(BaseException):
-    """The process that the code belongs to is gone. Raised by every touch of the world, so that what the code still does has no effect."""
+    """The process that the code belongs to is gone. Raised by every touch of the world, so that what the code still
+    does has no effect.
+    """
 
 
 class EndlessSimulation(AssertionError):
@@ -244,7 +248,8 @@ class World:
         self._error = error
 
     def take_turns(self, mine: Any) -> None:
-        """Goes through the events until the turn of the one with this baton, or, where another's comes first, waits for it.
+        """Goes through the events until the turn of the one with this baton, or, where another's comes first, waits for
+        it.
 
         Args:
           mine: None at the end of a fiber, which has no turn any more.

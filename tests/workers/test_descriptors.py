@@ -1,4 +1,6 @@
-"""A process that may open few files: what it needs is counted before it meets the others, and a lack in the midst of that is its own fault."""
+"""A process that may open few files: what it needs is counted before it meets the others, and a lack in the midst of
+that is its own fault.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows() -> None:
     soft, hard = (
         int(number)
         for number in in_a_process(
-            "limit(64, 700)\nrequire_descriptors(500, purpose='tests')\nprint(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+            "limit(64, 700)\nrequire_descriptors(500, "
+            "purpose='tests')\nprint(*resource.getrlimit(resource.RLIMIT_NOFILE))"
         ).split()
     )
     assert (soft, hard) == (700, 700)

@@ -1,4 +1,5 @@
-"""What one host writes of a commit and reads back: buckets, changed rows, dense arrays, and the digests that prove them.
+"""What one host writes of a commit and reads back: buckets, changed rows, dense arrays, and the digests that prove
+them.
 
 Which commits count is decided in `orchestrator.commit`. The format is described in docs/checkpoint-format.md.
 

@@ -1,4 +1,6 @@
-"""`DenseFile`: an array that is one chunk, as a manifest has it: leaves of the dense state, and the changed rows of a table."""
+"""`DenseFile`: an array that is one chunk, as a manifest has it: leaves of the dense state, and the changed rows of a
+table.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class DenseFile:
 
 
 def safe_segment(text: str) -> str:
-    """A file name for any text: itself if it is safe, else its readable part with a hash, so that distinct texts stay distinct."""
+    """A file name for any text: itself if it is safe, else its readable part with a hash, so that distinct texts stay
+    distinct.
+    """
     # A text that looks like the second form is hashed too; otherwise it could be made to collide.
     if (
         is_safe_name(text)

@@ -1,20 +1,24 @@
 """`BackgroundSave`: a host's shard is written as it was at one moment, while training goes on changing it.
 
-Two threads, and those of `workers.checkpoint.file_threads`. The working thread owns the rows: it alone changes them, and it freezes the moment, between
-two steps. The saving thread reads them, bucket by bucket, into one of a few staging buffers, and hands that to a file thread, which without any
-lock computes checksums, writes files and gives the buffer back. Each row is handed over once: either the saving thread copies it first, or the
-working thread puts it into the pre-image buffer before it changes it, and the saving thread copies it from there. What both touch is `_turn`'s:
-the pre-images' book-keeping and the rows that neither has copied. The saving thread holds it for one piece of a bucket (`PIECE_BYTES`), the
-working thread while it looks at the rows that it is about to change; nobody else ever takes it. When the pre-image buffer is full the working
-thread waits on it for the saving thread, which never waits for the working one once a moment is frozen, so there is no circle. A save that ends,
-well or not, wakes the working thread and leaves nothing to wait for. One that frees nothing for too long is given up by the working thread: it
-keeps no more rows for it and goes on, and the save fails when it wakes.
+Two threads, and those of `workers.checkpoint.file_threads`. The working thread owns the rows: it alone changes them,
+and it freezes the moment, between two steps. The saving thread reads them, bucket by bucket, into one of a few staging
+buffers, and hands that to a file thread, which without any lock computes checksums, writes files and gives the buffer
+back. Each row is handed over once: either the saving thread copies it first, or the working thread puts it into the
+pre-image buffer before it changes it, and the saving thread copies it from there. What both touch is `_turn`'s: the
+pre-images' book-keeping and the rows that neither has copied. The saving thread holds it for one piece of a bucket
+(`PIECE_BYTES`), the working thread while it looks at the rows that it is about to change; nobody else ever takes it.
+When the pre-image buffer is full the working thread waits on it for the saving thread, which never waits for the
+working one once a moment is frozen, so there is no circle. A save that ends, well or not, wakes the working thread and
+leaves nothing to wait for. One that frees nothing for too long is given up by the working thread: it keeps no more rows
+for it and goes on, and the save fails when it wakes.
 
-For incremental commits the working thread also notes which rows it changes, all the time; what it noted up to a freeze is the saving thread's
-until the next one, and so are the digests of the commit before. Whether a save became a commit is known only at the next freeze: if not, what
-had changed before it counts as changed still, and the digests of the last commit stand.
+For incremental commits the working thread also notes which rows it changes, all the time; what it noted up to a freeze
+is the saving thread's until the next one, and so are the digests of the commit before. Whether a save became a commit
+is known only at the next freeze: if not, what had changed before it counts as changed still, and the digests of the
+last commit stand.
 
-The way back to the last commit (`workers.checkpoint.undo`) hears of changes here, too, but is the working thread's alone and needs no lock.
+The way back to the last commit (`workers.checkpoint.undo`) hears of changes here, too, but is the working thread's
+alone and needs no lock.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from workers.storage.errors import StorageError
 from workers.storage.store import Store
 
 MEMORY_SHARE = 0.1
-# The pre-images' own part may be this much in any case: a tenth of a small shard would be a buffer of a handful of rows.
+# The pre-images' own part may be this much in any case: a tenth of a small shard would be a buffer of a handful of
+# rows.
 MIN_BUFFER_BYTES = 4 << 20
 # Of that memory, what staging buffers may take so that several buckets are written at a time.
 STAGING_SHARE = 0.25
@@ -65,7 +70,8 @@ class BackgroundSave:
       tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
       undo: told every change, from the first save or from `track` on; None keeps no way back.
       processors: that a save may keep busy beside training; None leaves it to `SavePace`.
-      buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at least `MIN_BUFFER_BYTES`.
+      buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at
+        least `MIN_BUFFER_BYTES`.
     """
 
     def __init__(
@@ -97,7 +103,8 @@ class BackgroundSave:
         # Written once, so that the first save need not wait for the kernel's pages.
         self._staging = [np.full(bucket_bytes // 4, 0, np.float32) for _ in range(num_staged)]
         if buffer_bytes is None:
-            # Two bits for each row, to know which have changed, and what becomes a part of a delta come on top of the buffer.
+            # Two bits for each row, to know which have changed, and what becomes a part of a delta come on top of the
+            # buffer.
             books_bytes = sum(table.num_rows for table in tables) // 3
             part_bytes = 2 * (PART_BYTES + bucket_bytes) if tracks_changes else 0
             buffer_bytes = max(MIN_BUFFER_BYTES, allowed - num_staged * bucket_bytes - books_bytes - part_bytes)
@@ -137,7 +144,8 @@ class BackgroundSave:
         """Makes this moment the one that the next `write` writes, as the commit `attempt`.
 
         Args:
-          before_failed: the save before, if there was one, did not become a commit, although this host may have written its part.
+          before_failed: the save before, if there was one, did not become a commit, although this host may have written
+            its part.
 
         Raises:
           RuntimeError: the save before has not ended.
@@ -161,7 +169,8 @@ class BackgroundSave:
             table.before_change = self._guard(table)
 
     def track(self, tables: Sequence[TableFiles], commit: str = "") -> None:
-        """From now on changes are noted, for a delta to the commit that has just been loaded, and for the way back to it if it is named.
+        """From now on changes are noted, for a delta to the commit that has just been loaded, and for the way back to
+        it if it is named.
 
         Otherwise they are from the first save on.
         """
@@ -203,7 +212,9 @@ class BackgroundSave:
         return preserve
 
     def _wait_for_room(self) -> None:
-        """Waits until the saving thread has copied something, which may have been what is in the way; or gives the save up."""
+        """Waits until the saving thread has copied something, which may have been what is in the way; or gives the save
+        up.
+        """
         seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
         with self._tracker.phase("wait for save"):
             while self._is_running and self._num_pieces == seen:
@@ -217,7 +228,8 @@ class BackgroundSave:
         """Keeps nothing for the save any more; it learns of that when it asks for the next bucket."""
         self._given_up = SaveStalled(
             f"Found a save that wrote nothing for {self._stalled_after_s:.0f} s, while its buffer for changed rows "
-            f"({self.size_bytes:,} bytes) was full. Expected the storage to take files. Look at the storage; the last commit stands."
+            f"({self.size_bytes:,} bytes) was full. Expected the storage to take files. Look at the storage; the last "
+            "commit stands."
         )
         for table in self._tables:
             self._preimages[table.spec.name].release(table.num_rows)
@@ -234,7 +246,8 @@ class BackgroundSave:
           The receipt; if rows hold no numbers any more, one that names some of them and nothing else.
 
         Raises:
-          StorageError: the storage failed, or the attempt has been written already. Training is not held up by what is left.
+          StorageError: the storage failed, or the attempt has been written already. Training is not held up by what is
+            left.
           SaveStalled: training gave it up.
           RuntimeError: a delta without a commit before it: none was loaded or saved, or changes are not tracked.
         """
@@ -385,6 +398,8 @@ class BackgroundSave:
 
 
 def _urgency(table: Table) -> tuple[bool, int]:
-    """Which table is written first: what has been written need not be preserved any more, and these fill their buffers soonest."""
+    """Which table is written first: what has been written need not be preserved any more, and these fill their buffers
+    soonest.
+    """
     rule = table.spec.optimizer
     return (rule is None or not rule.touches_all_rows, table.size_bytes)

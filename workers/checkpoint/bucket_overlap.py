@@ -1,8 +1,9 @@
 """Which rows two buckets share when one table is cut in two ways.
 
-Row r lies in bucket r mod V at position r div V. V is always a power of two, so of two cuts the finer one splits each bucket of the
-coarser: bucket c of V holds exactly the rows of buckets c, c+V, c+2V, ... of a finer cut, every ratio-th position of it. So any change of
-the number of buckets goes bucket by bucket with strided copies. Pure; no file is opened here.
+Row r lies in bucket r mod V at position r div V. V is always a power of two, so of two cuts the finer one splits each
+bucket of the
+coarser: bucket c of V holds exactly the rows of buckets c, c+V, c+2V, ... of a finer cut, every ratio-th position of
+it. So any change of the number of buckets goes bucket by bucket with strided copies. Pure; no file is opened here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def overlap(one: Cut, other: Cut, *, num_rows: int) -> Overlap:
     fine, coarse = (one, other) if one.num_buckets >= other.num_buckets else (other, one)
     if fine.bucket % coarse.num_buckets != coarse.bucket:
         raise ValueError(
-            f"Found bucket {fine.bucket} of {fine.num_buckets} and bucket {coarse.bucket} of {coarse.num_buckets}, which share no row. "
+            f"Found bucket {fine.bucket} of {fine.num_buckets} and bucket {coarse.bucket} of {coarse.num_buckets}, "
+            "which share no row. "
             f"Expected bucket {fine.bucket % coarse.num_buckets} of {coarse.num_buckets}. Pair buckets with `partners`."
         )
     shared = rows_in_bucket(num_rows=num_rows, num_buckets=fine.num_buckets, bucket=fine.bucket)

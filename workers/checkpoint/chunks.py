@@ -1,8 +1,9 @@
 """Arrays on storage in the Zarr v3 format, with the codecs `bytes` (little-endian) and `crc32c` and nothing else.
 
-A chunk file is the array's bytes followed by four bytes of checksum, so a write hands the kernel the array itself and a read fills the
-caller's array: the payload is never copied on a local disk. A table array is `[V, rows per bucket, width]` with one chunk a bucket;
-a dense leaf is one chunk. zarr-python and tensorstore open these files, and files they wrote with the same codecs open here.
+A chunk file is the array's bytes followed by four bytes of checksum, so a write hands the kernel the array itself and a
+read fills the caller's array: the payload is never copied on a local disk. A table array is `[V, rows per bucket,
+width]` with one chunk a bucket; a dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
+wrote with the same codecs open here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ _CRC_PIECE_BYTES = 1 << 18
 
 
 class ChunkDamaged(StorageError):
-    """A chunk is missing, has the wrong length, or its bytes do not match a checksum. `place` says in words what the chunk holds."""
+    """A chunk is missing, has the wrong length, or its bytes do not match a checksum. `place` says in words what the
+    chunk holds.
+    """
 
     def __init__(self, name: str, found: str, expected: str, *, place: str = ""):
         super().__init__(
-            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. Restore the file from a copy, or load an "
+            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. Restore the file from "
+            "a copy, or load an "
             "older commit."
         )
         self.name = name
@@ -109,7 +113,8 @@ def write_chunk(store: Store, metadata: ArrayMetadata, index: Sequence[int], val
 
     Args:
       index: position in the grid of chunks; `(bucket, 0, 0)` for a table array.
-      values: exactly one chunk, `chunk_shape` with or without its leading ones. A C-contiguous array is written without a copy.
+      values: exactly one chunk, `chunk_shape` with or without its leading ones. A C-contiguous array is written without
+        a copy.
     """
     name = chunk_name(metadata, index)
     _check_values(metadata, values, name)
@@ -131,8 +136,8 @@ def read_chunk(
     """Reads and verifies one chunk.
 
     Args:
-      out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without leading ones. If the
-        chunk turns out to be damaged its content is undefined.
+      out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without
+        leading ones. If the chunk turns out to be damaged its content is undefined.
       receipt: what the manifest says; the file must match it, not only itself.
 
     Returns:
@@ -163,8 +168,8 @@ def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetad
     """Writes a small array of any rank as one chunk.
 
     Returns:
-      Its metadata, the receipt of `zarr.json`, and the receipt of the chunk; an array without elements has no chunk file, so its receipt
-      has size 0.
+      Its metadata, the receipt of `zarr.json`, and the receipt of the chunk; an array without elements has no chunk
+      file, so its receipt has size 0.
     """
     metadata = whole_metadata(path, values.shape, values.dtype)
     described = write_array_metadata(store, metadata)
@@ -174,7 +179,9 @@ def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetad
 
 
 def whole_metadata(path: str, shape: tuple[int, ...], dtype: np.dtype) -> ArrayMetadata:
-    """Metadata of an array that is one chunk. A chunk has at least one element along each axis, even where the array has none."""
+    """Metadata of an array that is one chunk. A chunk has at least one element along each axis, even where the array
+    has none.
+    """
     chunk_shape = tuple(max(1, length) for length in shape)
     return ArrayMetadata(path=path, shape=shape, chunk_shape=chunk_shape, dtype=dtype)
 
@@ -207,7 +214,8 @@ def _check_values(metadata: ArrayMetadata, values: np.ndarray, name: str) -> Non
         shapes.add(trimmed)
     if values.shape not in shapes or values.dtype != metadata.dtype:
         raise ValueError(
-            f"Chunk '{name}' is {metadata.dtype} {metadata.chunk_shape}, but the array given is {values.dtype} {values.shape}. "
+            f"Chunk '{name}' is {metadata.dtype} {metadata.chunk_shape}, but the array given is {values.dtype} "
+            f"{values.shape}. "
             "Pass exactly one chunk."
         )
 

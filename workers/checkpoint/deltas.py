@@ -1,9 +1,9 @@
 """Rows that changed since the commit before, as files: what an incremental commit adds to the chunks of an older one.
 
-The changed rows of some buckets of a table form a part: the numbers of the rows and, for rows and each slot, their values, each a Zarr
-array of one chunk below `data/<commit name>/tables/<table>/delta-<first bucket>/`. A bucket's rows lie in one part, side by side, so that a
-reader of a bucket finds them by counting. Rows with their digests decide whether what was read is right; here only places and shapes are
-checked.
+The changed rows of some buckets of a table form a part: the numbers of the rows and, for rows and each slot, their
+values, each a Zarr array of one chunk below `data/<commit name>/tables/<table>/delta-<first bucket>/`. A bucket's rows
+lie in one part, side by side, so that a reader of a bucket finds them by counting. Rows with their digests decide
+whether what was read is right; here only places and shapes are checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class DeltaPart:
     Attributes:
       buckets: rising; their rows follow each other, each bucket's by rising number.
       counts: rows of each bucket, at least 1.
-      files: `ids`, int64 `[n]`, the numbers of the rows; then, in the order of the table's arrays, their values `[n, width]`.
+      files: `ids`, int64 `[n]`, the numbers of the rows; then, in the order of the table's arrays, their values `[n,
+        width]`.
     """
 
     buckets: tuple[int, ...]
@@ -81,7 +82,8 @@ class DeltaFiles:
 
 @dataclass(slots=True, eq=False)
 class PartWriter:
-    """Collects the changed rows of a table, bucket by bucket, and writes a part whenever there is enough. Mutated by `add` and `finish`.
+    """Collects the changed rows of a table, bucket by bucket, and writes a part whenever there is enough. Mutated by
+    `add` and `finish`.
 
     Attributes:
       folder: of the table in the attempt.

@@ -1,8 +1,10 @@
 """Digest of a bucket: 128 bits that two holders of the same rows agree on, in whatever order they look at them.
 
-The digest is the sum over rows of a hash of (row number, bytes of the row, bytes of its slots), in two lanes of 64 bits that add without
-carry between them. A sum can be maintained: subtract a row's old hash, add its new one. It finds damage and disagreement, not an
-adversary: whoever can choose rows can construct equal sums. `docs/checkpoint-format.md` gives the function for other languages.
+The digest is the sum over rows of a hash of (row number, bytes of the row, bytes of its slots), in two lanes of 64 bits
+that add without carry between them. A sum can be maintained: subtract a row's old hash, add its new one. It finds
+damage and disagreement, not an
+adversary: whoever can choose rows can construct equal sums. `docs/checkpoint-format.md` gives the function for other
+languages.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def bucket_digest(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: i
     """Digest of the first `num_rows` positions of a bucket.
 
     Args:
-      arrays: rows, then slots in their declared order; each `[positions, ...]` of any element type, at least `num_rows` positions.
+      arrays: rows, then slots in their declared order; each `[positions, ...]` of any element type, at least `num_rows`
+        positions.
       first_row: row number at position 0, which is the bucket's number.
       row_stride: row numbers between positions, which is the number of buckets.
       num_rows: positions that hold a row of the table; padding behind them does not count.
@@ -72,7 +75,9 @@ def _words(array: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _mix(value):
-    """Finalizer of SplitMix64 (Steele, Lea, Flood 2014, variant 13 of Stafford): every input bit reaches every output bit."""
+    """Finalizer of SplitMix64 (Steele, Lea, Flood 2014, variant 13 of Stafford): every input bit reaches every output
+    bit.
+    """
     value ^= value >> np.uint64(30)
     value *= np.uint64(_MIX_1)
     value ^= value >> np.uint64(27)

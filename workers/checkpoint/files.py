@@ -1,9 +1,10 @@
-"""The files of one checkpoint attempt: which there are, what a manifest says of each, and how a host writes and reads its buckets.
+"""The files of one checkpoint attempt: which there are, what a manifest says of each, and how a host writes and reads
+its buckets.
 
-An attempt's files lie below `data/<commit name>/`: `tables/<table>/<array>/` for rows and each slot, `dense/<key>/` for each leaf of the
-dense state; or, for a table of which only changed rows are written, those of `workers.checkpoint.deltas`. The records here travel from hosts to
-the driver, which puts them into the manifest, and back to the hosts that load. Which bucket lies where, when to save and what counts as
-committed is not decided here.
+An attempt's files lie below `data/<commit name>/`: `tables/<table>/<array>/` for rows and each slot, `dense/<key>/` for
+each leaf of the dense state; or, for a table of which only changed rows are written, those of
+`workers.checkpoint.deltas`. The records here travel from hosts to the driver, which puts them into the manifest, and
+back to the hosts that load. Which bucket lies where, when to save and what counts as committed is not decided here.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReceipt:
-    """What a host wrote of one bucket: one chunk for each array, none where only changed rows were written; and the digest over all."""
+    """What a host wrote of one bucket: one chunk for each array, none where only changed rows were written; and the
+    digest over all.
+    """
 
     bucket: int
     chunks: tuple[ChunkFile, ...]
@@ -209,7 +212,8 @@ def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np
     """Writes one bucket: a chunk for each array. Durable when it returns.
 
     Args:
-      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; positions behind the table's last row are padding.
+      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; positions behind the table's last row are
+        padding.
     """
     chunks = []
     for array, value in zip(plan.widths, values, strict=True):
@@ -223,7 +227,9 @@ def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np
 
 
 def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
-    """Puts together what the hosts wrote of one table. Missing or double buckets are found later, by `checkpoint.commit`."""
+    """Puts together what the hosts wrote of one table. Missing or double buckets are found later, by
+    `checkpoint.commit`.
+    """
     order = {array: at for at, array in enumerate(plan.widths)}
     chunks = sorted(
         (chunk for receipt in receipts for chunk in receipt.chunks),
@@ -259,7 +265,8 @@ def read_bucket(
       out: per array the buffer to fill, `[rows_per_bucket, width]`, or None for a new array.
 
     Raises:
-      ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's digest.
+      ChunkDamaged: a chunk is missing or differs from the manifest, or the chunks together do not have the bucket's
+        digest.
     """
     values = read_base_bucket(store, table, bucket, out=out)
     check_with_changes(store, table, bucket, values)
@@ -319,7 +326,8 @@ def read_base_bucket(
 def read_bucket_array(store: Store, table: TableFiles, array: ArrayFiles, bucket: int) -> np.ndarray:
     """Reads one bucket of one array, `[rows_per_bucket, width]`, verified by its own chunk's checksum.
 
-    Where rows were written after the chunk, all arrays are read, since only the bucket's digest tells whether the rows are right.
+    Where rows were written after the chunk, all arrays are read, since only the bucket's digest tells whether the rows
+    are right.
 
     Raises:
       ChunkDamaged: it is missing or differs from the manifest; with the table and the rows.
@@ -378,7 +386,9 @@ def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
 
 
 def describe_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart, name: str) -> str:
-    """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by s000000020-g00000001`."""
+    """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by
+    s000000020-g00000001`.
+    """
     keys = {file.chunk_file: file.key for file in part.files}
     keys |= {f"{file.path}/zarr.json": f"shape of {file.key}" for file in part.files}
     first, last = part.buckets[0], part.buckets[-1]

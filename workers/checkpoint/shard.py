@@ -1,7 +1,7 @@
 """What one host writes of a checkpoint and reads back: its buckets of every table, and its replica of the dense state.
 
-How a bucket becomes files is `workers.checkpoint.files`' business, and whether an attempt counts is the driver's; this module only goes
-over the buckets that this host owns.
+How a bucket becomes files is `workers.checkpoint.files`' business, and whether an attempt counts is the driver's; this
+module only goes over the buckets that this host owns.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class BucketView(Protocol):
     """The rows of a host at one moment. Asked bucket by bucket, rising, by one thread."""
 
     def values(self, table: Table, bucket: int) -> Sequence[np.ndarray]:
-        """Rows and slots, each `[rows_per_bucket, width]`; valid until they are given to `done`, which may be waited for here."""
+        """Rows and slots, each `[rows_per_bucket, width]`; valid until they are given to `done`, which may be waited
+        for here.
+        """
         ...
 
     def done(self, values: Sequence[np.ndarray]) -> None:
@@ -294,7 +296,8 @@ def _apply_deltas(
     threads: FileThreads,
     on_chunk: Callable[[], None],
 ) -> int:
-    """Every part with one of these buckets is read once, oldest commit first; then the digests tell whether all came out right.
+    """Every part with one of these buckets is read once, oldest commit first; then the digests tell whether all came
+    out right.
 
     Returns:
       How many bytes were read.
@@ -334,7 +337,8 @@ def check_table(spec: TableSpec, entry: TableFiles) -> None:
     expected = (spec.num_rows, spec.layout.num_buckets, dict(spec.widths))
     if found != expected:
         raise CheckpointMismatch(
-            f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the job declares. "
+            f"Table '{spec.name}': found rows, buckets and widths {found} in the commit. Expected {expected}, as the "
+            "job declares. "
             f"Resume with the table and the optimizer of the run, or begin a new run."
         )
 

@@ -1,7 +1,8 @@
 """Rows that hold no numbers any more, found while they are written for a commit: such a state must not become one.
 
-A gradient that is NaN spoils the rows that it updates, and the loss of the next step tells. A commit between the two would keep what no later
-step can mend. Rows must be finite; a slot must not be NaN, which the next update would bring into its row, but may be infinite.
+A gradient that is NaN spoils the rows that it updates, and the loss of the next step tells. A commit between the two
+would keep what no later step can mend. Rows must be finite; a slot must not be NaN, which the next update would bring
+into its row, but may be infinite.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def require_numbers(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) 
     """Looks at every number of a bucket, without memory of its own.
 
     Args:
-      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; padding behind the table's last row may be anything.
+      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; padding behind the table's last row may be
+        anything.
 
     Raises:
       RowsSpoilt: naming the first array with such rows.

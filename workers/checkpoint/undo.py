@@ -1,11 +1,12 @@
 """`Undo`: a host's tables can go back to the last commit without reading it.
 
-One `UndoLog` a table, and the names of the commits that its one or two moments stand for. While a commit is being written it is the newer moment;
-when it stands, the moment before is let go. Which of them a new generation starts from is the driver's word, `back_to`.
+One `UndoLog` a table, and the names of the commits that its one or two moments stand for. While a commit is being
+written it is the newer moment; when it stands, the moment before is let go. Which of them a new generation starts from
+is the driver's word, `back_to`.
 
-The working thread owns everything here. `acknowledge` may come from any thread: it leaves a name, which the working thread takes up
-with the next change. It may come after the next `freeze`, too, which therefore says itself what became of the commit before: a name that
-comes late costs memory for a while and nothing else.
+The working thread owns everything here. `acknowledge` may come from any thread: it leaves a name, which the working
+thread takes up with the next change. It may come after the next `freeze`, too, which therefore says itself what became
+of the commit before: a name that comes late costs memory for a while and nothing else.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class Undo:
         """Gives the rows the values that they had at a commit, as far as those are known. Everything else is forgotten.
 
         Returns:
-          Per table, bool `[buckets held here]`, which of them are those of the commit; None if nothing is known of it, and nothing changed then.
+          Per table, bool `[buckets held here]`, which of them are those of the commit; None if nothing is known of it,
+          and nothing changed then.
         """
         self._settle()
         if not commit or commit not in (self._older, self._newer):

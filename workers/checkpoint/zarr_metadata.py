@@ -1,8 +1,8 @@
 """`zarr.json` of one array: the value, its bytes, and a parser that accepts only what `chunks` can read.
 
-Source: Zarr core specification version 3, sections "Array metadata", "Chunk key encoding", and the codecs `bytes` and `crc32c`. Element
-types outside the specification are kept as the unsigned integer of their width with the true name as an attribute, so every reader
-opens them; bfloat16 is the one in use.
+Source: Zarr core specification version 3, sections "Array metadata", "Chunk key encoding", and the codecs `bytes` and
+`crc32c`. Element types outside the specification are kept as the unsigned integer of their width with the true name as
+an attribute, so every reader opens them; bfloat16 is the one in use.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class ArrayMetadata:
         object.__setattr__(self, "dtype", np.dtype(self.dtype).newbyteorder("="))
         if self.dtype not in DTYPES.values():
             raise ValueError(
-                f"Array '{self.path}' has elements of {self.dtype}; one of {', '.join(DTYPES)} is expected. Convert before saving."
+                f"Array '{self.path}' has elements of {self.dtype}; one of {', '.join(DTYPES)} is expected. Convert "
+                "before saving."
             )
         if (
             len(self.shape) != len(self.chunk_shape)
@@ -85,7 +86,8 @@ class ArrayMetadata:
             or min(self.chunk_shape, default=1) < 1
         ):
             raise ValueError(
-                f"Array '{self.path}' has shape {self.shape} and chunks {self.chunk_shape}; equal ranks, lengths >= 0 and chunk lengths "
+                f"Array '{self.path}' has shape {self.shape} and chunks {self.chunk_shape}; equal ranks, lengths >= 0 "
+                "and chunk lengths "
                 ">= 1 are expected. Check the table's layout."
             )
 
@@ -128,7 +130,8 @@ def parse_metadata(path: str, name: str, data: bytes) -> ArrayMetadata:
       path: of the array; name: of the file, for messages.
 
     Raises:
-      DocumentRefused: not JSON within the limits, unknown or missing members, another format, codec, grid or element type.
+      DocumentRefused: not JSON within the limits, unknown or missing members, another format, codec, grid or element
+        type.
     """
     document = parse_strictly(name, data, max_bytes=1 << 16)
     if not isinstance(document, dict):

@@ -1,8 +1,9 @@
 """Compiled loops over one decoded column: rows in a new order, ids checked or hashed, numbers checked, all in one pass.
 
-Between Arrow's buffers and a batch every value is touched twice: here, while the column is still in the processor's cache, and once more
-in `workers.columns.gather`. Sources are read-only arrays as Arrow hands them out (`frozen` makes others look alike), so that each kernel is
-compiled once a type. All run without the interpreter lock, so that a reading thread does not slow the step down.
+Between Arrow's buffers and a batch every value is touched twice: here, while the column is still in the processor's
+cache, and once more in `workers.columns.gather`. Sources are read-only arrays as Arrow hands them out (`frozen` makes
+others look alike), so that each kernel is compiled once a type. All run without the interpreter lock, so that a reading
+thread does not slow the step down.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def take_ids(source: np.ndarray, order: np.ndarray, size: int, out: np.ndarray) 
 
 @numba.njit(nogil=True, cache=True)
 def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
-    """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See `workers.columns.mixing`."""
+    """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See
+    `workers.columns.mixing`.
+    """
     divisor = np.uint64(modulus)
     for i in range(len(ids)):
         ids[i] = np.int64(mix_word(np.uint64(ids[i]), offset) % divisor) + 1
@@ -49,7 +52,9 @@ def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def take_splits(offsets: np.ndarray, order: np.ndarray, splits: np.ndarray) -> None:
-    """Writes the offsets `[len(order) + 1]` of the bags `order`, one behind the other; bag r is `offsets[r]` to `offsets[r + 1]`."""
+    """Writes the offsets `[len(order) + 1]` of the bags `order`, one behind the other; bag r is `offsets[r]` to
+    `offsets[r + 1]`.
+    """
     at = np.int64(0)
     splits[0] = 0
     for i in range(len(order)):

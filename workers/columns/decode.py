@@ -1,8 +1,8 @@
 """Arrow columns of one row group to a `Block`, and the checks of types and values on the way.
 
-This is where columns become model inputs (`DenseColumn`), labels, weights and, by `workers.columns.id_columns`, row ids. Whole columns at a time, no
-loop over rows in Python; a value that is refused is looked up afterwards, so that the error names its file, row group, row and column.
-Reading the file is the business of `workers.formats.registry`.
+This is where columns become model inputs (`DenseColumn`), labels, weights and, by `workers.columns.id_columns`, row
+ids. Whole columns at a time, no loop over rows in Python; a value that is refused is looked up afterwards, so that the
+error names its file, row group, row and column. Reading the file is the business of `workers.formats.registry`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text|times|durations))(?:
 
 
 class Columns(Protocol):
-    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read when they are asked for."""
+    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read when
+    they are asked for.
+    """
 
     def column(self, name: str) -> pa.ChunkedArray: ...
 
@@ -78,8 +80,9 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
 
 
 def id_kinds(schema: pa.Schema, data: InputData) -> str:
-    """What the id columns of a checked schema hold, and dense columns of times, a few words for each: with other words equal values would
-    become other rows or numbers."""
+    """What the id columns of a checked schema hold, and dense columns of times, a few words for each: with other words
+    equal values would become other rows or numbers.
+    """
     names = dict.fromkeys(source.column for source in data.id_columns.values())
     kinds = {name: id_stage.kind_of(schema.field(name).type) for name in names}
     for column in data.dense_columns:
@@ -136,8 +139,8 @@ class Decoder:
           The rows, malformed ones as padding, and the malformed rows among them.
 
         Raises:
-          InputError: a value is refused (an id outside its table, a null or non-finite label or weight, a non-finite dense number), and
-            malformed rows are not tolerated.
+          InputError: a value is refused (an id outside its table, a null or non-finite label or weight, a non-finite
+            dense number), and malformed rows are not tolerated.
         """
         faults = raw.faults
         order = np.arange(len(faults.is_bad)) if order is None else order
@@ -212,7 +215,9 @@ class Decoder:
 
 
 class _Given:
-    """The columns of one row group. One that several features are made of is kept; others are let go of once they are used."""
+    """The columns of one row group. One that several features are made of is kept; others are let go of once they are
+    used.
+    """
 
     def __init__(self, columns: Columns, shared: Set[str]) -> None:
         self._columns = columns

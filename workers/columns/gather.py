@@ -1,9 +1,10 @@
 """Rows of several lanes, put into the order of steps: the last copy before a batch.
 
-Every lane has its rows in the order in which it reads them (`Block`); a window of steps takes the next ones of each lane. `interleave`
-writes them to their places in runs, as long as a step takes rows from a lane, so joining lanes and padding cost one pass over the ids at
-the speed of memory. The copies are in `workers.columns.run_kernels` (without the interpreter lock, so a reading thread does not slow the step
-down); `Batch.concatenate` and slices are their oracle in the tests.
+Every lane has its rows in the order in which it reads them (`Block`); a window of steps takes the next ones of each
+lane. `interleave` writes them to their places in runs, as long as a step takes rows from a lane, so joining lanes and
+padding cost one pass over the ids at the speed of memory. The copies are in `workers.columns.run_kernels` (without the
+interpreter lock, so a reading thread does not slow the step down); `Batch.concatenate` and slices are their oracle in
+the tests.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class Block:
     """Decoded rows.
 
     Attributes:
-      rows: in the order in which they are read. Ids may be int32, which is widened on the way to a batch, and dense numbers lie best
-        column after column.
+      rows: in the order in which they are read. Ids may be int32, which is widened on the way to a batch, and dense
+        numbers lie best column after column.
       single_names: features with exactly one id in every row.
-      singles: int32 or int64 `[len(single_names), rows]`, the ids of these features; the values of `rows.features` are views of it, so that all of
-        them can be copied at once.
+      singles: int32 or int64 `[len(single_names), rows]`, the ids of these features; the values of `rows.features` are
+        views of it, so that all of them can be copied at once.
       dense: `rows.dense` column after column, float32 `[columns, rows]`.
-      addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a run of it, and a block is
-        copied from in many windows.
+      addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a
+        run of it, and a block is copied from in many windows.
     """
 
     rows: Batch
@@ -91,7 +92,8 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     """The rows of a window, step after step; rows that no part gives are padding.
 
     Args:
-      parts: of blocks with the features and dense columns of `like`, without weights of ids; no two give the same row of a lane.
+      parts: of blocks with the features and dense columns of `like`, without weights of ids; no two give the same row
+        of a lane.
       like: any batch of that declaration, also an empty one.
     """
     num_samples = shape.num_samples
@@ -170,8 +172,9 @@ def _gather_bags(
     num_samples: int,
     layouts: dict[tuple[int, ...], np.ndarray],
 ) -> Ragged:
-    """One feature, whose offsets and ids lie at the two rows of addresses. `layouts` keeps the offsets of features whose blocks share theirs,
-    so that they share them again."""
+    """One feature, whose offsets and ids lie at the two rows of addresses. `layouts` keeps the offsets of features
+    whose blocks share theirs, so that they share them again.
+    """
     key = tuple(id(bag.row_splits) for bag in bags)
     splits_of_parts, values_of_parts = addresses if len(bags) else (_NOWHERE, _NOWHERE)
     if key not in layouts:

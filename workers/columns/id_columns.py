@@ -16,8 +16,8 @@ What becomes of a value, by the mode of its `IdColumn`:
 | empty list | no id | no id | no id |
 | padding (tail of an epoch, malformed row) | no id, weight 0, sample id -1 | | |
 
-A sample without ids has an activation of zeros. Row 0 is never the hash of a value nor the row of a line, so with these modes nothing else
-is trained into it.
+A sample without ids has an activation of zeros. Row 0 is never the hash of a value nor the row of a line, so with these
+modes nothing else is trained into it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ pc: Any = pyarrow.compute
 
 
 class BagLayouts:
-    """Offsets of bags that all have as many ids, for a number of samples. Features with the same lengths share one array, so what is done
-    with offsets afterwards is done once. Filled by `even`."""
+    """Offsets of bags that all have as many ids, for a number of samples. Features with the same lengths share one
+    array, so what is done with offsets afterwards is done once. Filled by `even`.
+    """
 
     def __init__(self, num_samples: int) -> None:
         self._counts = np.arange(num_samples + 1)
@@ -76,17 +77,21 @@ class IdStage:
         """
         if source.vocabulary_size is None:
             raise InputError(
-                f"Found no vocabulary_size for id column {source.column!r}. Expected the rows of its table. Call ParquetData.resolved first."
+                f"Found no vocabulary_size for id column {source.column!r}. Expected the rows of its table. Call "
+                "ParquetData.resolved first."
             )
         if (source.mode == "vocabulary") != (vocabulary is not None):
             raise InputError(
                 f"Found id column {source.column!r} in mode {source.mode!r} "
-                f"{'without' if vocabulary is None else 'with'} a vocabulary. Expected one in the mode 'vocabulary' alone."
+                f"{'without' if vocabulary is None else 'with'} a vocabulary. Expected one in the mode 'vocabulary' "
+                "alone."
             )
         if vocabulary is not None and source.num_reserved + vocabulary.num_values > source.vocabulary_size:
             raise InputError(
-                f"Found {vocabulary.num_values:,} values in {vocabulary.path} and {source.num_reserved} reserved rows for id column "
-                f"{source.column!r}, whose table has {source.vocabulary_size:,} rows. Expected as many rows. Set vocabulary_size="
+                f"Found {vocabulary.num_values:,} values in {vocabulary.path} and {source.num_reserved} reserved rows "
+                "for id column "
+                f"{source.column!r}, whose table has {source.vocabulary_size:,} rows. Expected as many rows. Set "
+                "vocabulary_size="
                 f"{source.num_reserved + vocabulary.num_values}, or shorten the vocabulary."
             )
         self.source = source
@@ -102,8 +107,9 @@ class IdStage:
         Args:
           column: integers, strings, or lists of them, of all samples of a row group.
           order: uint32 or int64, samples of the row group.
-          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table; receives the ids if every sample has exactly one value,
-            and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other results have values of the same width.
+          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table; receives the ids if every sample
+            has exactly one value, and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other
+            results have values of the same width.
           layouts: of bags in `len(order)` samples.
           faults: of the row group.
 
@@ -185,7 +191,9 @@ class IdStage:
         faults.add(bad, self.source.column, found=lambda row: f"id {ids[first[row]]}", reason=reason)
 
     def _bags_with_gaps(self, column: pa.Array, items: pa.Array, *, is_list: bool, faults: RowFaults) -> Ragged:
-        """All samples in the order of the file, for columns of strings and for those with nulls: of values, in lists, or of lists."""
+        """All samples in the order of the file, for columns of strings and for those with nulls: of values, in lists,
+        or of lists.
+        """
         lengths = _list_lengths(column) if is_list else np.ones(len(items), np.int64)
         if not pa.types.is_integer(items.type):
             items = _without_empty(items)
@@ -249,7 +257,9 @@ def _keys(present: pa.Array) -> np.ndarray:
 
 
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
-    """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is accepted."""
+    """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is
+    accepted.
+    """
     if is_time(kind):
         return source.scale.accepts(kind)
     item = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind

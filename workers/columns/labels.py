@@ -1,4 +1,6 @@
-"""Labels that the default loss does not take: a few of them are malformed rows, many of them are a column of another meaning."""
+"""Labels that the default loss does not take: a few of them are malformed rows, many of them are a column of another
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from workers.data.errors import InputError
 _FEWEST_ROWS = 10
 _SHARE = 0.25
 _REMEDY = (
-    "Labels are 0 and 1 under the default loss. Turn them into 0 and 1, or declare a loss that takes them (JobConfig.loss), such as "
+    "Labels are 0 and 1 under the default loss. Turn them into 0 and 1, or declare a loss that takes them "
+    "(JobConfig.loss), such as "
     "optax.squared_error, or optax.sigmoid_binary_cross_entropy for probabilities."
 )
 
@@ -24,14 +27,16 @@ def refuse_labels(wrong: np.ndarray, labels: np.ndarray, column: str, faults: Ro
       labels: of all its rows.
 
     Raises:
-      InputError: there are so many that the column is meant otherwise, whatever is tolerated; or malformed rows are not tolerated.
+      InputError: there are so many that the column is meant otherwise, whatever is tolerated; or malformed rows are not
+        tolerated.
     """
     wrong = wrong & ~faults.is_bad
     count = int(wrong.sum())
     if count >= max(_FEWEST_ROWS, _SHARE * len(wrong)):
         shown = ", ".join(f"{label:g}" for label in np.unique(labels[wrong])[:5])
         raise InputError(
-            f"Found labels such as {shown} in column {column!r} of {faults.origin.path}: {count:,} of the {len(wrong):,} rows of row group "
+            f"Found labels such as {shown} in column {column!r} of {faults.origin.path}: {count:,} of the "
+            f"{len(wrong):,} rows of row group "
             f"{faults.origin.group} have neither 0 nor 1. {_REMEDY}"
         )
     faults.add(wrong, column, found=lambda row: f"label {labels[row]:g}", reason=_REMEDY)

@@ -1,8 +1,9 @@
 """`mix64`: one fixed 64-bit mixing function for the input side.
 
-Hashed ids and the shuffle of an epoch must come out the same on every host, in every process and after every upgrade of numpy, whose
-generators promise no such thing. So both are built on this bijection, written out here: the finalizer of SplitMix64 (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", 2014). Nothing here is meant to resist an adversary.
+Hashed ids and the shuffle of an epoch must come out the same on every host, in every process and after every upgrade of
+numpy, whose generators promise no such thing. So both are built on this bijection, written out here: the finalizer of
+SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014). Nothing here is meant to
+resist an adversary.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def combine(*parts: int) -> int:
 def permutation(count: int, *, seed: int) -> np.ndarray:
     """A shuffled `arange(count)`, int64, that depends on the two arguments alone.
 
-    It is the order that sorts the mixed positions. They are a bijection of the positions, so there are no ties and every sort algorithm gives
-    the same order.
+    It is the order that sorts the mixed positions. They are a bijection of the positions, so there are no ties and
+    every sort algorithm gives the same order.
     """
     order = np.empty(count, np.int64)
     _sort_mixed(np.uint64(combine(seed) if seed else 0), order)
@@ -69,8 +70,9 @@ def permutation(count: int, *, seed: int) -> np.ndarray:
 
 @numba.njit(nogil=True, cache=True)
 def _sort_mixed(offset: np.uint64, order: np.ndarray) -> None:
-    """Writes the order that sorts `mix_word` of the positions: by their first bits into about as many buckets as there are positions, then by
-    insertion within each. Mixed bits are evenly spread, so a bucket has few."""
+    """Writes the order that sorts `mix_word` of the positions: by their first bits into about as many buckets as there
+    are positions, then by insertion within each. Mixed bits are evenly spread, so a bucket has few.
+    """
     count = len(order)
     num_bits = 1
     while num_bits < 24 and (1 << num_bits) < count:

@@ -1,8 +1,9 @@
 """Compiled copies of runs of rows between arrays that are given by their addresses.
 
-A window of steps is put together from dozens of blocks with dozens of columns each. Handing every array to a compiled function costs
-microseconds apiece, more than the copy itself, so a kernel here gets the addresses of all blocks at once. Whoever takes the addresses
-keeps the arrays alive during the call, and answers for their types: contiguous, of the width that is named.
+A window of steps is put together from dozens of blocks with dozens of columns each. Handing every array to a compiled
+function costs microseconds apiece, more than the copy itself, so a kernel here gets the addresses of all blocks at
+once. Whoever takes the addresses keeps the arrays alive during the call, and answers for their types: contiguous, of
+the width that is named.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def plan_runs(parts: np.ndarray, per_step: int, step_rows: int, runs: np.ndarray
     """Cuts parts of lanes where their steps end.
 
     Args:
-      parts: int64 `[parts, 4]`: first row in the block, number of rows, first row of the lane, where the lane begins in a step.
-      per_step, step_rows: rows of a lane and of all lanes in a step.
+      parts: int64 `[parts, 4]`: first row in the block, number of rows, first row of the lane, where the lane begins in
+      a step. per_step, step_rows: rows of a lane and of all lanes in a step.
       runs: int64 `[enough, 4]`, written: part, first row in the block, first row in the window, number of rows.
 
     Returns:

@@ -1,8 +1,9 @@
 """Strings as 64-bit keys, the same on every host and for good; and the hash table of a vocabulary over such keys.
 
-A key is the UTF-8 bytes, eight at a time as little-endian words with zeros behind the last, folded with the mixing function of
-`workers.columns.mixing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings may share a key, with the chance of
-64-bit hashes; where that would matter (`find_strings`) the bytes themselves are compared.
+A key is the UTF-8 bytes, eight at a time as little-endian words with zeros behind the last, folded with the mixing
+function of `workers.columns.mixing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings
+may share a key, with the chance of 64-bit hashes; where that would matter (`find_strings`) the bytes themselves are
+compared.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def num_seats(num_entries: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def seat_keys(keys: np.ndarray, seats: np.ndarray) -> None:
-    """Puts every entry into a hash table of `num_seats` int64, all -1 at first; equal keys get a seat each, in their order."""
+    """Puts every entry into a hash table of `num_seats` int64, all -1 at first; equal keys get a seat each, in their
+    order.
+    """
     last = np.uint64(len(seats) - 1)
     for entry in range(len(keys)):
         seat = mix_word(np.uint64(keys[entry]), _NO_OFFSET) & last

@@ -1,8 +1,8 @@
 """`Vocabulary`: the values of a text file, one a line, and the row of the table that each stands for.
 
-The file is UTF-8 text; the value of line k, counted from 0, has row `num_reserved + k`. For a column of integers the lines are decimal
-numbers, for one of strings they are taken byte for byte. Nothing is stripped: a space is part of a value. Lookup is exact, through a hash
-table that is built when the first column of its kind asks.
+The file is UTF-8 text; the value of line k, counted from 0, has row `num_reserved + k`. For a column of integers the
+lines are decimal numbers, for one of strings they are taken byte for byte. Nothing is stripped: a space is part of a
+value. Lookup is exact, through a hash table that is built when the first column of its kind asks.
 """
 
 from __future__ import annotations

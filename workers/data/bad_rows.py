@@ -1,9 +1,10 @@
-"""Malformed rows: what is said about each, when one is too many, and how they get from the reading thread to the driver.
+"""Malformed rows: what is said about each, when one is too many, and how they get from the reading thread to the
+driver.
 
-A row is malformed if one of its declared columns holds what the declaration refuses: an id outside its table, a label that is null, not
-finite or none of the default loss, text that is no number. With `max_bad_rows=0` the first one is an error that names it. Otherwise it
-becomes padding in its place: which rows are left out follows from the data and its declaration alone, so it is the same at every replay and
-for any number of hosts.
+A row is malformed if one of its declared columns holds what the declaration refuses: an id outside its table, a label
+that is null, not finite or none of the default loss, text that is no number. With `max_bad_rows=0` the first one is an
+error that names it. Otherwise it becomes padding in its place: which rows are left out follows from the data and its
+declaration alone, so it is the same at every replay and for any number of hosts.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where rows that are read together come from. `first_row` counts in the file; `group` is the row group or block."""
+    """Where rows that are read together come from. `first_row` counts in the file; `group` is the row group or
+    block.
+    """
 
     path: str
     group: int
@@ -78,7 +81,8 @@ class RowFaults:
             shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
             if not self._tolerated:
                 raise InputError(
-                    f"Found {shown} in {self._origin.path}, row group {self._origin.group}, row {self._origin.first_row + row}, "
+                    f"Found {shown} in {self._origin.path}, row group {self._origin.group}, row "
+                    f"{self._origin.first_row + row}, "
                     f"column {column!r}. {reason}"
                 )
             self._rows[row] = BadRow(
@@ -97,7 +101,9 @@ class RowFaults:
 
 
 class BadRowLog:
-    """Malformed rows that one host has met, each once. The reading thread adds, the working thread takes; one lock guards both."""
+    """Malformed rows that one host has met, each once. The reading thread adds, the working thread takes; one lock
+    guards both.
+    """
 
     def __init__(self, max_bad_rows: int) -> None:
         self._max_bad_rows = max_bad_rows
@@ -128,6 +134,7 @@ class BadRowLog:
 def too_many(rows: Sequence[BadRow], max_bad_rows: int) -> str:
     """The message that ends a run."""
     return (
-        f"Found more than {max_bad_rows} malformed rows: {'; '.join(str(row) for row in rows[:3])} Expected at most max_bad_rows of them. "
+        f"Found more than {max_bad_rows} malformed rows: {'; '.join(str(row) for row in rows[:3])} Expected at most "
+        "max_bad_rows of them. "
         "Repair the data, or raise max_bad_rows to leave such rows out."
     )

@@ -1,8 +1,8 @@
 """`Batch`: the rows of one step that one host reads, in the form the rest of the host works with.
 
-A batch is a value: dense numbers, labels and weights as arrays, every feature as one `Ragged`. Padding rows have weight 0, empty bags and
-sample id -1, so that a batch always has the size the step expects and no loss or gradient sees them. Where rows come from is the
-business of `workers.input.reader`.
+A batch is a value: dense numbers, labels and weights as arrays, every feature as one `Ragged`. Padding rows have weight
+0, empty bags and sample id -1, so that a batch always has the size the step expects and no loss or gradient sees them.
+Where rows come from is the business of `workers.input.reader`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Batch:
         if len(other):
             at = int(other[0])
             raise InputError(
-                f"Found {stops[at] - starts[at]} ids of feature {feature!r} in sample {self.sample_ids[samples[at]]}. Expected one in each, "
+                f"Found {stops[at] - starts[at]} ids of feature {feature!r} in sample {self.sample_ids[samples[at]]}. "
+                "Expected one in each, "
                 "since a metric groups samples by it. Group by another feature, or give the sample one id."
             )
         return ragged.values[starts]
@@ -101,7 +102,8 @@ class Batch:
             return self
         if missing < 0:
             raise BatchError(
-                f"Found {self.num_samples} samples to pad to {num_samples}. Expected at most as many. Ask for a larger size."
+                f"Found {self.num_samples} samples to pad to {num_samples}. Expected at most as many. Ask for a larger "
+                "size."
             )
         return Batch(
             dense=np.concatenate([self.dense, np.zeros((missing, self.num_dense), np.float32)]),
@@ -134,8 +136,10 @@ class Batch:
         for other in batches[1:]:
             if list(other.features) != list(first.features) or other.num_dense != first.num_dense:
                 raise BatchError(
-                    f"Found a batch of features {list(other.features)} with {other.num_dense} dense columns after one of "
-                    f"{list(first.features)} with {first.num_dense}. Expected one declaration. Read both with the same ParquetData."
+                    f"Found a batch of features {list(other.features)} with {other.num_dense} dense columns after one "
+                    "of "
+                    f"{list(first.features)} with {first.num_dense}. Expected one declaration. Read both with the same "
+                    "ParquetData."
                 )
         if len(batches) == 1:
             return first
@@ -160,8 +164,8 @@ class Batch:
         )
 
 
-# All features with one id a row share one row_splits array when a row group is decoded. The functions below do the work on offsets once
-# for each distinct array, and hand the sharing on.
+# All features with one id a row share one row_splits array when a row group is decoded. The functions below do the work
+# on offsets once for each distinct array, and hand the sharing on.
 
 
 def _slice_features(features: dict[str, Ragged], start: int, stop: int) -> dict[str, Ragged]:
@@ -180,7 +184,9 @@ def _slice_features(features: dict[str, Ragged], start: int, stop: int) -> dict[
 
 
 def _concatenate_features(parts: Sequence[dict[str, Ragged]]) -> dict[str, Ragged]:
-    """The samples of all parts, one part after the other. A part without weights counts as weight 1 if another has some."""
+    """The samples of all parts, one part after the other. A part without weights counts as weight 1 if another has
+    some.
+    """
     joined: dict[tuple[int, ...], np.ndarray] = {}
     features = {}
     for name in parts[0]:

@@ -1,8 +1,9 @@
 """`ParquetData`, `CsvData`, `NpyData`: what a user declares about the data of a run.
 
-Which files, which column is the label, which columns are dense numbers and how they are transformed, which column holds the ids of each
-feature and how a value of it becomes a row of the table. This is the only place where raw values become row ids, so training, evaluation
-and export cannot disagree about it. Values only; the files are opened by `workers.formats.registry` and read by `workers.input.reader`.
+Which files, which column is the label, which columns are dense numbers and how they are transformed, which column holds
+the ids of each feature and how a value of it becomes a row of the table. This is the only place where raw values become
+row ids, so training, evaluation and export cannot disagree about it. Values only; the files are opened by
+`workers.formats.registry` and read by `workers.input.reader`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class DenseColumn:
     """One dense number a row, float32.
 
     Attributes:
-      name: the column, of an integer, float or boolean type, where a null counts as 0; or of dates, timestamps, times of day or durations.
+      name: the column, of an integer, float or boolean type, where a null counts as 0; or of dates, timestamps, times
+        of day or durations.
       transform: `identity`, or `log1p` for log(1 + max(x, 0)), which tames counts with long tails.
       unit, since: of columns of times alone, what number a time becomes; see `workers.data.times.TimeScale`.
     """
@@ -55,20 +57,23 @@ class DenseColumn:
 
 @dataclass(frozen=True, slots=True)
 class IdColumn:
-    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns` has the table of all cases.
+    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns`
+    has the table of all cases.
 
     Attributes:
-      column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a sample).
-      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`: the row is
-        1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing values. `vocabulary`: the row
-        is `num_reserved` + the number of the value's line in the file; row 0 is for values that the file does not have.
+      column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a
+        sample).
+      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`:
+        the row is 1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing
+        values. `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
+        values that the file does not have.
       vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
-      missing: what a null or an empty string becomes, be it the value, a list or an id in a list: `empty`: no id; `zero`: row 0. None
-        stands for `zero` with `hash` and for `empty` otherwise.
+      missing: what a null or an empty string becomes, be it the value, a list or an id in a list: `empty`: no id;
+        `zero`: row 0. None stands for `zero` with `hash` and for `empty` otherwise.
       salt: separates features that hash into one table although equal values mean different things.
       vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
-      num_reserved: rows before the first value of the vocabulary, at least 1.
-      unit, since: of columns of times alone, what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
+      num_reserved: rows before the first value of the vocabulary, at least 1. unit, since: of columns of times alone,
+      what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
     """
 
     column: str
@@ -93,13 +98,15 @@ class IdColumn:
         _check_choice(self.missing, Missing, where=f"missing of id column {self.column!r}")
         if (self.mode == "vocabulary") != (self.vocabulary is not None):
             raise DataConfigError(
-                f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected a file with the mode "
+                f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected "
+                "a file with the mode "
                 "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
             )
         _check_scale(self.unit, self.since, where=f"id column {self.column!r}")
         if self.num_reserved < 1:
             raise DataConfigError(
-                f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row 0 is for values "
+                f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
+                "0 is for values "
                 "that the vocabulary does not have."
             )
         least = {"as_is": 1, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
@@ -122,19 +129,25 @@ class InputData:
     """What every source of samples declares; users write one of its kinds, such as `ParquetData`.
 
     Attributes:
-      paths: one or several paths or globs, local or fsspec URLs (`gs://bucket/day_*/*.parquet`). Files are read in sorted order.
+      paths: one or several paths or globs, local or fsspec URLs (`gs://bucket/day_*/*.parquet`). Files are read in
+        sorted order.
       label: column of finite numbers without nulls.
-      dense: columns of dense numbers, in the order in which the model sees them; a plain name stands for `DenseColumn(name)`.
-      features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of the batch.
+      dense: columns of dense numbers, in the order in which the model sees them; a plain name stands for
+        `DenseColumn(name)`.
+      features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of
+        the batch.
       sample_weight: column of finite numbers >= 0 without nulls, or None, which stands for all ones.
-      sample_id: column of integers >= 0 without nulls that names a row for audits, or None, which stands for the position of the
-        row over all files in sorted order.
+      sample_id: column of integers >= 0 without nulls that names a row for audits, or None, which stands for the
+        position of the row over all files in sorted order.
       eval_paths: paths or globs of held-out data with the same columns.
-      binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these, sets it.
-      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same ones are left out
-        at every replay; it is counted and written with its reason to the run's folder. One more ends the run.
-      order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the first row of the first file,
-        in sorted order, to the last row of the last one, the same in each epoch; for data in the order of time.
+      binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these,
+        sets it.
+      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same
+        ones are left out at every replay; it is counted and written with its reason to the run's folder. One more ends
+        the run.
+      order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the
+        first row of the first file, in sorted order, to the last row of the last one, the same in each epoch; for data
+        in the order of time.
     """
 
     paths: str | tuple[str, ...]
@@ -225,7 +238,8 @@ class InputData:
             source = declared.get(name, IdColumn(name))
             if source.vocabulary_size not in (None, size):
                 raise DataConfigError(
-                    f"Found vocabulary_size {source.vocabulary_size} for feature {name!r} in the data and {size} in its table. "
+                    f"Found vocabulary_size {source.vocabulary_size} for feature {name!r} in the data and {size} in "
+                    "its table. "
                     "Expected the same. Leave it out of IdColumn to take the table's."
                 )
             features[name] = replace(source, vocabulary_size=size)
@@ -246,20 +260,24 @@ class InputData:
 
 @dataclass(frozen=True, slots=True)
 class ParquetData(InputData):
-    """Samples in Parquet files: scalars, lists of integers, strings and lists of strings. Row groups are read and shuffled whole."""
+    """Samples in Parquet files: scalars, lists of integers, strings and lists of strings. Row groups are read and
+    shuffled whole.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CsvData(InputData):
-    """Samples in CSV files with a header, plain or gzip, in UTF-8; fields may be quoted and then hold delimiters and line ends.
+    """Samples in CSV files with a header, plain or gzip, in UTF-8; fields may be quoted and then hold delimiters and
+    line ends.
 
-    An empty field is null. Starting a run reads every file once to count its rows, and a gzip file is unpacked to a temporary file by
-    every host that reads from it: convert to Parquet what is read often.
+    An empty field is null. Starting a run reads every file once to count its rows, and a gzip file is unpacked to a
+    temporary file by every host that reads from it: convert to Parquet what is read often.
 
     Attributes:
       delimiter: one character.
       strings: id columns whose values are strings; those of other id columns are integers.
-      times: columns of dates or times in ISO 8601, such as `2024-05-01` or `2024-05-01T12:30:00Z`; those with a `unit` or `since` are so anyway.
+      times: columns of dates or times in ISO 8601, such as `2024-05-01` or `2024-05-01T12:30:00Z`; those with a `unit`
+        or `since` are so anyway.
       list_separators: column to the character between the ids of its lists.
       rows_per_block: rows that are read, and shuffled, at once.
     """
@@ -278,26 +296,31 @@ class CsvData(InputData):
             isinstance(text, str) for pair in self.list_separators.items() for text in pair
         ):
             raise DataConfigError(
-                f"Found list_separators={shown(self.list_separators)}. Expected a dictionary of columns to what stands between ids. Write "
+                f"Found list_separators={shown(self.list_separators)}. Expected a dictionary of columns to what stands "
+                "between ids. Write "
                 "list_separators={'genres': '|'}."
             )
         for name in ("strings", "times"):
             if isinstance(getattr(self, name), str):
                 raise DataConfigError(
-                    f"Found {name}={getattr(self, name)!r}. Expected a tuple of columns. Write {name}=({getattr(self, name)!r},)."
+                    f"Found {name}={getattr(self, name)!r}. Expected a tuple of columns. Write "
+                    f"{name}=({getattr(self, name)!r},)."
                 )
         both = sorted(self.time_columns & {*self.strings, *self.list_separators})
         if both:
             raise DataConfigError(
-                f"Found columns {both} as times and as strings or lists. Expected one of them. Leave {both[0]!r} out of one."
+                f"Found columns {both} as times and as strings or lists. Expected one of them. Leave {both[0]!r} out "
+                "of one."
             )
         if "" in self.list_separators.values():
             raise DataConfigError(
-                f"Found list_separators {dict(self.list_separators)}. Expected at least one character in each. Pass what stands between ids."
+                f"Found list_separators {dict(self.list_separators)}. Expected at least one character in each. Pass "
+                "what stands between ids."
             )
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
             raise DataConfigError(
-                f"Found delimiter {self.delimiter!r}. Expected one ASCII character other than quotes and line ends. Pass ',' or '\\t'."
+                f"Found delimiter {self.delimiter!r}. Expected one ASCII character other than quotes and line ends. "
+                "Pass ',' or '\\t'."
             )
 
     @property
@@ -312,9 +335,9 @@ class CsvData(InputData):
 class NpyData(InputData):
     """Samples in the form of torchrec and MLPerf: arrays of one day or part in three `.npy` files, read block by block.
 
-    `paths` name the label files, `*labels.npy` of shape `[n]` or `[n, 1]`. Beside each lie a dense file, `[n, d]` floats or integers, and a
-    sparse file, `[n, s]` integers, with `dense` and `sparse` in place of `labels` in their names. Their columns are called `label`,
-    `int_0` to `int_<d-1>` and `cat_0` to `cat_<s-1>`.
+    `paths` name the label files, `*labels.npy` of shape `[n]` or `[n, 1]`. Beside each lie a dense file, `[n, d]`
+    floats or integers, and a sparse file, `[n, s]` integers, with `dense` and `sparse` in place of `labels` in their
+    names. Their columns are called `label`, `int_0` to `int_<d-1>` and `cat_0` to `cat_<s-1>`.
 
     Attributes:
       rows_per_block: rows that are read, and shuffled, at once.
@@ -334,13 +357,15 @@ def _as_paths(paths: Any, field: str) -> tuple[str, ...]:
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
         raise DataConfigError(
-            f"Found {field}={shown(paths)}. Expected a path or glob, or a tuple of them. Write {field}='folder/*.parquet'."
+            f"Found {field}={shown(paths)}. Expected a path or glob, or a tuple of them. Write "
+            f"{field}='folder/*.parquet'."
         )
     texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in given]
     wrong = next((path for path in texts if not isinstance(path, str) or not path), None)
     if wrong is not None:
         raise DataConfigError(
-            f"Found {shown(wrong)} among {field}. Expected paths or globs, which are text. Write {field}='folder/*.parquet'."
+            f"Found {shown(wrong)} among {field}. Expected paths or globs, which are text. Write "
+            f"{field}='folder/*.parquet'."
         )
     return tuple(texts)
 
@@ -350,18 +375,21 @@ def _check_columns(data: InputData) -> None:
     given: Any = data.dense
     if not isinstance(given, tuple | list) or not all(isinstance(column, str | DenseColumn) for column in given):
         raise DataConfigError(
-            f"Found dense={shown(given)}. Expected a tuple of names of columns or DenseColumn. Write dense=('price', DenseColumn('visits', 'log1p'))."
+            f"Found dense={shown(given)}. Expected a tuple of names of columns or DenseColumn. Write dense=('price', "
+            "DenseColumn('visits', 'log1p'))."
         )
     given = data.features
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise DataConfigError(
-            f"Found features={shown(given)} in {type(data).__name__}. Expected a dictionary of features to columns. Write "
+            f"Found features={shown(given)} in {type(data).__name__}. Expected a dictionary of features to columns. "
+            "Write "
             "features={'user': 'user_id'}; names of columns that are called like their features may be left out."
         )
     for name, source in given.items():
         if not isinstance(source, str | IdColumn):
             raise DataConfigError(
-                f"Found features[{name!r}]={shown(source)} in {type(data).__name__}. Expected the name of a column or an IdColumn. Write "
+                f"Found features[{name!r}]={shown(source)} in {type(data).__name__}. Expected the name of a column or "
+                "an IdColumn. Write "
                 f"{{{name!r}: 'column'}}, or IdColumn('column', mode='hash')."
             )
 

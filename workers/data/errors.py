@@ -7,4 +7,6 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """A file, a column or a value of the data is not what was declared. The message names it as closely as it is known."""
+    """A file, a column or a value of the data is not what was declared. The message names it as closely as it is
+    known.
+    """

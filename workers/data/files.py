@@ -1,7 +1,7 @@
 """Data files on any filesystem fsspec knows: found by pattern, told from a replaced one, and read by ranges.
 
-Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until `DATA_RETRIES` gives up;
-each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
+Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until
+`DATA_RETRIES` gives up; each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ REQUEST_TIMEOUT_S = 60.0
 # The extra that brings the filesystem of a protocol.
 _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs")}
 _MAGIC = re.compile(r"[*?[]")
-# The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores differ here.
+# The first of these that a filesystem reports tells a replaced file from the old one; local files and object stores
+# differ here.
 _VERSION_KEYS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -46,12 +47,16 @@ def unreadable(path: str, error: BaseException) -> InputError:
         why = f"{type(error).__name__}: {one_line(error)}"
     remedy = "Mend what the system says, then start or resume the run"
     if isinstance(error, PermissionError):
-        remedy = "Give the user of this program the right to read it and to enter its folders, on every host, then start or resume the run"
+        remedy = (
+            "Give the user of this program the right to read it and to enter its folders, on every host, then start or "
+            "resume the run"
+        )
     return InputError(f"Found {path}, which cannot be read ({why}). Expected a readable file of the data. {remedy}.")
 
 
 def require_plain(path: str, mode: int) -> None:
-    """Refuses what is no file with a beginning and an end: data is read anywhere in it, and more than once, and a pipe would wait for ever.
+    """Refuses what is no file with a beginning and an end: data is read anywhere in it, and more than once, and a pipe
+    would wait for ever.
 
     Args:
       mode: `st_mode` of what stands at the path, links followed.
@@ -63,7 +68,8 @@ def require_plain(path: str, mode: int) -> None:
         return
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
     raise InputError(
-        f"Found the {kinds.get(stat.S_IFMT(mode), 'device')} {path} as a file of the data. Expected a plain file, since it is read anywhere and more "
+        f"Found the {kinds.get(stat.S_IFMT(mode), 'device')} {path} as a file of the data. Expected a plain file, "
+        "since it is read anywhere and more "
         "than once. Write its content to a file, or leave it out."
     )
 
@@ -83,7 +89,8 @@ def filesystem_of(path: str, *, storage_options: dict[str, Any] | None = None) -
             f"Install podembed[{extra}]" if extra else "Correct the URL, or install the filesystem that fsspec names"
         )
         raise InputError(
-            f"Found {path}, which nothing that is installed can open ({error}). Expected a local path, or a URL such as s3:// or gs:// with "
+            f"Found {path}, which nothing that is installed can open ({error}). Expected a local path, or a URL such "
+            "as s3:// or gs:// with "
             f"its extra installed. {remedy}."
         ) from error
 
@@ -105,7 +112,8 @@ def locate(patterns: Sequence[str], *, storage_options: dict[str, Any] | None = 
         matches = _matches(filesystem, location)
         if len(matches) == 1 and matches[0][1]:
             raise InputError(
-                f"Found the folder {pattern} as a path of the data. Expected files. Write {pattern.rstrip('/')}/*, with their ending."
+                f"Found the folder {pattern} as a path of the data. Expected files. Write {pattern.rstrip('/')}/*, "
+                "with their ending."
             )
         paths = [path for path, is_folder in matches if not is_folder]
         if not paths:
@@ -234,7 +242,8 @@ class RangedFile(io.RawIOBase):
         data = _insist(self._filesystem, "cat_file", self._location, start=start, end=stop)
         if len(data) != stop - start:
             raise InputError(
-                f"Found {len(data)} bytes at {start} of {self._path}. Expected {stop - start}. The file changed while it was read: restore it."
+                f"Found {len(data)} bytes at {start} of {self._path}. Expected {stop - start}. The file changed while "
+                "it was read: restore it."
             )
         target[: len(data)] = data
         self._position = stop
@@ -244,7 +253,8 @@ class RangedFile(io.RawIOBase):
 def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, bool]]:
     """What matches a pattern: paths, and whether each is a folder.
 
-    fsspec's own `glob` takes a folder that cannot be listed for an empty one, so an ailing store would change the data without a word.
+    fsspec's own `glob` takes a folder that cannot be listed for an empty one, so an ailing store would change the data
+    without a word.
     """
     if "**" in location:
         # Filesystems with their own way to find files do not know the option, and raise anyway.

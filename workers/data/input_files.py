@@ -14,9 +14,10 @@ class InputFile:
       size_bytes: length of the file.
       version: what the filesystem tells of the last change: an etag or a time.
       row_group_rows: rows of each row group or block.
-      group_offsets: position in the unpacked text at which each block begins, and the end; empty where the file itself knows.
-      content: what of the content may not change under a run: the kinds of the id columns as the file has them, or the digest of a
-        vocabulary's values. Empty where the declaration says it all.
+      group_offsets: position in the unpacked text at which each block begins, and the end; empty where the file itself
+        knows.
+      content: what of the content may not change under a run: the kinds of the id columns as the file has them, or the
+        digest of a vocabulary's values. Empty where the declaration says it all.
     """
 
     path: str
@@ -33,7 +34,9 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """One row group: the `group_in_file`-th of `file`; its first row is row `first_row` of the file and `first_position` of all data."""
+    """One row group: the `group_in_file`-th of `file`; its first row is row `first_row` of the file and
+    `first_position` of all data.
+    """
 
     file: InputFile
     group_in_file: int

@@ -1,8 +1,9 @@
 """Dates, timestamps, times of day and durations as numbers: whole ones for ids, float32 for dense columns.
 
-The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them, so nothing is rounded before the last
-division: ids are exact (rounded down), and a dense number is the float32 that is nearest. A moment with a time zone is the moment it names, one
-without a zone counts as UTC; midnights and Mondays are those of UTC.
+The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them, so nothing is
+rounded before the last
+division: ids are exact (rounded down), and a dense number is the float32 that is nearest. A moment with a time zone is
+the moment it names, one without a zone counts as UTC; midnights and Mondays are those of UTC.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class TimeScale:
 
     Attributes:
       unit: None stands for days of dates and timestamps, and for seconds of times of day and durations.
-      since: the origin: a date or time in ISO 8601, by default 1970-01-01; `midnight` for the time since the day began, `monday` for that since
-        the week began. Of dates and timestamps alone.
+      since: the origin: a date or time in ISO 8601, by default 1970-01-01; `midnight` for the time since the day began,
+        `monday` for that since the week began. Of dates and timestamps alone.
     """
 
     unit: Unit | None = None
@@ -129,7 +130,9 @@ def parse_times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _floored(rest: np.ndarray, units: int, a_second: int) -> np.ndarray:
-    """`rest` parts of a second in whole units, of which there are `units` a second. One of the two numbers divides the other."""
+    """`rest` parts of a second in whole units, of which there are `units` a second. One of the two numbers divides the
+    other.
+    """
     return rest * (units // a_second) if units >= a_second else rest // (a_second // units)
 
 

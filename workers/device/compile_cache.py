@@ -1,10 +1,12 @@
-"""Where compiled steps of JAX are kept on this machine, so that a process that takes the place of a lost one need not compile.
+"""Where compiled steps of JAX are kept on this machine, so that a process that takes the place of a lost one need not
+compile.
 
-What lies there is machine code that JAX runs, so the folder must be this user's alone; any other one is left unused. A program is kept for each
-member of a gang: what a member compiles carries its number, and JAX looks for it under a name of its own.
+What lies there is machine code that JAX runs, so the folder must be this user's alone; any other one is left unused. A
+program is kept for each member of a gang: what a member compiles carries its number, and JAX looks for it under a name
+of its own.
 
-A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and never writes a name again
-that is there: so such a file is removed, and the next process writes it.
+A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and
+never writes a name again that is there: so such a file is removed, and the next process writes it.
 """
 
 from __future__ import annotations
@@ -45,11 +47,13 @@ def use_compile_cache(folder: str) -> bool:
 
 @contextlib.contextmanager
 def every_member_writes(folder: str) -> Iterator[None]:
-    """Inside, what this member of a gang compiles is kept, if the cache is that folder. The backend must have been started before.
+    """Inside, what this member of a gang compiles is kept, if the cache is that folder. The backend must have been
+    started before.
 
     Programs that could not be read are removed at the end.
 
-    JAX writes for the first member alone, to spare storage that all share, although the others never find what that one wrote.
+    JAX writes for the first member alone, to spare storage that all share, although the others never find what that one
+    wrote.
     """
     settings: Any = jax.config
     if not folder or settings.jax_compilation_cache_dir != folder:
@@ -68,7 +72,9 @@ def every_member_writes(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _removing_unreadable(folder: str) -> Iterator[None]:
-    """JAX names the program, by which its files begin. Those of other members go with it; they are compiled once more."""
+    """JAX names the program, by which its files begin. Those of other members go with it; they are compiled once
+    more.
+    """
     told: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as told:

@@ -1,5 +1,6 @@
-"""The one way in which a gang of JAX processes can be wrong although it formed. In a module of its own, since the driver tells it apart
-without JAX."""
+"""The one way in which a gang of JAX processes can be wrong although it formed. In a module of its own, since the
+driver tells it apart without JAX.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """`DeviceWorker`: the JAX process of a host. Dense parameters, the optax state and the jitted step.
 
-It takes batches and pooled activations from its host through the handover, and gives the activations' gradients back there. Dense
-gradients are summed over all device processes by a JAX collective. It holds no table, reads no input and touches no storage: when a JAX
-process of the gang dies, all of them may be aborted and started again without losing a row.
+It takes batches and pooled activations from its host through the handover, and gives the activations' gradients back
+there. Dense gradients are summed over all device processes by a JAX collective. It holds no table, reads no input and
+touches no storage: when a JAX process of the gang dies, all of them may be aborted and started again without losing a
+row.
 """
 
 from __future__ import annotations
@@ -72,19 +73,23 @@ def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: 
         cluster_detection_method="deactivate",
         initialization_timeout=timeout_s,
     )
-    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum its gradients with
-    # nobody's, and train a model of its own.
+    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
+    # its gradients with nobody's, and train a model of its own.
     if jax.process_count() != num_processes:
         mine = jax.local_devices()
         raise GangError(
-            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x {mine[0].device_kind} sees it. "
-            f"Expected {num_processes}, one a host. Give each host whole GPUs or whole machines of one TPU slice, the same for all "
+            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x "
+            f"{mine[0].device_kind} sees it. "
+            f"Expected {num_processes}, one a host. Give each host whole GPUs or whole machines of one TPU slice, the "
+            "same for all "
             f"(--resources, resources_per_host), and see whether a device process fell back to the CPU."
         )
 
 
 def _await_listener(address: str, *, timeout_s: float) -> None:
-    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it tries again."""
+    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it
+    tries again.
+    """
     host, _, port = address.rpartition(":")
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -161,8 +166,8 @@ class DeviceWorker:
           is_rehearsal: nothing is compiled in the end; the worker is of no use afterwards.
 
         Raises:
-          DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss does not return one
-            number a sample, or two parameters have one key.
+          DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss
+            does not return one number a sample, or two parameters have one key.
         """
         laps = Laps()
         num_local = jax.local_device_count()
@@ -176,8 +181,10 @@ class DeviceWorker:
         self._devices = tuple(device for device in devices if device in mine)
         if len(devices) != len(self._devices) * jax.process_count():
             raise GangError(
-                f"Found {len(self._devices)} devices here and {len(devices)} in all {jax.process_count()} JAX processes. Expected as many in each, "
-                f"since every host has an equal share of a batch. Reserve the same for every host (--resources, resources_per_host)."
+                f"Found {len(self._devices)} devices here and {len(devices)} in all {jax.process_count()} JAX "
+                "processes. Expected as many in each, "
+                "since every host has an equal share of a batch. Reserve the same for every host (--resources, "
+                "resources_per_host)."
             )
         mesh = DeviceMesh(np.asarray(devices), (AXIS,))
         self._sharding = NamedSharding(mesh, P(AXIS))
@@ -318,8 +325,8 @@ class DeviceWorker:
     def _to_device(self, array: np.ndarray) -> jax.Array:
         """This host's rows as its part of the global array. On one CPU device the memory is used in place.
 
-        Elsewhere the copy may still be under way when this returns. What is computed from it is waited for before the step is answered, and the
-        host writes the memory again only after that.
+        Elsewhere the copy may still be under way when this returns. What is computed from it is waited for before the
+        step is answered, and the host writes the memory again only after that.
         """
         shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
         if _reads_in_place():
@@ -332,7 +339,9 @@ class DeviceWorker:
         return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
 
     def _everywhere(self, values: np.ndarray | np.float32) -> jax.Array:
-        """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it over the gang first."""
+        """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it
+        over the gang first.
+        """
         parts = [jax.device_put(values, device) for device in self._devices]
         return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
 
@@ -351,7 +360,8 @@ class DeviceWorker:
         if len(set(keys)) != len(keys):
             doubled = sorted({key for key in keys if keys.count(key) > 1})
             raise DenseStateError(
-                f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them so. "
+                f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them "
+                "so. "
                 f"Leave '/' out of the names of the model's parameters."
             )
         return {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True)}
@@ -371,13 +381,15 @@ class DeviceWorker:
         if set(known) != set(arrays):
             raise DenseStateError(
                 f"Found dense arrays {sorted(set(arrays) - set(known))} that the job does not have and missed "
-                f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense optimizer of the run."
+                f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense "
+                "optimizer of the run."
             )
         for key, leaf in known.items():
             found, expected = arrays[key], jax.eval_shape(_numbers, leaf)
             if found.shape != expected.shape or found.dtype != expected.dtype:
                 raise DenseStateError(
-                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected {expected.dtype}{list(expected.shape)}. "
+                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected "
+                    f"{expected.dtype}{list(expected.shape)}. "
                     f"Resume with the model and the dense optimizer of the run."
                 )
         values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
@@ -389,7 +401,8 @@ def _check_column(what: str, found: Any, num_samples: int) -> None:
     shape = getattr(found, "shape", None)
     if shape != (num_samples,):
         raise DenseStateError(
-            f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for {num_samples} samples. "
+            f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for "
+            f"{num_samples} samples. "
             f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
         )
 
@@ -432,7 +445,9 @@ def _train_step(
     weights: jax.Array,
     scale: jax.Array,
 ) -> tuple[Any, Any, Blocks, jax.Array]:
-    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without it."""
+    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without
+    it.
+    """
     per_sample = job.loss or sigmoid_binary_cross_entropy
 
     def weighted_loss(params: Any, activations: Blocks) -> jax.Array:
@@ -448,7 +463,8 @@ def _train_step(
 
 
 def _own_parts(array: jax.Array) -> list[jax.Array]:
-    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process under way.
+    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process
+    under way.
 
     On one CPU device there is nothing to copy.
     """

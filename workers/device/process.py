@@ -1,7 +1,9 @@
-"""`DeviceProcess`: the life of a host's JAX process, from joining the gang to saving its replica of the dense parameters.
+"""`DeviceProcess`: the life of a host's JAX process, from joining the gang to saving its replica of the dense
+parameters.
 
-A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread works; another one may
-be in `write_save` meanwhile, which owns the copy that `begin_save` left for it; `status` and `abort` may be called from a third.
+A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread
+works; another one may be in `write_save` meanwhile, which owns the copy that `begin_save` left for it; `status` and
+`abort` may be called from a third.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class DeviceReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseReceipt:
-    """The dense replica of one host: its digest, its files where this host wrote them, and a parameter that is not finite any more, if any."""
+    """The dense replica of one host: its digest, its files where this host wrote them, and a parameter that is not
+    finite any more, if any.
+    """
 
     digest: str
     files: tuple[DenseFile, ...]
@@ -104,7 +108,9 @@ class DeviceProcess:
         self._pace = SavePace(self._tracker, longest_grace_s=0.0)
 
     def reserve_coordinator(self, address: str) -> str:
-        """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails and is retried."""
+        """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails
+        and is retried.
+        """
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
             listener.bind((address, 0))
             return f"{address}:{listener.getsockname()[1]}"
@@ -166,7 +172,9 @@ class DeviceProcess:
             self._note_never_finite()
 
     def _note_never_finite(self) -> None:
-        """A model may declare a constant such as a mask of infinities among its parameters. A commit holds no others that are not finite."""
+        """A model may declare a constant such as a mask of infinities among its parameters. A commit holds no others
+        that are not finite.
+        """
         self._never_finite = frozenset(_not_finite(self._worker.dense_arrays()))
 
     def warm_start(self, location: str, files: Sequence[DenseFile], parts: Sequence[str]) -> None:
@@ -186,7 +194,8 @@ class DeviceProcess:
                 self._worker.load_dense_arrays(read_dense(Store(location), files), parts=parts)
             except DenseStateError as error:
                 raise CheckpointMismatch(
-                    f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: the rule "
+                    f"The dense model of the commit to begin from is not that of the job. {error} To begin without it: "
+                    "the rule "
                     "@dense=reinit, or @dense=params where only the dense optimizer changed."
                 ) from error
 
@@ -210,7 +219,8 @@ class DeviceProcess:
         self._is_frozen.set()
 
     def write_save(self, attempt: str, is_writer: bool) -> DenseReceipt:
-        """Writes the arrays of `begin_save` below `data/<attempt>` if this is the writer; all replicas answer with their digest.
+        """Writes the arrays of `begin_save` below `data/<attempt>` if this is the writer; all replicas answer with
+        their digest.
 
         From a thread of its own, while another trains.
 
@@ -226,7 +236,8 @@ class DeviceProcess:
                 )
         self._is_frozen.clear()
         arrays, self._frozen = self._frozen, {}
-        # An update may spoil the parameters although the loss before it was finite; the next loss would tell, but comes too late.
+        # An update may spoil the parameters although the loss before it was finite; the next loss would tell, but comes
+        # too late.
         spoilt = next((key for key in _not_finite(arrays) if key not in self._never_finite), None)
         if spoilt is not None:
             return DenseReceipt(digest=_digest(arrays), files=(), spoilt=spoilt)

@@ -1,9 +1,10 @@
 """Hands batches, activations and gradients between the two processes of a host, without copies and without pickling.
 
-The host process creates anonymous memory and serves it on an abstract Unix socket; the device process of the same host connects, is
-checked by user id, generation and a secret, and receives the memory's file descriptor. Large arrays stay in that memory; the socket
-carries 40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system, so nothing is left behind
-when both processes are killed, and the death of either one is seen by the other at once as end of file.
+The host process creates anonymous memory and serves it on an abstract Unix socket; the device process of the same host
+connects, is checked by user id, generation and a secret, and receives the memory's file descriptor. Large arrays stay
+in that memory; the socket carries 40-byte records that say what is ready. Neither the memory nor the socket has a name
+in a file system, so nothing is left behind when both processes are killed, and the death of either one is seen by the
+other at once as end of file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One announcement. `weight_sum` is the global batch's weight on the way in; `loss` the global loss on the way back."""
+    """One announcement. `weight_sum` is the global batch's weight on the way in; `loss` the global loss on the way
+    back.
+    """
 
     kind: RecordKind
     step: int
@@ -67,7 +70,8 @@ class HandoverLayout:
 
     Attributes:
       num_dense: dense inputs a sample.
-      activations: of the features' blocks within `activations` and within `gradients`; also says how many samples there are.
+      activations: of the features' blocks within `activations` and within `gradients`; also says how many samples there
+        are.
       num_buffers: batches that may be in flight at once.
     """
 
@@ -171,7 +175,8 @@ class HandoverEnd:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise HandoverTimeout(
-                    f"The {self._partner} process sent nothing for {timeout_s:.0f} s. Expected its record within that time. "
+                    f"The {self._partner} process sent nothing for {timeout_s:.0f} s. Expected its record within that "
+                    "time. "
                     f"See its log; raise the step deadline if a step is really that slow."
                 )
             # poll, since select knows no descriptor above 1023.
@@ -192,7 +197,10 @@ class HandoverEnd:
         return data
 
     def _lost(self, reason: str) -> str:
-        return f"The {self._partner} process of this host is gone ({reason}). Its log says why; the driver starts a new generation."
+        return (
+            f"The {self._partner} process of this host is gone ({reason}). Its log says why; the driver starts a new "
+            "generation."
+        )
 
     def close(self) -> None:
         """Closes the socket and lets the memory go with its last view. Safe to call twice."""

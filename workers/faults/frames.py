@@ -1,6 +1,7 @@
 """What a plan does to the frames of a mesh: lose, repeat, shorten or change one, or break its connection.
 
-Frames are spoilt as they leave, header, payload and trailer in one piece, so the other end meets what a broken network would bring.
+Frames are spoilt as they leave, header, payload and trailer in one piece, so the other end meets what a broken network
+would bring.
 """
 
 from __future__ import annotations

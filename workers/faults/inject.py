@@ -1,8 +1,10 @@
-"""`FaultPoints`: the points of one process at which a `FaultPlan` strikes. Without a plan there is none, and a point costs one comparison.
+"""`FaultPoints`: the points of one process at which a `FaultPlan` strikes. Without a plan there is none, and a point
+costs one comparison.
 
-A place in the code that has a point reads `if faults is not None: faults.hit("step.update", step=step)`. Before a fault acts, its record is
-created exclusively in the plan's folder; who does not create it does not act. So a fault strikes once although its step is replayed after
-the recovery, and what was injected, when and where can be read afterwards, also if it killed the process that wrote it.
+A place in the code that has a point reads `if faults is not None: faults.hit("step.update", step=step)`. Before a fault
+acts, its record is created exclusively in the plan's folder; who does not create it does not act. So a fault strikes
+once although its step is replayed after the recovery, and what was injected, when and where can be read afterwards,
+also if it killed the process that wrote it.
 
 No thread and no lock: counters are advanced by one atomic operation, and the file system decides who strikes.
 """

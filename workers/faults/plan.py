@@ -1,7 +1,9 @@
-"""`FaultPlan`: which faults a run is to suffer, where and when. Values, the names of all points, and strict reading; nothing happens here.
+"""`FaultPlan`: which faults a run is to suffer, where and when. Values, the names of all points, and strict reading;
+nothing happens here.
 
-A fault names a point in the code, the process, the step and the hit at which it strikes, and what it does there. Plans are made by
-`podembed chaos` or by hand, and reach the driver and its workers as fields of their settings; a run without one has no fault points at all.
+A fault names a point in the code, the process, the step and the hit at which it strikes, and what it does there. Plans
+are made by `podembed chaos` or by hand, and reach the driver and its workers as fields of their settings; a run without
+one has no fault points at all.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _STEP_PHASES = {
 POINTS: Mapping[str, str] = {
     **{f"step.{phase}": f"host, in a step: {what}" for phase, what in _STEP_PHASES.items()},
     "step.update.between": "host: a table is about to be updated; hit once a table",
-    "step.update.mid": "host: half of the rows of a table are updated, the others not; hit once a table; kill, stop and raise only",
+    "step.update.mid": "host: half of the rows of a table are updated, the others not; hit once a table; kill, stop "
+    "and raise only",
     "step.done": "host: a step is done",
     "step.end_of_window": "host: a window of steps is done and not yet reported",
     "step.wait_for_save": "host: an update waits for the save under way",
@@ -134,8 +137,8 @@ class Fault:
       for_s: after it struck it goes on striking for so many seconds, without being counted.
       match: regular expression that must be found in the point's detail.
       after: number of another fault of the plan, from 0, that must have struck before.
-      arguments: of the action: `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`, `name` of `signal`, `byte` and
-        `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
+      arguments: of the action: `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`, `name` of
+        `signal`, `byte` and `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
     """
 
     point: str
@@ -159,13 +162,15 @@ class Fault:
             can = frozenset({"kill", "stop", "raise"})
         if self.action not in can:
             raise FaultPlanError(
-                f"Found the action '{self.action}' at {self.point}. Expected one that this point can do: {', '.join(sorted(can))}."
+                f"Found the action '{self.action}' at {self.point}. Expected one that this point can do: "
+                f"{', '.join(sorted(can))}."
             )
         if self.rank is not None and not _RANK.fullmatch(self.rank):
             raise FaultPlanError(f"Found rank '{self.rank}'. Expected driver, host, device, or one such as 'host 0'.")
         if self.nth < 1 or self.times < 1 or self.for_s < 0 or (self.after or 0) < 0:
             raise FaultPlanError(
-                f"Found nth={self.nth}, times={self.times}, for_s={self.for_s}, after={self.after}. Expected at least 1, 1, 0 and 0."
+                f"Found nth={self.nth}, times={self.times}, for_s={self.for_s}, after={self.after}. Expected at least "
+                "1, 1, 0 and 0."
             )
         if self.match is not None:
             _check_pattern(self.match)
@@ -175,7 +180,8 @@ class Fault:
         allowed = _ARGUMENTS.get(self.action, frozenset())
         if unknown := set(self.arguments) - allowed:
             raise FaultPlanError(
-                f"Found arguments {sorted(unknown)} of the action '{self.action}'. Expected some of {sorted(allowed)}, or none."
+                f"Found arguments {sorted(unknown)} of the action '{self.action}'. Expected some of {sorted(allowed)}, "
+                "or none."
             )
         kind = self.arguments.get("type", "RuntimeError")
         if kind not in ERRORS:
@@ -218,8 +224,8 @@ class FaultPlan:
     """Faults of one run.
 
     Attributes:
-      folder: where each fault that strikes is recorded first, so that it strikes once, in whichever process or attempt; a folder that all
-        processes of the run reach.
+      folder: where each fault that strikes is recorded first, so that it strikes once, in whichever process or attempt;
+        a folder that all processes of the run reach.
     """
 
     folder: str

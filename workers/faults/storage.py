@@ -1,7 +1,7 @@
 """`FaultyFiles`: a storage that fails as a plan says, around one that does not.
 
-It stands between `Store` and its backend, local or remote, so everything above (retries, recognition of own files, checks before a commit)
-meets the fault as it would meet a real one. A run without a plan has no such layer.
+It stands between `Store` and its backend, local or remote, so everything above (retries, recognition of own files,
+checks before a commit) meets the fault as it would meet a real one. A run without a plan has no such layer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def with_faults(store: Store, faults: FaultPoints | None) -> Store:
 class FaultyFiles:
     """Files that fail.
 
-    The detail of its points is the name of the file or folder. A write that is torn or lost is reported as done; one whose answer is lost
-    is done and reported as failed; `precondition_failed` is an exclusive creation that worked, was sent again by the client, and came back as
-    taken.
+    The detail of its points is the name of the file or folder. A write that is torn or lost is reported as done; one
+    whose answer is lost is done and reported as failed; `precondition_failed` is an exclusive creation that worked, was
+    sent again by the client, and came back as taken.
     """
 
     def __init__(self, files: Files, faults: FaultPoints) -> None:

@@ -1,9 +1,10 @@
 """Criteo's click logs, plain or gzipped text, to Parquet: once, and then read from the converted folder.
 
-Both the Kaggle and the 1TB form are read; the grammar of a line is in `workers.formats.criteo_lines`. A malformed line is never dropped silently:
-it is counted, named by file, line number, field and content, and written with its text to a dead-letter file beside the data; when there
-are more than `max_bad_lines` of them, conversion stops. So kept + malformed = lines, always. The converted folder carries a fingerprint
-of its sources in its name, and is complete or not there (`workers.storage.finished_folder`).
+Both the Kaggle and the 1TB form are read; the grammar of a line is in `workers.formats.criteo_lines`. A malformed line
+is never dropped silently: it is counted, named by file, line number, field and content, and written with its text to a
+dead-letter file beside the data; when there are more than `max_bad_lines` of them, conversion stops. So kept +
+malformed = lines, always. The converted folder carries a fingerprint of its sources in its name, and is complete or not
+there (`workers.storage.finished_folder`).
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def convert_criteo(
 ) -> ConversionReport:
     """Converts text files to Parquet below `cache_dir`, or finds them converted.
 
-    Columns: `label` int8; `i0` to `i12` int32 and `c0` to `c25` int64 (the category as an unsigned 32-bit number), null where the field is
-    empty; `sample_id` int64, the number of the line from 0 over all sources, malformed lines included.
+    Columns: `label` int8; `i0` to `i12` int32 and `c0` to `c25` int64 (the category as an unsigned 32-bit number), null
+    where the field is empty; `sample_id` int64, the number of the line from 0 over all sources, malformed lines
+    included.
 
     Args:
       sources: paths or globs, local or URLs; converted in sorted order.
@@ -116,7 +118,8 @@ def convert_criteo(
         report = _convert(files, unfinished, max_bad_lines, rows_per_group, storage_options)
         if _fingerprint(files, rows_per_group, storage_options) != fingerprint:
             raise CriteoTextError(
-                f"Found that {', '.join(files[:3])} or another source changed while it was converted. Expected sources at rest. "
+                f"Found that {', '.join(files[:3])} or another source changed while it was converted. Expected sources "
+                "at rest. "
                 "Wait until they are complete, and repeat."
             )
         return report
@@ -128,7 +131,8 @@ def convert_criteo(
     if not report["kept"]:
         quoted = "; ".join(str(bad) for bad in bad_lines[:3])
         raise CriteoTextError(
-            f"Found no good line among the {report['lines']:,} of {', '.join(files[:3])}: {quoted}. Expected Criteo click logs, 40 fields between "
+            f"Found no good line among the {report['lines']:,} of {', '.join(files[:3])}: {quoted}. Expected Criteo "
+            "click logs, 40 fields between "
             "tabs. Check that these are the files that you mean."
         )
     return ConversionReport(
@@ -198,7 +202,8 @@ def _table(parsed: LineBlock, *, first_line: int) -> pa.Table:
 def _too_many(bad_lines: Sequence[BadLine], lines: int, max_bad_lines: int) -> CriteoTextError:
     quoted = "; ".join(str(bad) for bad in bad_lines[:3])
     return CriteoTextError(
-        f"Found more than {max_bad_lines} malformed lines among the first {lines:,}: {quoted}. Expected Criteo click logs, 40 fields "
+        f"Found more than {max_bad_lines} malformed lines among the first {lines:,}: {quoted}. Expected Criteo click "
+        "logs, 40 fields "
         "between tabs. Repair the source, or raise max_bad_lines to leave such lines out."
     )
 
@@ -236,7 +241,9 @@ class _DeadLetters:
 
 @dataclass(slots=True)
 class _PartWriter:
-    """Writes rows to `part-00000.parquet` and so on, in row groups of one size; only the very last row group is smaller."""
+    """Writes rows to `part-00000.parquet` and so on, in row groups of one size; only the very last row group is
+    smaller.
+    """
 
     folder: Path
     rows_per_group: int

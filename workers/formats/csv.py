@@ -1,8 +1,8 @@
 """CSV files with a header as a source: blocks of rows, plain or gzip.
 
-Starting a run reads every file once to find where its blocks begin. A block is read by its range of bytes; a gzip file, in which nothing
-can be found without unpacking what stands before, is unpacked into a temporary file that is gone when it is closed. Records are parsed by
-`workers.formats.csv_parser`.
+Starting a run reads every file once to find where its blocks begin. A block is read by its range of bytes; a gzip file,
+in which nothing can be found without unpacking what stands before, is unpacked into a temporary file that is gone when
+it is closed. Records are parsed by `workers.formats.csv_parser`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class OpenedCsv:
             ends = record_ends(text, self._path, delimiter=self._data.delimiter)
             if len(ends) != group.num_rows:
                 raise InputError(
-                    f"Found {len(ends)} rows in block {group.group_in_file} of {self._path}. Expected {group.num_rows}, as the index says. "
+                    f"Found {len(ends)} rows in block {group.group_in_file} of {self._path}. Expected "
+                    f"{group.num_rows}, as the index says. "
                     "Restore the file, or start a run on the new data."
                 )
             bounds = np.concatenate([[0], ends])
@@ -99,7 +100,8 @@ class OpenedCsv:
         text = self._text.read(stop - start)
         if len(text) != stop - start:
             raise InputError(
-                f"Found {self._path} ending at byte {start + len(text):,}. Expected {self._offsets[-1]:,} bytes of text, as when the run "
+                f"Found {self._path} ending at byte {start + len(text):,}. Expected {self._offsets[-1]:,} bytes of "
+                "text, as when the run "
                 "began. Restore the file."
             )
         return text
@@ -147,7 +149,8 @@ def _open_text(path: str, storage_options: dict[str, Any] | None) -> IO[bytes]:
     except OSError as error:
         text.close()
         raise InputError(
-            f"Found no way to unpack {path} into a file in {tempfile.gettempdir()} ({error.strerror or error}). Expected room for its text there. "
+            f"Found no way to unpack {path} into a file in {tempfile.gettempdir()} ({error.strerror or error}). "
+            "Expected room for its text there. "
             "Make room, name another folder (TMPDIR), or convert the file to Parquet."
         ) from error
     except BaseException:

@@ -1,8 +1,9 @@
-"""`CsvParser`: records of CSV text to columns, and what is wrong with those that are refused. The one parser of CSV, for reading
-(`workers.formats.csv`) and for preparing (`jobs.prepare.forms`).
+"""`CsvParser`: records of CSV text to columns, and what is wrong with those that are refused. The one parser of CSV,
+for reading (`workers.formats.csv`) and for preparing (`jobs.prepare.forms`).
 
-Arrow parses many records at once; text that it refuses is parsed in halves until the records that are malformed are alone, so one parser
-decides about all of them. Where records begin and end is found before, by `workers.formats.csv_records`.
+Arrow parses many records at once; text that it refuses is parsed in halves until the records that are malformed are
+alone, so one parser decides about all of them. Where records begin and end is found before, by
+`workers.formats.csv_records`.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class CsvParser:
     def _diagnose(self, record: bytes, row: int) -> CsvFault:
         texts = self.texts(record)
         if texts is None:
-            fields = f"A row has {len(self.names)} fields between {self.delimiter!r}, and nothing behind a closing quote. Repair it."
+            fields = (
+                f"A row has {len(self.names)} fields between {self.delimiter!r}, and nothing behind a closing quote. "
+                "Repair it."
+            )
             return CsvFault(row=row, column=WHOLE_ROW, found=repr(_shown(record).rstrip("\r\n")), reason=fields)
         for name, kind in self.kinds.items():
             if self._parse(record, {name: kind}) is None:

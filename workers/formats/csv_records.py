@@ -1,7 +1,7 @@
 """Where the records of CSV text begin and end: one pass over the bytes, by the quoting rules of RFC 4180.
 
-A field that begins with a quote ends with one; within it, delimiters and line ends are part of the value and a doubled quote is a quote.
-A record ends with a newline, after an optional carriage return; blank lines are none.
+A field that begins with a quote ends with one; within it, delimiters and line ends are part of the value and a doubled
+quote is a quote. A record ends with a newline, after an optional carriage return; blank lines are none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _QUOTE, _NEWLINE, _CARRIAGE_RETURN = b'"\n\r'
 
 
 class RecordScanner:
-    """Finds the ends of records in text that comes in pieces. Mutated by `feed`: the position and what the last piece broke off in."""
+    """Finds the ends of records in text that comes in pieces. Mutated by `feed`: the position and what the last piece
+    broke off in.
+    """
 
     def __init__(self, path: str, *, delimiter: str) -> None:
         self._path = path
@@ -48,7 +50,8 @@ class RecordScanner:
         if longest.max(initial=0) > LONGEST_ROW_BYTES:
             row = self.num_records + int(np.argmax(longest > LONGEST_ROW_BYTES))
             raise InputError(
-                f"Found line {row + 1} of {self._path} (blank ones left out) longer than {LONGEST_ROW_BYTES:,} bytes. Expected rows of CSV. "
+                f"Found line {row + 1} of {self._path} (blank ones left out) longer than {LONGEST_ROW_BYTES:,} bytes. "
+                "Expected rows of CSV. "
                 "Look for a quote that never closes there."
             )
         self.num_records += count
@@ -64,7 +67,8 @@ class RecordScanner:
         mode, has_content, _ = self._state.tolist()
         if mode == _QUOTED:
             raise InputError(
-                f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). Expected every quote "
+                f"Found {self._path} ending within the quotes of line {self.num_records + 1} (blank ones left out). "
+                "Expected every quote "
                 "to close. Copy the file from its source again, or repair that line."
             )
         self.num_records += has_content
@@ -84,7 +88,8 @@ def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
 def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     """Whether a field of a whole text goes on behind its closing quote.
 
-    A quote too many or too few makes values of delimiters and line ends, so such text must not be taken for what stands in it.
+    A quote too many or too few makes values of delimiters and line ends, so such text must not be taken for what stands
+    in it.
     """
     if b'"' not in text:
         return False

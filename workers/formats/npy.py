@@ -1,7 +1,8 @@
-"""The `.npy` form of torchrec and MLPerf as a source: labels, dense numbers and sparse ids in three arrays side by side.
+"""The `.npy` form of torchrec and MLPerf as a source: labels, dense numbers and sparse ids in three arrays side by
+side.
 
-Blocks are read by their range of bytes and never unpickled; no file is loaded whole. Ranges are read, not mapped: a file that shrinks
-under a map kills the process without a word, and a store cannot be mapped.
+Blocks are read by their range of bytes and never unpickled; no file is loaded whole. Ranges are read, not mapped: a
+file that shrinks under a map kills the process without a word, and a store cannot be mapped.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class OpenedNpy:
 def _siblings(path: str) -> dict[str, str]:
     if not path.endswith(_ENDING):
         raise InputError(
-            f"Found {path} as a path of NpyData. Expected label files, whose names end with {_ENDING}. Write paths='folder/*{_ENDING}'."
+            f"Found {path} as a path of NpyData. Expected label files, whose names end with {_ENDING}. Write "
+            f"paths='folder/*{_ENDING}'."
         )
     stem = path.removesuffix(_ENDING)
     return {kind: f"{stem}{kind}.npy" for kind in _KINDS}
@@ -147,7 +149,8 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     size_bytes = file.seek(0, 2)
     file.seek(0)
     try:
-        # numpy reads as many bytes as a header claims to have before it looks at the number, so it gets those of the longest that it takes.
+        # numpy reads as many bytes as a header claims to have before it looks at the number, so it gets those of the
+        # longest that it takes.
         head = io.BytesIO(file.read(_MAX_HEADER_BYTES))
         version = np.lib.format.read_magic(head)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -165,17 +168,20 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     is_right = is_shape and not is_fortran and dtype.kind in _KINDS[kind][1] and dtype.itemsize <= 8
     if not is_right or min(shape) < 0 or num_columns < 1 or (kind == "labels" and num_columns != 1):
         raise InputError(
-            f"Found {path} of dtype {dtype} and shape {list(shape)}{' in Fortran order' if is_fortran else ''}. Expected {expected}. "
+            f"Found {path} of dtype {dtype} and shape {list(shape)}{' in Fortran order' if is_fortran else ''}. "
+            f"Expected {expected}. "
             "Save it again in that form."
         )
     if num_columns > _MAX_COLUMNS:
         raise InputError(
-            f"Found {path} with {num_columns:,} columns. Expected at most {_MAX_COLUMNS:,}. Save it again as rows of columns."
+            f"Found {path} with {num_columns:,} columns. Expected at most {_MAX_COLUMNS:,}. Save it again as rows of "
+            "columns."
         )
     header = _Header(path=path, dtype=dtype, num_rows=shape[0], num_columns=num_columns, start=head.tell())
     if size_bytes != header.start + header.num_rows * header.row_bytes:
         raise InputError(
-            f"Found {path} with {size_bytes:,} bytes. Expected {header.start + header.num_rows * header.row_bytes:,} for its shape "
+            f"Found {path} with {size_bytes:,} bytes. Expected {header.start + header.num_rows * header.row_bytes:,} "
+            "for its shape "
             f"{list(shape)}. Copy it from its source again."
         )
     return header
@@ -202,7 +208,8 @@ def read_rows(header: _Header, file: IO[bytes], first: int, count: int) -> np.nd
     data = file.read(count * header.row_bytes)
     if len(data) != count * header.row_bytes:
         raise InputError(
-            f"Found {header.path} ending within rows {first} to {first + count - 1}. Expected {header.num_rows:,} rows, as its header says. "
+            f"Found {header.path} ending within rows {first} to {first + count - 1}. Expected {header.num_rows:,} "
+            "rows, as its header says. "
             "Copy it from its source again."
         )
     rows = np.frombuffer(data, header.dtype).reshape(count, header.num_columns)

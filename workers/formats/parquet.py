@@ -20,7 +20,8 @@ _MAGIC = b"PAR1"
 _TAIL_BYTES = 8
 # About what the second cache of a processor core holds; from a store, everything is asked for at once instead.
 _HOT_BYTES = 1 << 20
-# Arrow reads a footer whole and builds many times its size from it. That of a file with a million column chunks has about 100 MB.
+# Arrow reads a footer whole and builds many times its size from it. That of a file with a million column chunks has
+# about 100 MB.
 _MAX_FOOTER_BYTES = 128 << 20
 
 
@@ -76,7 +77,9 @@ class OpenedParquet:
 
 
 class _GroupColumns:
-    """The columns of one row group, some at a time: what was just decoded is used while it is in the processor's cache."""
+    """The columns of one row group, some at a time: what was just decoded is used while it is in the processor's
+    cache.
+    """
 
     def __init__(self, opened: pq.ParquetFile, group: RowGroup, parts: Sequence[Sequence[str]]) -> None:
         self._opened = opened
@@ -102,19 +105,23 @@ class _GroupColumns:
             if _is_of_the_system(error):
                 raise unreadable(path, error) from error
             raise InputError(
-                f"Found row group {number} of {path} unreadable ({one_line(error)}). Expected Parquet pages as the footer describes them. Write the "
+                f"Found row group {number} of {path} unreadable ({one_line(error)}). Expected Parquet pages as the "
+                "footer describes them. Write the "
                 "file again from its source."
             ) from error
         if table.num_rows != self._group.num_rows:
             raise InputError(
-                f"Found {table.num_rows} rows in row group {number} of {path}. Expected {self._group.num_rows}, as the index says. Build a "
+                f"Found {table.num_rows} rows in row group {number} of {path}. Expected {self._group.num_rows}, as the "
+                "index says. Build a "
                 "new index, and start a run on it."
             )
         return table
 
 
 def _parts(metadata: pq.FileMetaData, names: Sequence[str]) -> list[list[str]]:
-    """The columns in runs that are about as large as `_HOT_BYTES` when they are decoded, by the file's first row group."""
+    """The columns in runs that are about as large as `_HOT_BYTES` when they are decoded, by the file's first row
+    group.
+    """
     sizes: dict[str, int] = {}
     if metadata.num_row_groups:
         first = metadata.row_group(0)
@@ -148,7 +155,8 @@ def _open(path: str, storage_options: dict[str, Any] | None) -> pq.ParquetFile:
         if _is_of_the_system(error):
             raise unreadable(path, error) from error
         raise InputError(
-            f"Found {path}, which does not open as Parquet ({one_line(error)}). Expected a complete Parquet file. Write it again, or leave it out."
+            f"Found {path}, which does not open as Parquet ({one_line(error)}). Expected a complete Parquet file. "
+            "Write it again, or leave it out."
         ) from error
 
 
@@ -163,11 +171,14 @@ def _check_footer(path: str, storage_options: dict[str, Any] | None) -> None:
     footer_bytes = int.from_bytes(tail[:4], "little")
     if tail[4:] == _MAGIC and footer_bytes > _MAX_FOOTER_BYTES:
         raise InputError(
-            f"Found {path} with a footer of {footer_bytes:,} bytes. Expected at most {_MAX_FOOTER_BYTES:,}. Write it again as several files, "
+            f"Found {path} with a footer of {footer_bytes:,} bytes. Expected at most {_MAX_FOOTER_BYTES:,}. Write it "
+            "again as several files, "
             "or with fewer and larger row groups."
         )
 
 
 def _is_of_the_system(error: BaseException) -> bool:
-    """Whether the system refused to read, as opposed to bytes that are not what they should be; Arrow has one type for both."""
+    """Whether the system refused to read, as opposed to bytes that are not what they should be; Arrow has one type for
+    both.
+    """
     return isinstance(error, OSError) and error.errno is not None

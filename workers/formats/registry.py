@@ -1,7 +1,7 @@
 """Which code reads which kind of declared data: the only place that tells the kinds apart.
 
-Every kind gives the same two things, so lanes, shuffling and decoding know none of them: a layout (the rows of each row group, found when
-the run starts) and, of an opened file, the declared columns of one row group.
+Every kind gives the same two things, so lanes, shuffling and decoding know none of them: a layout (the rows of each row
+group, found when the run starts) and, of an opened file, the declared columns of one row group.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def blocks_of_lines(
     """Whole lines, some MiB at a time, each block ending with a newline; a blank last line of the file is left out.
 
     Args:
-      start, stop: bytes `start` to `stop - 1`, which must begin and end with whole lines, of a file that is not gzip; None is its end.
+      start, stop: bytes `start` to `stop - 1`, which must begin and end with whole lines, of a file that is not gzip;
+      None is its end.
 
     Raises:
       TextError: the gzip stream is damaged or cut short, or a line does not end.
@@ -47,7 +48,8 @@ def blocks_of_lines(
                 rest += chunk
                 if len(rest) > _LONGEST_LINE_BYTES:
                     raise TextError(
-                        f"Found no line end within {len(rest):,} bytes before byte {num_bytes:,} of {path}. Expected lines of a few "
+                        f"Found no line end within {len(rest):,} bytes before byte {num_bytes:,} of {path}. Expected "
+                        "lines of a few "
                         "hundred bytes. Check that the file is text with a line for each sample."
                     )
                 continue

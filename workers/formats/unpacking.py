@@ -37,7 +37,8 @@ def unpacked(raw: IO[bytes], path: str, *, piece_bytes: int = 8 << 20) -> Iterat
             piece = stream.read(piece_bytes)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DamagedGzip(
-                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a complete file. "
+                f"Found a damaged gzip stream after {num_bytes:,} unpacked bytes of {path} ({error}). Expected a "
+                "complete file. "
                 "Copy it from its source again."
             ) from error
         if not piece:

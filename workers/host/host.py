@@ -1,9 +1,10 @@
-"""`HostWorker`: what one host does. It owns a shard of every table with its slots, its lanes of the input, and its files.
+"""`HostWorker`: what one host does. It owns a shard of every table with its slots, its lanes of the input, and its
+files.
 
-A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works (`start`, `rejoin`,
-`connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in `write_save` meanwhile (`workers.checkpoint.background_save`);
-`status`, `acknowledge` and `abort` may be called from a third at any time. The driver names steps, not data: reading, exchange and handover
-follow from the step's number.
+A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works
+(`start`, `rejoin`, `connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in
+`write_save` meanwhile (`workers.checkpoint.background_save`); `status`, `acknowledge` and `abort` may be called from a
+third at any time. The driver names steps, not data: reading, exchange and handover follow from the step's number.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class HostWorker:
             self.__dict__.pop(name, None)
 
     def settle(self) -> None:
-        """Answers when the calls before it have ended, well or not; this is how a driver knows that a host is free again."""
+        """Answers when the calls before it have ended, well or not; this is how a driver knows that a host is free
+        again.
+        """
 
     def _begin(self, spec: HostSpec, held: Sequence[Table] | None) -> HostReady:
         """Builds all that belongs to a generation, around tables that are here already or around new ones."""
@@ -191,7 +194,9 @@ class HostWorker:
         )
 
     def _build_lookups(self, num_samples: int, held: Sequence[Table] | None) -> None:
-        """Allocates the shard, and decides for each table what will cross the network: vectors pooled at its owner, or rows."""
+        """Allocates the shard, and decides for each table what will cross the network: vectors pooled at its owner, or
+        rows.
+        """
         self._rows_asked = np.zeros(len(self._specs), np.int64)
         spec = self._spec
         whole = pooling_owners(spec.placement)
@@ -234,7 +239,9 @@ class HostWorker:
 
     @property
     def _num_buffers(self) -> int:
-        """Where the lookup of a step begins before the device is done with the one before, each has memory of its own."""
+        """Where the lookup of a step begins before the device is done with the one before, each has memory of its
+        own.
+        """
         return 2 if self._job.overlap or self._job.staleness else 1
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> tuple[str, ...]:
@@ -274,7 +281,8 @@ class HostWorker:
         )
 
     def restore(self, tables: Sequence[TableFiles] | None) -> Filled:
-        """Fills the shard from a commit, or with first values. What this host or another one holds of the commit is verified instead of read.
+        """Fills the shard from a commit, or with first values. What this host or another one holds of the commit is
+        verified instead of read.
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
@@ -315,8 +323,9 @@ class HostWorker:
         """Runs steps `first_step` to `last_step - 1`.
 
         Args:
-          is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step is then looked up
-            before the last update of this window, as within a window, so that numbers do not depend on where windows end.
+          is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step
+            is then looked up before the last update of this window, as within a window, so that numbers do not depend
+            on where windows end.
 
         Raises:
           MeshError, HandoverError: a peer or the device process is gone or silent.
@@ -371,7 +380,9 @@ class HostWorker:
         return step
 
     def _look_up_ahead(self, step: _Step, previous: _Step) -> None:
-        """What may be looked up before the update of `previous`: with staleness everything, else what that update will not change."""
+        """What may be looked up before the update of `previous`: with staleness everything, else what that update will
+        not change.
+        """
         if self._job.staleness:
             self._forward(step)
         elif self._job.overlap:
@@ -423,10 +434,12 @@ class HostWorker:
         self._save.freeze(attempt, before_failed=before_failed)
 
     def write_save(self, attempt: str, is_delta: bool) -> ShardReceipt:
-        """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own, while another trains.
+        """Writes this host's buckets, as they were at `begin_save`, below `data/<attempt>`. From a thread of its own,
+        while another trains.
 
         Args:
-          is_delta: only the rows that changed since the save before, or since `restore`; wants `HostSpec.tracks_changes`.
+          is_delta: only the rows that changed since the save before, or since `restore`; wants
+            `HostSpec.tracks_changes`.
 
         Raises:
           StorageError: the storage failed or held such files already.
@@ -473,7 +486,9 @@ class HostWorker:
     # ------------------------------------------------------------------ the parts of a step
 
     def _prepare(self, reader: ReadAhead, number: int, *, buffer: int | None = None) -> _Step:
-        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the buffers in turn."""
+        """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the
+        buffers in turn.
+        """
         buffer = number % self._num_buffers if buffer is None else buffer
         with self._tracker.phase("read"):
             batch = reader.get(number)
@@ -522,7 +537,9 @@ class HostWorker:
         self._found_early = found
 
     def _forward(self, step: _Step) -> None:
-        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; what went early is done."""
+        """Activations into the shared memory, from rows that come here and from vectors pooled at their owners; what
+        went early is done.
+        """
         arrays = self._device.buffers[step.buffer]
         activations = arrays["activations"]
         with self._tracker.phase("gather"):
@@ -563,7 +580,8 @@ class HostWorker:
             answer = self._device.receive(timeout_s=self._spec.step_timeout_s, keep_waiting=self._raise_if_aborted)
         if answer.kind is not RecordKind.DONE or answer.step != step.number:
             raise RuntimeError(
-                f"The device process answered {answer.kind.name} for step {answer.step}. Expected DONE for step {step.number}."
+                f"The device process answered {answer.kind.name} for step {answer.step}. Expected DONE for step "
+                f"{step.number}."
             )
 
     def _backward(self, step: _Step) -> None:

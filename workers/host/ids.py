@@ -1,7 +1,8 @@
-"""`IdExchange`: which rows every host asks of every other for one step, in one exchange, and what all must know of the step beforehand.
+"""`IdExchange`: which rows every host asks of every other for one step, in one exchange, and what all must know of the
+step beforehand.
 
-A frame is int64: the weight of the sender's samples, what it found early in the step before, the number of rows that it asks for of each
-table, those rows, and the frame of its `PooledRequest`.
+A frame is int64: the weight of the sender's samples, what it found early in the step before, the number of rows that it
+asks for of each table, those rows, and the frame of its `PooledRequest`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Buckets that get another owner, sent by the host that still has them, so that only what no host has is read from storage.
+"""Buckets that get another owner, sent by the host that still has them, so that only what no host has is read from
+storage.
 
-A host that lived on keeps the buckets that leave it (`workers.host.surviving_shard`) until the hosts of the new generation are joined. Then all of them
-offer each other what they have, say what they want of it and in which round, and exchange it round by round. The receiver decides what comes
-when, so that what is under way to it never takes more than `ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending
-and receiving at once, so none waits for one that waits for it.
+A host that lived on keeps the buckets that leave it (`workers.host.surviving_shard`) until the hosts of the new
+generation are joined. Then all of them offer each other what they have, say what they want of it and in which round,
+and exchange it round by round. The receiver decides what comes when, so that what is under way to it never takes more
+than `ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending and receiving at once, so none
+waits for one that waits for it.
 
-Nothing that comes is believed: a bucket counts once its digest is that of the commit's manifest. Whatever is missing, wrong or of another
-length is read from the commit's files instead, and counted. Only an error of the mesh itself ends the exchange, and with it the generation.
+Nothing that comes is believed: a bucket counts once its digest is that of the commit's manifest. Whatever is missing,
+wrong or of another length is read from the commit's files instead, and counted. Only an error of the mesh itself ends
+the exchange, and with it the generation.
 """
 
 from __future__ import annotations
@@ -73,11 +76,14 @@ class BucketExchange:
 
     Attributes:
       files: of the commit, one a table, in the order of `tables`.
-      known: per table, bool `[buckets held here]`, which of them hold the rows of the commit. Mutated, as the tables are.
-      leaving: buckets of the commit that are here and belong to other hosts: rows and slots. Mutated: they go as they are sent.
+      known: per table, bool `[buckets held here]`, which of them hold the rows of the commit. Mutated, as the tables
+        are.
+      leaving: buckets of the commit that are here and belong to other hosts: rows and slots. Mutated: they go as they
+        are sent.
       store: as for `FileThreads`; nothing is written.
       on_round: called before each round; what it raises ends the exchange.
-      beside: ranks to which nothing is offered, since they read the files of the commit as fast as this host could send them.
+      beside: ranks to which nothing is offered, since they read the files of the commit as fast as this host could send
+        them.
     """
 
     mesh: Mesh
@@ -238,7 +244,9 @@ class BucketExchange:
                 self._num_refused += 1
 
     def _place(self, place: Place, data: np.ndarray) -> None:
-        """Puts a bucket where it belongs. If it turns out to be another one it is not known, and will be read over it."""
+        """Puts a bucket where it belongs. If it turns out to be another one it is not known, and will be read over
+        it.
+        """
         at, bucket = place
         values = list(self.tables[at].bucket(bucket).values())
         start = 0
@@ -271,7 +279,9 @@ class BucketExchange:
 def _by_round(
     wanted: Mapping[int, Iterable[tuple[Place, int]]], num_rounds: int
 ) -> list[Mapping[int, Sequence[Place]]]:
-    """Per round, and one more, by rank, the buckets that go then, in the order of the offer. There may be many thousands of both."""
+    """Per round, and one more, by rank, the buckets that go then, in the order of the offer. There may be many
+    thousands of both.
+    """
     due: list[dict[int, list[Place]]] = [{} for _ in range(num_rounds + 1)]
     for rank, asked in wanted.items():
         for place, number in asked:

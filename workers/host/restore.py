@@ -1,7 +1,9 @@
-"""How a host's shard comes to hold the rows of a commit: from the hosts that have them in memory, and the rest from the commit's files.
+"""How a host's shard comes to hold the rows of a commit: from the hosts that have them in memory, and the rest from the
+commit's files.
 
-Which host has what is `workers.host.surviving_shard`' business, and how it gets from one to another that of `workers.host.moves`; here is the order of things.
-Buckets move first, since all hosts are there when the mesh is joined; then each host verifies what it kept, and reads what is still missing.
+Which host has what is `workers.host.surviving_shard`' business, and how it gets from one to another that of
+`workers.host.moves`; here is the order of things. Buckets move first, since all hosts are there when the mesh is
+joined; then each host verifies what it kept, and reads what is still missing.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def fill_shard(
       held: what is here of the commit. Mutated, as the tables are.
       files: of the commit; None for first values.
       check: called between buckets; what it raises ends the work.
-      neighbours: ranks on this machine. They are sent nothing if the store is a local folder, whose files the machine has in memory: that is
-        faster than a socket (`benchmarks/moves.py`).
+      neighbours: ranks on this machine. They are sent nothing if the store is a local folder, whose files the machine
+        has in memory: that is faster than a socket (`benchmarks/moves.py`).
 
     Raises:
       CheckpointMismatch, ChunkDamaged, StorageError: as `read_shard`.

@@ -1,11 +1,13 @@
 """Hosts of one pod that share a machine: each maps the memory that the other shares with its device process.
 
-Between such hosts pooled vectors and their gradients need not pass through a socket: an owner pools straight into the activations of its
-neighbour, and reads the gradients where the neighbour's device wrote them. The exchanges of a step take place all the same, with empty
-frames, since they say when memory may be written and read. A pair does so only if both could map; between machines nothing changes.
+Between such hosts pooled vectors and their gradients need not pass through a socket: an owner pools straight into the
+activations of its neighbour, and reads the gradients where the neighbour's device wrote them. The exchanges of a step
+take place all the same, with empty frames, since they say when memory may be written and read. A pair does so only if
+both could map; between machines nothing changes.
 
-The memory is anonymous and is reached through `/proc/<process>/fd`, which the kernel opens to processes of the same user only. What is
-asked and answered here travels through the mesh, whose members have proved that they are of one generation.
+The memory is anonymous and is reached through `/proc/<process>/fd`, which the kernel opens to processes of the same
+user only. What is asked and answered here travels through the mesh, whose members have proved that they are of one
+generation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a driver and a host tell each other: all that a host must know of a generation, and what it answers. Values that travel, and nothing else."""
+"""What a driver and a host tell each other: all that a host must know of a generation, and what it answers. Values that
+travel, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class HostSpec:
       train_index, eval_index: the data's files; no evaluation without the latter.
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer or the device within a step.
-      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between machines.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
+        machines.
       tracks_changes: whether saves may be deltas.
       lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
       fault_plan: faults to be injected.
@@ -64,7 +67,9 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside them."""
+    """A started host. `shard_bytes` counts rows and slots, `save_bytes` the memory that saving them takes beside
+    them.
+    """
 
     mesh_address: tuple[str, int]
     invitation: Invitation
@@ -98,8 +103,9 @@ class HostWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
-    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss; per feature of `JobConfig.group_features`
-    int64 `[n]`; and malformed rows that were met for the first time."""
+    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss; per feature of
+    `JobConfig.group_features` int64 `[n]`; and malformed rows that were met for the first time.
+    """
 
     scores: np.ndarray
     labels: np.ndarray

@@ -1,9 +1,10 @@
 """What a host that survived a fault still has of a commit, and how the rest of its shard is filled.
 
-A survivor's tables are cut anew for the placement of the new generation: buckets that stay are copied or stay where they are, others are let go,
-table by table and bucket by bucket, each giving its memory back when it is copied. Buckets that go to other hosts are kept for them
-(`workers.host.moves`), as far as that takes no more memory than there was. Which buckets hold the rows of the commit is believed only after their
-digests were compared with the manifest's; what differs, or was never here, comes from the host that had it, or from the commit's files.
+A survivor's tables are cut anew for the placement of the new generation: buckets that stay are copied or stay where
+they are, others are let go, table by table and bucket by bucket, each giving its memory back when it is copied. Buckets
+that go to other hosts are kept for them (`workers.host.moves`), as far as that takes no more memory than there was.
+Which buckets hold the rows of the commit is believed only after their digests were compared with the manifest's; what
+differs, or was never here, comes from the host that had it, or from the commit's files.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Filled:
 
 @dataclass(slots=True, eq=False)
 class HeldRows:
-    """The buckets of a host that hold the rows of a commit. Mutated as buckets are filled, so that a fault on the way costs none of them twice.
+    """The buckets of a host that hold the rows of a commit. Mutated as buckets are filled, so that a fault on the way
+    costs none of them twice.
 
     Attributes:
       commit: its name; empty for none.
@@ -82,14 +84,16 @@ class HeldRows:
         host: int,
         undo_share: float = 0.0,
     ) -> list[Table]:
-        """The tables for another placement, with the rows of the buckets that stay. Those that leave are kept for their owners.
+        """The tables for another placement, with the rows of the buckets that stay. Those that leave are kept for their
+        owners.
 
         Args:
           tables: emptied on the way, so that no table stays in memory longer than it takes to copy it.
           specs: of the same tables.
           placement: per table, int32 `[num_buckets]`, the owner of each bucket.
           host: this host's number in it.
-          undo_share: as in `Undo`, whose logs are empty meanwhile: what leaves may take their room beside what becomes free.
+          undo_share: as in `Undo`, whose logs are empty meanwhile: what leaves may take their room beside what becomes
+            free.
         """
         self.moved = Moved()
         found: list[Table] = []
@@ -136,7 +140,8 @@ class HeldRows:
         beside: AbstractSet[int] = frozenset(),
         round_bytes: int = ROUND_BYTES,
     ) -> None:
-        """Sends other hosts what they own, and takes from them what this one owns; all hosts of the mesh call it together, before `fill`.
+        """Sends other hosts what they own, and takes from them what this one owns; all hosts of the mesh call it
+        together, before `fill`.
 
         Args:
           files: of the commit.

@@ -1,11 +1,14 @@
-"""`VectorExchange`: rows, pooled vectors and their gradients on their way between this host and the others, over the mesh.
+"""`VectorExchange`: rows, pooled vectors and their gradients on their way between this host and the others, over the
+mesh.
 
-`ShardedLookup` and `PooledLookup` own the arrays; this module says which part of them goes where, and in which form. Without a split
-between a pair of hosts everything is sent from and received into these arrays in place. With one, the early vectors go ahead with a mask
-and the late ones follow; both arrive packed and are copied to their places. With a narrow wire, float32 is rounded as it leaves and widened
-as it arrives; what a host keeps for itself or shares through memory is never rounded.
+`ShardedLookup` and `PooledLookup` own the arrays; this module says which part of them goes where, and in which form.
+Without a split between a pair of hosts everything is sent from and received into these arrays in place. With one, the
+early vectors go ahead with a mask and the late ones follow; both arrive packed and are copied to their places. With a
+narrow wire, float32 is rounded as it leaves and widened as it arrives; what a host keeps for itself or shares through
+memory is never rounded.
 
-Every exchange takes place on all hosts, in one order, even where a frame is empty: frames also say when shared memory may be used.
+Every exchange takes place on all hosts, in one order, even where a frame is empty: frames also say when shared memory
+may be used.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class _Arrival:
 
 
 class VectorExchange:
-    """The exchanges of vectors of one host. Mutated: the arrays of the lookups, and the frames of the exchange in progress.
+    """The exchanges of vectors of one host. Mutated: the arrays of the lookups, and the frames of the exchange in
+    progress.
 
     Args:
       mesh: connected to all other hosts.
@@ -142,8 +146,8 @@ class VectorExchange:
     def begin_pooled_gradients(self, number: int, gradients: np.ndarray) -> None:
         """Starts to send the gradients of pooled vectors back to their owners; `finish` ends it.
 
-        The empty frame of a neighbour says that its gradients are complete in the memory that it shares, and its frame in the next exchange
-        that it does not read this host's any more.
+        The empty frame of a neighbour says that its gradients are complete in the memory that it shares, and its frame
+        in the next exchange that it does not read this host's any more.
         """
         if self._pooled.is_used:
             send = {host: [gradients[self._layout.region(host)]] for host in self._strangers}
@@ -197,7 +201,9 @@ class VectorExchange:
         send: Mapping[int, list[np.ndarray]],
         arrivals: Mapping[int, list[np.ndarray]],
     ) -> None:
-        """Starts the exchange of early vectors, out of blocks and into blocks; only their sender knows how many there are."""
+        """Starts the exchange of early vectors, out of blocks and into blocks; only their sender knows how many there
+        are.
+        """
         self._frames = {}
 
         def receive(host: int, num_bytes: int) -> np.ndarray:

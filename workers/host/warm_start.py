@@ -1,6 +1,8 @@
-"""How the tables of a new run begin from another run's commit: bucket by bucket, also where that commit cut a table into another number.
+"""How the tables of a new run begin from another run's commit: bucket by bucket, also where that commit cut a table
+into another number.
 
-What comes from where is decided in `orchestrator.run.warm_start`; here it is carried out by each host for the buckets that it owns.
+What comes from where is decided in `orchestrator.run.warm_start`; here it is carried out by each host for the buckets
+that it owns.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def read_buckets(
       source: of the commit; with slots, the same arrays as the table that is filled.
       num_buckets: of the table that is filled; a power of two.
       num_rows: of that table, at least as many as the source has, which stands for None. The others are not touched.
-      out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without slots.
+      out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without
+        slots.
       on_chunk: called after each bucket of the commit.
 
     Raises:
@@ -114,13 +117,15 @@ def _check_out(
 ) -> None:
     if num_buckets < 1 or num_buckets & (num_buckets - 1):
         raise ValueError(
-            f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the new run's record."
+            f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the "
+            "new run's record."
         )
     expected = [(-(-num_rows // num_buckets), width) for width in widths]
     for bucket, arrays in out.items():
         shapes = [array.shape for array in arrays]
         if not 0 <= bucket < num_buckets or shapes != expected:
             raise ValueError(
-                f"Found bucket {bucket} with arrays {shapes} for table '{source.name}'. Expected a bucket below {num_buckets} with "
+                f"Found bucket {bucket} with arrays {shapes} for table '{source.name}'. Expected a bucket below "
+                f"{num_buckets} with "
                 f"{expected}. Pass rows, then the slots, of the buckets held here."
             )

@@ -1,12 +1,12 @@
 """`InputIndex`: which files the data of a run consists of, and how their rows are grouped.
 
-The index is built once, by whoever starts the run, from listings and what `workers.formats.registry` finds out about each file (for Parquet, its
-footer). It fixes the order of files and row groups, so
-that a row has one position for the life of the run, and it keeps a fingerprint of every file: a reader that finds another file under the
-same name refuses it. The index is a value that can be saved with the run (`to_json`) and read back strictly.
+The index is built once, by whoever starts the run, from listings and what `workers.formats.registry` finds out about
+each file (for Parquet, its footer). It fixes the order of files and row groups, so that a row has one position for the
+life of the run, and it keeps a fingerprint of every file: a reader that finds another file under the same name refuses
+it. The index is a value that can be saved with the run (`to_json`) and read back strictly.
 
-One thread pool lives for the length of `build_index`: its threads each look at one file at a time and hand it back as a value. They are
-joined before the function returns, or abandoned with an error when `deadline_s` has passed.
+One thread pool lives for the length of `build_index`: its threads each look at one file at a time and hand it back as a
+value. They are joined before the function returns, or abandoned with an error when `deadline_s` has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputIndex:
-    """All files of one data set, in sorted order, and the vocabularies of its id columns, which have one row group of their values."""
+    """All files of one data set, in sorted order, and the vocabularies of its id columns, which have one row group of
+    their values.
+    """
 
     files: tuple[InputFile, ...]
     vocabularies: tuple[InputFile, ...] = ()
@@ -49,7 +51,9 @@ class InputIndex:
 
     @property
     def row_group_rows(self) -> tuple[int, ...]:
-        """Rows of every row group, in file order, without the empty ones. Row groups are numbered by this order everywhere."""
+        """Rows of every row group, in file order, without the empty ones. Row groups are numbered by this order
+        everywhere.
+        """
         return tuple(rows for file in self.files for rows in file.row_group_rows if rows)
 
     @property
@@ -96,7 +100,8 @@ class InputIndex:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"Found an input index that does not parse ({error!r}). Expected the JSON that `InputIndex.to_json` writes. "
+                f"Found an input index that does not parse ({error!r}). Expected the JSON that `InputIndex.to_json` "
+                "writes. "
                 "Build the index again."
             ) from error
 
@@ -104,13 +109,14 @@ class InputIndex:
 def build_index(
     data: InputData, *, deadline_s: float = INDEX_DEADLINE_S, storage_options: dict[str, Any] | None = None
 ) -> InputIndex:
-    """Lists the files of `data.paths`, finds out their row groups and checks every column and vocabulary that `data` names.
+    """Lists the files of `data.paths`, finds out their row groups and checks every column and vocabulary that `data`
+    names.
 
     A file that two patterns match counts once.
 
     Raises:
-      InputError: a pattern matches nothing, a file is damaged, a column is missing, of a wrong type or of another kind than in other
-        files, there are no rows, or a vocabulary is none.
+      InputError: a pattern matches nothing, a file is damaged, a column is missing, of a wrong type or of another kind
+        than in other files, there are no rows, or a vocabulary is none.
       StoreUnavailable: the store did not answer.
       TimeoutError: the files were not looked at within `deadline_s`.
     """
@@ -120,7 +126,8 @@ def build_index(
         files = tuple(pool.map(lambda path: _look_at(path, data, storage_options), located, timeout=deadline_s))
     except FuturesTimeoutError as error:
         raise TimeoutError(
-            f"Found {len(located)} data files that were not looked at within {deadline_s:g} s. Expected a few milliseconds for each "
+            f"Found {len(located)} data files that were not looked at within {deadline_s:g} s. Expected a few "
+            "milliseconds for each "
             "Parquet file and one reading of each CSV file. Check that the storage answers, or raise deadline_s."
         ) from error
     finally:
@@ -130,13 +137,15 @@ def build_index(
     index = InputIndex(files=files, vocabularies=vocabularies)
     if index.num_rows == 0:
         raise InputError(
-            f"Found no rows in the {len(files)} files of {list(data.paths)}. Expected at least one row. Point paths at the data."
+            f"Found no rows in the {len(files)} files of {list(data.paths)}. Expected at least one row. Point paths at "
+            "the data."
         )
     return index
 
 
 def check_alike(files: Sequence[InputFile]) -> None:
-    """Compares what the columns of files hold: numbers and text of one meaning become other rows of a table, and so do lists and no lists.
+    """Compares what the columns of files hold: numbers and text of one meaning become other rows of a table, and so do
+    lists and no lists.
 
     Args:
       files: of one data set, or of training and evaluation together.
@@ -151,8 +160,10 @@ def check_alike(files: Sequence[InputFile]) -> None:
         other = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
             raise InputError(
-                f"Found column {column!r} with {kinds[0]} in {files[0].path} and with {kinds[other]} in {files[other].path}. Expected one kind in "
-                "all files of the data, training and evaluation, since equal values would become other rows or numbers. Write the column alike in "
+                f"Found column {column!r} with {kinds[0]} in {files[0].path} and with {kinds[other]} in "
+                f"{files[other].path}. Expected one kind in "
+                "all files of the data, training and evaluation, since equal values would become other rows or "
+                "numbers. Write the column alike in "
                 "all files."
             )
 
@@ -167,7 +178,8 @@ def check_unchanged(file: InputFile, data: InputData, *, storage_options: dict[s
         found = version_of(file.path, data, storage_options=storage_options)
     except FileNotFoundError as error:
         raise InputError(
-            f"Found no file {file.path}. Expected the {file.size_bytes} bytes the index was built from. Restore the file."
+            f"Found no file {file.path}. Expected the {file.size_bytes} bytes the index was built from. Restore the "
+            "file."
         ) from error
     _compare(file, found)
 
@@ -191,7 +203,9 @@ def read_vocabularies(
 
 
 def changed_files(before: Sequence[tuple[str, int, str]], now: InputIndex) -> list[str]:
-    """What differs between the (path, size in bytes, version) of a run's files, vocabularies included, and an index; a phrase for each file."""
+    """What differs between the (path, size in bytes, version) of a run's files, vocabularies included, and an index; a
+    phrase for each file.
+    """
     found = {file.path: (file.size_bytes, file.version) for file in (*now.files, *now.vocabularies)}
     expected = {path: (size_bytes, version) for path, size_bytes, version in before}
     differences = []
@@ -209,7 +223,8 @@ def changed_files(before: Sequence[tuple[str, int, str]], now: InputIndex) -> li
 def _compare(file: InputFile, found: tuple[int, str]) -> None:
     if found != (file.size_bytes, file.version):
         raise InputError(
-            f"Found {file.path} with {found[0]} bytes, version {found[1]}. Expected {file.size_bytes} bytes, version {file.version}, "
+            f"Found {file.path} with {found[0]} bytes, version {found[1]}. Expected {file.size_bytes} bytes, version "
+            f"{file.version}, "
             "as when the run began. Restore the file, or start a run on the new data."
         )
 
@@ -263,7 +278,9 @@ def _file_of(entry: dict[str, Any]) -> InputFile:
 
 
 def describe_order(files: Sequence[InputFile]) -> str:
-    """One line for a run that reads its files one after the other: in which order, and a hint where that may not be the one that is meant."""
+    """One line for a run that reads its files one after the other: in which order, and a hint where that may not be the
+    one that is meant.
+    """
     names = [file.path.rpartition("/")[2] for file in files]
     shown = names if len(names) <= _SHOWN_NAMES else [*names[: _SHOWN_NAMES - 1], "...", names[-1]]
     paths = [file.path for file in files]
@@ -276,9 +293,12 @@ def describe_order(files: Sequence[InputFile]) -> str:
 
 
 def describe(index: InputIndex) -> str:
-    """One line for logs: files, row groups and rows, with the range of row group sizes, which is the size of the shuffle window."""
+    """One line for logs: files, row groups and rows, with the range of row group sizes, which is the size of the
+    shuffle window.
+    """
     rows = np.array(index.row_group_rows)
     return (
-        f"{len(index.files)} files, {len(rows)} row groups of {rows.min():,} to {rows.max():,} rows, {index.num_rows:,} rows, "
+        f"{len(index.files)} files, {len(rows)} row groups of {rows.min():,} to {rows.max():,} rows, "
+        f"{index.num_rows:,} rows, "
         f"fingerprint {index.fingerprint}"
     )

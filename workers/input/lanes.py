@@ -1,12 +1,14 @@
 """`LanePlan`: which rows every lane reads at every step. Pure arithmetic; no file is touched.
 
-An epoch is a seeded permutation of the row groups, laid end to end and cut into S lanes whose lengths differ by at most one row. A step
-takes the same number of rows from every lane, so the input position of a whole run is one integer, the step, and the batch of step t is a
-function of (seed, t): how many hosts there are only decides who reads which lanes. Rows are shuffled inside their row group, by an order
-that depends on (seed, epoch, row group) alone, so a row group that a cut between two lanes divides comes out whole.
+An epoch is a seeded permutation of the row groups, laid end to end and cut into S lanes whose lengths differ by at most
+one row. A step takes the same number of rows from every lane, so the input position of a whole run is one integer, the
+step, and the batch of step t is a function of (seed, t): how many hosts there are only decides who reads which lanes.
+Rows are shuffled inside their row group, by an order that depends on (seed, epoch, row group) alone, so a row group
+that a cut between two lanes divides comes out whole.
 
-A striped plan deals the same rows out the other way round: step t takes the t-th `batch_size` rows of the epoch, and each lane its part of
-them, so steps follow the epoch from its first row to its last. With rows in file order that is the order of the files.
+A striped plan deals the same rows out the other way round: step t takes the t-th `batch_size` rows of the epoch, and
+each lane its part of them, so steps follow the epoch from its first row to its last. With rows in file order that is
+the order of the files.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class EpochOrder:
     starts: np.ndarray
 
     def pieces(self, *, lane: tuple[int, int], span: tuple[int, int]) -> list[Piece]:
-        """The pieces of a lane that a span of it touches, in order, each as long as the lane has it and not only the span.
+        """The pieces of a lane that a span of it touches, in order, each as long as the lane has it and not only the
+        span.
 
         Args:
           lane: positions in the epoch at which the lane begins and ends.
@@ -106,12 +109,15 @@ class LanePlan:
     def __post_init__(self) -> None:
         if self.num_lanes < 1 or self.batch_size < 1 or self.batch_size % self.num_lanes:
             raise DataConfigError(
-                f"Found batch_size {self.batch_size} over {self.num_lanes} lanes. Expected a positive multiple of the number of lanes. "
-                f"Use batch_size {max(1, -(-self.batch_size // max(1, self.num_lanes))) * max(1, self.num_lanes)}, or other lanes."
+                f"Found batch_size {self.batch_size} over {self.num_lanes} lanes. Expected a positive multiple of the "
+                "number of lanes. "
+                f"Use batch_size {max(1, -(-self.batch_size // max(1, self.num_lanes))) * max(1, self.num_lanes)}, or "
+                "other lanes."
             )
         if not self.row_group_rows or min(self.row_group_rows) < 1:
             raise DataConfigError(
-                f"Found row groups of {self.row_group_rows[:8]} rows. Expected at least one row in each. Pass InputIndex.row_group_rows."
+                f"Found row groups of {self.row_group_rows[:8]} rows. Expected at least one row in each. Pass "
+                "InputIndex.row_group_rows."
             )
 
     @property
@@ -142,7 +148,8 @@ class LanePlan:
         return divmod(step, self.steps_per_epoch)
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
-        """Positions in the epoch at which a lane begins and ends. Lanes of a striped plan lie between each other, all over the epoch.
+        """Positions in the epoch at which a lane begins and ends. Lanes of a striped plan lie between each other, all
+        over the epoch.
 
         Raises:
           DataConfigError: there is no such lane.
@@ -156,7 +163,9 @@ class LanePlan:
         return start, start + base + (lane < longer)
 
     def step_bounds(self, lane: int, step_in_epoch: int) -> tuple[int, int]:
-        """Positions in the epoch that a lane gives to a step; fewer than `rows_per_lane_step`, down to none, at the lane's end."""
+        """Positions in the epoch that a lane gives to a step; fewer than `rows_per_lane_step`, down to none, at the
+        lane's end.
+        """
         start, stop = self.lane_bounds(lane)
         before = step_in_epoch * self.rows_per_lane_step
         if self.is_striped:

@@ -1,11 +1,12 @@
 """`ReadAhead`: batches of the next steps, read by a thread of their own while the host works on the current one.
 
-Threads: the reading thread alone calls the reader, from `start` to its end. The consumer's thread calls `get`, `seek` and `close`. What is
-handed over is one deque of finished (step, batch) pairs, never longer than `depth`, under one condition variable; a batch belongs to the
-consumer once it has been taken. A seek raises the reading generation, and the thread drops a batch it was reading for an older one. An
-error in the thread is put in the place of the batch that it prevented, is raised by `get` at exactly that step, and the thread then waits
-for a seek. `close` tells the thread to stop and joins it with a deadline; the thread is a daemon, so a read that storage never answers
-cannot keep a process alive. Every wait here has a deadline.
+Threads: the reading thread alone calls the reader, from `start` to its end. The consumer's thread calls `get`, `seek`
+and `close`. What is handed over is one deque of finished (step, batch) pairs, never longer than `depth`, under one
+condition variable; a batch belongs to the consumer once it has been taken. A seek raises the reading generation, and
+the thread drops a batch it was reading for an older one. An error in the thread is put in the place of the batch that
+it prevented, is raised by `get` at exactly that step, and the thread then waits for a seek. `close` tells the thread to
+stop and joins it with a deadline; the thread is a daemon, so a read that storage never answers cannot keep a process
+alive. Every wait here has a deadline.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class ReadAhead:
         with self._changed:
             if step != self._next_to_get:
                 raise ReadAheadError(
-                    f"Found a request for step {step}. Expected step {self._next_to_get}. Call seek({step}) to read elsewhere."
+                    f"Found a request for step {step}. Expected step {self._next_to_get}. Call seek({step}) to read "
+                    "elsewhere."
                 )
             self._await_first(step, timeout_s)
             _, outcome = self._finished[0]
@@ -147,7 +149,8 @@ class ReadAhead:
             self._thread.join(deadline_s)
         if self._thread.is_alive():
             raise ReadAheadError(
-                f"Found the input thread still reading step {self._next_to_read} after {deadline_s:g} s. Expected one read to end by then. "
+                f"Found the input thread still reading step {self._next_to_read} after {deadline_s:g} s. Expected one "
+                "read to end by then. "
                 "Check that the storage answers; the thread ends with the process."
             )
         self._reader.close()
@@ -170,12 +173,14 @@ class ReadAhead:
         self._waited_s += time.monotonic() - started_s
         if self._is_closing:
             raise ReadAheadError(
-                f"Found the read-ahead closed while step {step} was asked for. Expected it open. Close it after the last step."
+                f"Found the read-ahead closed while step {step} was asked for. Expected it open. Close it after the "
+                "last step."
             )
         if not is_there:
             state = "running" if self._thread.is_alive() else "not started"
             raise ReadAheadError(
-                f"Found no batch for step {step} after {timeout_s:g} s; the input thread is {state}. Expected a batch in that time. "
+                f"Found no batch for step {step} after {timeout_s:g} s; the input thread is {state}. Expected a batch "
+                "in that time. "
                 "Check that the storage answers, or raise timeout_s."
             )
 

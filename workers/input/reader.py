@@ -1,11 +1,11 @@
 """`InputReader`: the rows of given lanes at a given step, from data files of any kind.
 
-It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step takes, `columns` how a
-row group becomes arrays. A
-reader holds, for every lane, the decoded rows that the lane is in the middle of, and nothing else: reading on is cheap, and reading
-anywhere else gives the same rows at the price of decoding a row group a lane. Of a striped plan, whose lanes all are in the middle of the
-same row groups, it holds those of one window, and of them the rows of its own lanes alone. One thread uses a reader at a time;
-`read_ahead` gives it one of its own.
+It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step
+takes, `columns` how a row group becomes arrays. A reader holds, for every lane, the decoded rows that the lane is in
+the middle of, and nothing else: reading on is cheap, and reading anywhere else gives the same rows at the price of
+decoding a row group a lane. Of a striped plan, whose lanes all are in the middle of the same row groups, it holds those
+of one window, and of them the rows of its own lanes alone. One thread uses a reader at a time; `read_ahead` gives it
+one of its own.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ __all__ = [
 ]
 
 MAX_OPEN_FILES = 64
-# Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred microseconds, too much to pay
-# for every step on its own; beyond this it hardly shows.
+# Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred
+# microseconds, too much to pay for every step on its own; beyond this it hardly shows.
 WINDOW_ROWS = 16_384
 
 
 def training_plan(
     index: InputIndex, *, num_lanes: int, batch_size: int, seed: int, order: ReadOrder = "shuffled"
 ) -> LanePlan:
-    """Epoch after epoch, shuffled, or with `order="files"` from the first row of the first file to the last row of the last one."""
+    """Epoch after epoch, shuffled, or with `order="files"` from the first row of the first file to the last row of the
+    last one.
+    """
     is_shuffled = order == "shuffled"
     return LanePlan(
         row_group_rows=index.row_group_rows,
@@ -95,8 +97,8 @@ class _DecodedPiece:
 class InputReader:
     """Reads the rows of some lanes, step by step or at any step.
 
-    What mutates: the decoded rows kept per lane (per row group, if the plan is striped), the window of steps, the order of the current epoch,
-    and the open files.
+    What mutates: the decoded rows kept per lane (per row group, if the plan is striped), the window of steps, the order
+    of the current epoch, and the open files.
     """
 
     def __init__(
@@ -126,7 +128,8 @@ class InputReader:
         if plan.row_group_rows != index.row_group_rows:
             raise InputError(
                 f"Found a plan over {len(plan.row_group_rows)} row groups of {plan.num_rows:,} rows and an index of "
-                f"{len(index.row_group_rows)} of {index.num_rows:,}. Expected both of the same data. Make the plan from this index."
+                f"{len(index.row_group_rows)} of {index.num_rows:,}. Expected both of the same data. Make the plan "
+                "from this index."
             )
         for lane in lanes:
             plan.lane_bounds(lane)
@@ -186,7 +189,9 @@ class InputReader:
         return _Window(first_step=step, stop_step=step + num_steps, rows=rows)
 
     def _lane_parts(self, at: int, order: EpochOrder, first_step: int, shape: WindowShape) -> list[Part]:
-        """The next rows of the `at`-th lane from a step of the epoch on, as many as fit the window; fewer at the lane's end."""
+        """The next rows of the `at`-th lane from a step of the epoch on, as many as fit the window; fewer at the lane's
+        end.
+        """
         lane = self.lanes[at]
         lane_bounds = self.plan.lane_bounds(lane)
         start, _ = self.plan.step_bounds(lane, first_step)
@@ -237,7 +242,8 @@ class InputReader:
         if kept is None:
             positions = np.arange(piece.position, piece.position + piece.num_rows)
             lanes = positions % self.plan.batch_size // self.plan.rows_per_lane_step
-            # Other hosts decode the others, so that N hosts decode each row once, and each malformed row has one host that met it.
+            # Other hosts decode the others, so that N hosts decode each row once, and each malformed row has one host
+            # that met it.
             rows = np.flatnonzero(np.isin(lanes, self.lanes))
             block = self._decode(piece, self.plan.row_order(epoch, piece.row_group)[rows])
             kept = self._kept[piece.row_group] = _DecodedPiece(epoch=epoch, piece=piece, block=block, rows=rows)
@@ -265,7 +271,8 @@ class InputReader:
         except OSError as error:
             raise unreadable(group.file.path, error) from error
         finally:
-            # Behind what was read, too: an open file may be replaced between two requests, and what then does not decode is not damaged.
+            # Behind what was read, too: an open file may be replaced between two requests, and what then does not
+            # decode is not damaged.
             check_unchanged(group.file, self._data, storage_options=self._storage_options)
         self._bad_rows.add(bad_rows)
         return block

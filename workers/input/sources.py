@@ -1,7 +1,8 @@
 """Where the batches of a host come from: the reader that belongs to a job's data.
 
-Declared data is read from files unless its declaration can open a reader of its own, which is how benchmarks and generated data feed the same
-hosts from memory. Readers are used by one thread at a time, see `workers.input.read_ahead`.
+Declared data is read from files unless its declaration can open a reader of its own, which is how benchmarks and
+generated data feed the same hosts from memory. Readers are used by one thread at a time, see
+`workers.input.read_ahead`.
 """
 
 from __future__ import annotations

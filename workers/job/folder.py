@@ -1,7 +1,7 @@
 """The folder in which a job's module may lie: searched for what is found nowhere else.
 
-On the search path, even as its last folder, it would come before namespace packages and whatever import hooks find. Any file in it could then
-stand in for a module of an installed package.
+On the search path, even as its last folder, it would come before namespace packages and whatever import hooks find. Any
+file in it could then stand in for a module of an installed package.
 """
 
 from __future__ import annotations

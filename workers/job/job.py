@@ -1,7 +1,8 @@
 """`JobConfig`: what a user declares about one training job, and what follows from it for tables, features and widths.
 
-A job is a Python function that returns a frozen `JobConfig`; the command line names the function, and the run record keeps that name with
-its arguments, so that a run can be resumed from its folder alone. Where and how long a job runs is not said here (`orchestrator.api.config`).
+A job is a Python function that returns a frozen `JobConfig`; the command line names the function, and the run record
+keeps that name with its arguments, so that a run can be resumed from its folder alone. Where and how long a job runs is
+not said here (`orchestrator.api.config`).
 """
 
 from __future__ import annotations
@@ -43,18 +44,23 @@ class JobError(ValueError):
 class Model(Protocol):
     """The dense half of a job, as two pure functions.
 
-    Features have one order everywhere, that of `JobConfig.features`: `widths` comes in it, and so does what `apply` gets in training, in
-    evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree that keeps this order under `jit`, `grad` and
-    `vmap`. A plain dict does not, since JAX sorts its keys; so call `apply` by hand with `Activations`, or name in it what it reads. A model that
-    shall take plain dicts keeps an `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
+    Features have one order everywhere, that of `JobConfig.features`: `widths` comes in it, and so does what `apply`
+    gets in training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree
+    that keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call
+    `apply` by hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
+    `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
     """
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
-        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its activation, in their order."""
+        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its
+        activation, in their order.
+        """
         ...
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the order of `widths`."""
+        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the
+        order of `widths`.
+        """
         ...
 
 
@@ -67,24 +73,25 @@ class JobConfig:
 
     Attributes:
       name: used for the run's folder and in messages.
-      features: per input the table it looks up in; features that share a table share the `TableConfig` object. Their order is that in
-        which the model gets widths and activations, see `Model`.
+      features: per input the table it looks up in; features that share a table share the `TableConfig` object. Their
+        order is that in which the model gets widths and activations, see `Model`.
       model: the dense half.
       data: where samples come from; its feature names are those of `features`.
       batch_size: samples of a step over all hosts.
       optimizer: row optimizer of every table that has none of its own.
       dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
-      loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The step's loss is its
-        mean over the global batch, weighted by the samples' weights.
+      loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The
+        step's loss is its mean over the global batch, weighted by the samples' weights.
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
-      staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step t + 1 is made while
-        the device works on step t, so it sees the updates up to step t - 1, and all of them in the first step after a commit.
-      overlap: with staleness 0, whether what step t does not touch of the lookup of step t + 1 is sent while the device works on step t.
-        Changes no number.
-      wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of which is then
-        rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
+      staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step
+        t + 1 is made while the device works on step t, so it sees the updates up to step t - 1, and all of them in the
+        first step after a commit.
+      overlap: with staleness 0, whether what step t does not touch of the lookup of step t + 1 is sent while the device
+        works on step t. Changes no number.
+      wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of
+        which is then rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
       metrics: figures of an evaluation besides its loss, and AUC and log loss where labels are 0 and 1.
       baseline: what a rule without learning reaches on the evaluation data, where it is known.
@@ -117,16 +124,19 @@ class JobConfig:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
         if not self.name:
             raise JobError(
-                "Found no name in JobConfig. Expected one, since the run's folder is named after it. Write name='clicks'."
+                "Found no name in JobConfig. Expected one, since the run's folder is named after it. Write "
+                "name='clicks'."
             )
         if "/" in self.name or "\n" in self.name or self.name in (".", ".."):
             raise JobError(
-                f"Found the name {self.name!r} in JobConfig. Expected one without slashes and line breaks, since the run's folder is named after "
+                f"Found the name {self.name!r} in JobConfig. Expected one without slashes and line breaks, since the "
+                "run's folder is named after "
                 f"it. Put the folder above into storage_path."
             )
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise JobError(
-                f"Found seed={self.seed}. Expected a whole number of 64 bits, which is what JAX takes. Use a smaller one."
+                f"Found seed={self.seed}. Expected a whole number of 64 bits, which is what JAX takes. Use a smaller "
+                "one."
             )
         if self.batch_size < 1 or self.num_epochs < 1 or self.num_lanes < 1:
             raise JobError(
@@ -135,16 +145,19 @@ class JobConfig:
             )
         if self.batch_size % self.num_lanes:
             raise JobError(
-                f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the batch. "
+                f"Found batch_size={self.batch_size} and num_lanes={self.num_lanes}. Expected the lanes to divide the "
+                "batch. "
                 f"Use a batch size that is a multiple of {self.num_lanes}, or another num_lanes."
             )
         if self.staleness not in (0, 1):
             raise JobError(
-                f"Found staleness={self.staleness!r}. Expected 0, where each lookup sees every earlier update, or 1, where it misses the newest."
+                f"Found staleness={self.staleness!r}. Expected 0, where each lookup sees every earlier update, or 1, "
+                "where it misses the newest."
             )
         if self.wire_dtype not in WIRE_DTYPES:
             raise JobError(
-                f"Found wire_dtype={self.wire_dtype!r}. Expected 'float32', or 'bfloat16' to halve the bytes between machines."
+                f"Found wire_dtype={self.wire_dtype!r}. Expected 'float32', or 'bfloat16' to halve the bytes between "
+                "machines."
             )
         self._refuse_what_is_not_trained()
         self._check_metrics()
@@ -154,7 +167,8 @@ class JobConfig:
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
 
     def _refuse_what_is_not_trained(self) -> None:
-        """Declarations that only the step-by-step interface (`TPUEmbedding`) honours; ignoring them would train something else.
+        """Declarations that only the step-by-step interface (`TPUEmbedding`) honours; ignoring them would train
+        something else.
 
         Raises:
           JobError: naming the feature or table and the declaration.
@@ -172,7 +186,8 @@ class JobConfig:
             unsupported = next((what for what, is_set in found.items() if is_set), None)
             if unsupported:
                 raise JobError(
-                    f"Found {where} with {unsupported}. Expected pooled bags of valid ids and summed gradients, which is what a job trains. "
+                    f"Found {where} with {unsupported}. Expected pooled bags of valid ids and summed gradients, which "
+                    "is what a job trains. "
                     f"Leave it out, or use TPUEmbedding under a PodStrategy."
                 )
 
@@ -184,7 +199,8 @@ class JobConfig:
         for metric in self.metrics:
             if metric.group_by is not None and metric.group_by not in self.features:
                 raise JobError(
-                    f"Found metric {metric.name} that groups by '{metric.group_by}'. Expected a feature of the job, one of "
+                    f"Found metric {metric.name} that groups by '{metric.group_by}'. Expected a feature of the job, "
+                    "one of "
                     f"{list(self.features)}. Name one that has one id a sample."
                 )
 
@@ -195,7 +211,8 @@ class JobConfig:
 
     @property
     def resolved_data(self) -> InputData:
-        """The data with exactly the features of the model, in its order, the tables' vocabulary sizes, and labels as the loss takes them.
+        """The data with exactly the features of the model, in its order, the tables' vocabulary sizes, and labels as
+        the loss takes them.
 
         Raises:
           DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
@@ -220,7 +237,8 @@ class JobConfig:
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise JobError(
-                f"Multiple tables with name {doubles[0]} found. Expected distinct names. Give each TableConfig its own, "
+                f"Multiple tables with name {doubles[0]} found. Expected distinct names. Give each TableConfig its "
+                "own, "
                 f"or use one TableConfig object where features share a table."
             )
         return names
@@ -238,7 +256,8 @@ class JobReference:
     Attributes:
       function: `package.module:function`.
       arguments: plain JSON values.
-      folder: where the module may lie if it is not installed; searched after everything else. Not a part of the run's record.
+      folder: where the module may lie if it is not installed; searched after everything else. Not a part of the run's
+        record.
     """
 
     function: str
@@ -248,7 +267,8 @@ class JobReference:
     def resolve(self) -> JobConfig:
         """Imports the module, calls the function and returns its job.
 
-        A run's folder names its job, and a folder may come from anywhere: only a function that declares `-> JobConfig` is called.
+        A run's folder names its job, and a folder may come from anywhere: only a function that declares `-> JobConfig`
+        is called.
 
         Raises:
           JobError: the name does not lead to such a function, or the function does not take these arguments.
@@ -286,8 +306,9 @@ class JobReference:
 
 
 def _place_of_declaration(error: Exception) -> str | None:
-    """Where a job's function called what refused its arguments, if that was a declaration of ours, whose words say what to mend; None for an
-    error of the function's own, which its traceback explains."""
+    """Where a job's function called what refused its arguments, if that was a declaration of ours, whose words say what
+    to mend; None for an error of the function's own, which its traceback explains.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     names = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
     if type(error) not in (ValueError, TypeError) or names[-1] not in _DECLARING or not str(error).startswith("Found "):
@@ -304,7 +325,8 @@ def _check_function(name: str, function: Any) -> None:
     is_text = isinstance(declared, str) and declared.strip("'\"").rpartition(".")[2] == JobConfig.__name__
     if declared is not JobConfig and not is_text:
         raise JobError(
-            f"Found job '{name}' without a declared JobConfig. Expected `def {function.__name__}(...) -> JobConfig:`, since only what says "
+            f"Found job '{name}' without a declared JobConfig. Expected `def {function.__name__}(...) -> JobConfig:`, "
+            "since only what says "
             f"so is called by name. Declare it."
         )
 
@@ -315,7 +337,8 @@ def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> 
         signature.bind(**arguments)
     except TypeError as error:
         raise JobError(
-            f"Found arguments {sorted(arguments)} for job '{name}' ({error}). Expected some of {', '.join(signature.parameters) or 'none'}. "
+            f"Found arguments {sorted(arguments)} for job '{name}' ({error}). Expected some of "
+            f"{', '.join(signature.parameters) or 'none'}. "
             f"Give them as --set name=value, or in JobReference(arguments=...)."
         ) from error
     for argument, value in arguments.items():
@@ -327,20 +350,24 @@ def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> 
         }
         if kinds and kinds <= _PLAIN_KINDS.keys() and not any(_is_a(value, kind) for kind in kinds):
             raise JobError(
-                f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set {argument}=VALUE, or in "
+                f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set "
+                f"{argument}=VALUE, or in "
                 f"JobReference(arguments=...)."
             )
 
 
 def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuses what a run's record could not give back: it is written with them, and a run whose record nobody can read is stuck."""
+    """Refuses what a run's record could not give back: it is written with them, and a run whose record nobody can read
+    is stuck.
+    """
     for argument, value in arguments.items():
         try:
             parse_strictly(argument, json.dumps(value).encode())
         except (TypeError, ValueError, DocumentRefused) as error:
             found = error.found if isinstance(error, DocumentRefused) else str(error)
             raise JobError(
-                f"Found {argument}={value!r} for job '{name}' ({found}). Expected plain JSON values: text, finite numbers, True, False, None, and "
+                f"Found {argument}={value!r} for job '{name}' ({found}). Expected plain JSON values: text, finite "
+                "numbers, True, False, None, and "
                 f"lists and dictionaries of them, since the run's record keeps them. Give another value."
             ) from error
 

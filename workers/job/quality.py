@@ -1,7 +1,8 @@
 """How well scores rank and predict: exact AUC and log loss of an evaluation, from the scores of all its rows.
 
-An evaluation keeps one score, label and weight a row (`Scores`), so results of hosts merge by concatenation and the figures are exact,
-whatever the number of hosts; a histogram of scores would be neither. Numbers only; who computes scores is none of its business.
+An evaluation keeps one score, label and weight a row (`Scores`), so results of hosts merge by concatenation and the
+figures are exact, whatever the number of hosts; a histogram of scores would be neither. Numbers only; who computes
+scores is none of its business.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Scores:
     """What an evaluation yields, one entry a row; rows of weight 0 count for nothing.
 
     Attributes:
-      logits: float `[n]`, the model's scores: its log odds of label 1, unless the job declares a loss that takes them for something else.
+      logits: float `[n]`, the model's scores: its log odds of label 1, unless the job declares a loss that takes them
+        for something else.
       labels: float `[n]`, 0 or 1, or what the job's loss takes.
       weights: float `[n]`, 0 or more.
       groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
@@ -70,7 +72,9 @@ def are_binary(labels: np.ndarray, weights: np.ndarray) -> bool:
 
 
 def cross_entropies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The default loss of each sample, float64 `[n]`: -y log p - (1 - y) log(1 - p) for the probability p of a logit; y need not be 0 or 1."""
+    """The default loss of each sample, float64 `[n]`: -y log p - (1 - y) log(1 - p) for the probability p of a logit; y
+    need not be 0 or 1.
+    """
     scores = np.asarray(logits, np.float64)
     # A score that is no number is refused where the figures are made.
     with np.errstate(invalid="ignore"):
@@ -93,8 +97,8 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
 def area_under_curve(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Probability that a random row of label 1 scores above one of label 0, ties counted half.
 
-    The weighted Mann-Whitney statistic: the sum over distinct scores of (weight of ones there) × (weight of zeros below + half the weight
-    of zeros there), divided by both total weights. Sums are in float64.
+    The weighted Mann-Whitney statistic: the sum over distinct scores of (weight of ones there) × (weight of zeros below
+    + half the weight of zeros there), divided by both total weights. Sums are in float64.
 
     Args:
       scores: `[n]`, in any unit that rises with the probability.
@@ -146,7 +150,8 @@ def _checked(
     )
     if np.isnan(scores).any():
         raise QualityError(
-            f"Found {int(np.isnan(scores).sum())} NaN among {len(scores)} scores. Expected numbers. Look for a diverged loss before this."
+            f"Found {int(np.isnan(scores).sum())} NaN among {len(scores)} scores. Expected numbers. Look for a "
+            "diverged loss before this."
         )
     if ((labels != 0) & (labels != 1)).any():
         wrong = labels[(labels != 0) & (labels != 1)][0]

@@ -1,7 +1,9 @@
-"""Figures of an evaluation that a job declares besides AUC and log loss, and how well a simpler rule does on the same samples.
+"""Figures of an evaluation that a job declares besides AUC and log loss, and how well a simpler rule does on the same
+samples.
 
-Recall at k asks what a recommender shows: of what a user liked, how much is among the k best scored of the user's candidates. The candidates
-of a user are the evaluation samples with that user's id, so which they are is decided where the data is made.
+Recall at k asks what a recommender shows: of what a user liked, how much is among the k best scored of the user's
+candidates. The candidates of a user are the evaluation samples with that user's id, so which they are is decided where
+the data is made.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Metric(Protocol):
       name: as it is printed, and as `CheckpointConfig.metric` takes it.
       group_by: a feature with one id a sample, which says what sample belongs to what group (`Scores.groups`), or None.
 
-    It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with `loss`.
+    It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with
+    `loss`.
     """
 
     @property
@@ -57,8 +60,8 @@ class Baseline:
 class RecallAt:
     """The mean over groups of: samples of label 1 among the k best scored, divided by all samples of label 1.
 
-    Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that fits, which is what
-    a random order of them gives on average; so the figure depends on scores alone.
+    Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that
+    fits, which is what a random order of them gives on average; so the figure depends on scores alone.
     """
 
     k: int
@@ -110,7 +113,9 @@ def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """The log loss of scores that are log odds of label 1, for a job with a loss of its own; without one it is always there."""
+    """The log loss of scores that are log odds of label 1, for a job with a loss of its own; without one it is always
+    there.
+    """
 
     @property
     def name(self) -> str:

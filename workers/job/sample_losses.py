@@ -1,7 +1,7 @@
 """A job's loss, sample by sample, on the host: what an evaluation reports as `loss`.
 
-A device answers an evaluation with scores alone. The loss is a cheap function of them, so the host computes it, on its processor: JAX is
-loaded for that only where the job declares a loss of its own.
+A device answers an evaluation with scores alone. The loss is a cheap function of them, so the host computes it, on its
+processor: JAX is loaded for that only where the job declares a loss of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from workers.job.quality import cross_entropies
 
 
 def sample_losses(loss: Loss | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A function of float32 scores and labels, each `[n]`, that returns the losses `[n]`; `None` is the default loss, as in `JobConfig`."""
+    """A function of float32 scores and labels, each `[n]`, that returns the losses `[n]`; `None` is the default loss,
+    as in `JobConfig`.
+    """
     if loss is None:
         return cross_entropies
     import jax

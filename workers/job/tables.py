@@ -1,4 +1,6 @@
-"""From a job's declaration to the values that the lookup works with: one `TableSpec` a table, one `FeatureBinding` a feature."""
+"""From a job's declaration to the values that the lookup works with: one `TableSpec` a table, one `FeatureBinding` a
+feature.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What stands in the fields of a `JobConfig` that are no plain values: whether it is what the field is for, and what to write instead.
+"""What stands in the fields of a `JobConfig` that are no plain values: whether it is what the field is for, and what to
+write instead.
 
-Mistakes that are easy to make have remedies of their own: the optimizer of the rows and that of the dense parameters in each other's place, a
-table for a feature, a class for an object.
+Mistakes that are easy to make have remedies of their own: the optimizer of the rows and that of the dense parameters in
+each other's place, a table for a feature, a class for an object.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from workers.job.ranking import Baseline
 
 
 def type_problem(fields: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first of some fields of a `JobConfig`, in one sentence for the user; None if nothing is."""
+    """What is wrong with the first of some fields of a `JobConfig`, in one sentence for the user; None if nothing
+    is.
+    """
     checks = (
         _features(fields["features"]),
         _model(fields["model"]),
@@ -47,7 +50,8 @@ def _features(features: Any) -> str | None:
             return _sentence("features", features, "names that are text", example)
         if isinstance(feature, TableConfig):
             return (
-                f"Found a TableConfig as {field}. Expected a FeatureConfig. Write FeatureConfig(table), with the same table object for features that "
+                f"Found a TableConfig as {field}. Expected a FeatureConfig. Write FeatureConfig(table), with the same "
+                "table object for features that "
                 f"share it."
             )
         if not isinstance(feature, FeatureConfig):
@@ -67,7 +71,10 @@ def _model(model: Any) -> str | None:
 def _data(data: Any) -> str | None:
     if isinstance(data, InputData):
         return None
-    remedy = "Samples are read from files: write ParquetData('clicks/*.parquet', label='click'), and write samples in memory to such files first"
+    remedy = (
+        "Samples are read from files: write ParquetData('clicks/*.parquet', label='click'), and write samples in "
+        "memory to such files first"
+    )
     return _sentence("data", data, "ParquetData, CsvData or NpyData", remedy)
 
 
@@ -83,12 +90,14 @@ def _row_optimizer(field: str, value: Any) -> str | None:
         return _sentence(field, value, expected, f"Write {value.__name__}(...), an object of it")
     if _is_optax(value):
         return (
-            f"Found a transformation of optax as {field}, which updates rows. Expected {expected}. optax is for the dense parameters: pass it as "
+            f"Found a transformation of optax as {field}, which updates rows. Expected {expected}. optax is for the "
+            "dense parameters: pass it as "
             f"dense_optimizer."
         )
     if hasattr(value, "as_optax"):
         return (
-            f"Found {field}={type(value).__name__}, a Keras optimizer. Expected {expected}. For the dense parameters pass "
+            f"Found {field}={type(value).__name__}, a Keras optimizer. Expected {expected}. For the dense parameters "
+            "pass "
             f"dense_optimizer=optimizer.as_optax()."
         )
     return _sentence(field, value, expected, "Pass one")
@@ -111,11 +120,15 @@ def _dense_optimizer(value: Any) -> str | None:
     expected = "a transformation of optax, such as optax.adam(1e-3), or None"
     if isinstance(value, Optimizer):
         return (
-            f"Found dense_optimizer={type(value).__name__}, which updates rows of tables. Expected {expected}. Pass it as optimizer, and "
+            f"Found dense_optimizer={type(value).__name__}, which updates rows of tables. Expected {expected}. Pass it "
+            "as optimizer, and "
             f"optax.{type(value).__name__.lower()}(...) or another one here."
         )
     if not isinstance(value, type) and hasattr(value, "as_optax"):
-        return f"Found dense_optimizer={type(value).__name__}, a Keras optimizer. Expected {expected}. Write dense_optimizer=optimizer.as_optax()."
+        return (
+            f"Found dense_optimizer={type(value).__name__}, a Keras optimizer. Expected {expected}. Write "
+            "dense_optimizer=optimizer.as_optax()."
+        )
     if value is None or _is_optax(value):
         return None
     called = getattr(value, "__name__", "")
@@ -126,7 +139,10 @@ def _dense_optimizer(value: Any) -> str | None:
 def _loss(value: Any) -> str | None:
     if value is None or (callable(value) and not isinstance(value, type)):
         return None
-    expected = "a function of scores and labels, each [n], that returns the loss of each sample, [n], or None for sigmoid cross-entropy"
+    expected = (
+        "a function of scores and labels, each [n], that returns the loss of each sample, [n], or None for sigmoid "
+        "cross-entropy"
+    )
     return _sentence("loss", value, expected, "Write loss=optax.squared_error, or a function of your own")
 
 

@@ -1,14 +1,17 @@
-"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off, so that it holds no memory, port or chip for nobody.
+"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off, so that it holds no memory,
+port or chip for nobody.
 
-One thread a process, a daemon. The actor's own threads say `heard` whenever a call of the driver arrives, which is all they do here; the
-watching thread owns everything else and ends with the process. It acts by ending the process at once (`os._exit`): a working thread may be
-in the middle of anything, and what is not committed does not count. The kernel then closes the sockets, so that peers notice, and frees memory.
+One thread a process, a daemon. The actor's own threads say `heard` whenever a call of the driver arrives, which is all
+they do here; the watching thread owns everything else and ends with the process. It acts by ending the process at once
+(`os._exit`): a working thread may be in the middle of anything, and what is not committed does not count. The kernel
+then closes the sockets, so that peers notice, and frees memory.
 
-Two signs must be missing for the whole `timeout_s`: calls, and changes of the heartbeat file in the run's folder, which the driver replaces
-every few seconds whatever it does. Storage is looked at only after calls have stopped, so a healthy run costs it nothing; a storage that
-cannot be read is no sign at all, and ends nobody. A claim of a newer generation by another driver ends the process without more waiting. This
-is convenience, not safety: what an old generation does is not read by a new one in any case. Only durations are measured, on this machine's
-monotonic clock and a look at a time, so neither clocks that differ nor a machine that was suspended ends anything.
+Two signs must be missing for the whole `timeout_s`: calls, and changes of the heartbeat file in the run's folder, which
+the driver replaces every few seconds whatever it does. Storage is looked at only after calls have stopped, so a healthy
+run costs it nothing; a storage that cannot be read is no sign at all, and ends nobody. A claim of a newer generation by
+another driver ends the process without more waiting. This is convenience, not safety: what an old generation does is
+not read by a new one in any case. Only durations are measured, on this machine's monotonic clock and a look at a time,
+so neither clocks that differ nor a machine that was suspended ends anything.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _LATE_PAUSES = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """Whose lease a process follows: that of a generation of the run in a folder; without signs of it for `timeout_s` the process ends itself."""
+    """Whose lease a process follows: that of a generation of the run in a folder; without signs of it for `timeout_s`
+    the process ends itself.
+    """
 
     storage_url: str
     generation: int
@@ -80,7 +85,8 @@ class LeaseSigns:
 
     Args:
       timeout_s: how long both signs may be missing.
-      follows: whether to go over to the next generation when the same driver claims it, as one does that is part of none yet.
+      follows: whether to go over to the next generation when the same driver claims it, as one does that is part of
+        none yet.
     """
 
     def __init__(self, files: LeaseFiles, *, generation: int, timeout_s: float, follows: bool = False) -> None:
@@ -129,8 +135,9 @@ class LeaseSigns:
         return f"no call of the driver and no heartbeat of generation {self._generation} for {self._unchanged_s:.0f} s"
 
     def _newer_driver(self) -> str | None:
-        """Says if another driver has claimed the run. Of a new generation of its own driver a worker is told, or left behind by it; one that stands
-        by is neither, and follows."""
+        """Says if another driver has claimed the run. Of a new generation of its own driver a worker is told, or left
+        behind by it; one that stands by is neither, and follows.
+        """
         if self._holder is None:
             self._holder = self._files.holder(self._generation)
         newer = self._files.holder(self._generation + 1)
@@ -175,7 +182,9 @@ class LeaseWatch:
             self._thread.start()
 
     def stand_by(self, terms: LeaseTerms) -> None:
-        """Watches over the driver of a generation and of those that it claims after it, until `begin` names the one that this process is in."""
+        """Watches over the driver of a generation and of those that it claims after it, until `begin` names the one
+        that this process is in.
+        """
         files = StoredLease(terms.storage_url)
         self.begin(files, generation=terms.generation, timeout_s=terms.timeout_s, follows=True)
 
@@ -199,5 +208,6 @@ def _end_process(why: str) -> NoReturn:
     try:
         print(f"podembed: this worker ends itself: {why}.", file=sys.stderr, flush=True)
     finally:
-        # Also where nothing can be written: the disk of the logs may be full, and whoever read a pipe is gone with the driver.
+        # Also where nothing can be written: the disk of the logs may be full, and whoever read a pipe is gone with the
+        # driver.
         os._exit(EXIT_FENCED)

@@ -19,7 +19,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def let_go(arrays: Sequence[np.ndarray]) -> None:
-    """Gives back the whole pages of arrays that nobody reads any more, while what they are parts of still lives. Their values are lost.
+    """Gives back the whole pages of arrays that nobody reads any more, while what they are parts of still lives. Their
+    values are lost.
 
     Args:
       arrays: contiguous; parts of arrays that numpy allocated, not of files or of memory that processes share.

@@ -1,7 +1,8 @@
 """What the kernel says of a process of this machine: whether it runs, and how much processor time it has used.
 
-A process that is starved of processor time answers late but uses some; one that is stopped, or waits for a disk that is gone, uses none.
-Process ids are paired with the start time, so a number that the kernel gave to another process is not taken for the old one. Read-only.
+A process that is starved of processor time answers late but uses some; one that is stopped, or waits for a disk that is
+gone, uses none. Process ids are paired with the start time, so a number that the kernel gave to another process is not
+taken for the old one. Read-only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`Progress`: what a worker says of itself while it works, and the timers of a step's phases.
 
-The working thread writes a `Tracker`, but for the count of files that a background save has written, which is the saving thread's; the
-control thread reads both. Every field is replaced whole, so a reader sees old or new values, never torn ones.
+The working thread writes a `Tracker`, but for the count of files that a background save has written, which is the
+saving thread's; the control thread reads both. Every field is replaced whole, so a reader sees old or new values, never
+torn ones.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class Progress:
       marks: grows with every finished step or file; two equal readings far apart mean it is stuck.
       step_unix_s: wall-clock time of the last finished step, 0 before the first.
       phase_s: how long it has been in the phase.
-      waits_for: labels of the workers without which it cannot go on, such as `host 1` or `device 0`; empty while it works itself.
-      unheard_s: by number, the hosts from whose machines nothing came, not even answers of their kernels, and for how long.
+      waits_for: labels of the workers without which it cannot go on, such as `host 1` or `device 0`; empty while it
+        works itself.
+      unheard_s: by number, the hosts from whose machines nothing came, not even answers of their kernels, and for how
+        long.
     """
 
     step: int

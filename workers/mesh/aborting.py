@@ -1,7 +1,8 @@
 """A request to stop that another thread can make.
 
-The step thread waits in a selector; `AbortSignal` is the one file descriptor in that selector which other threads may touch. They write
-the reason and one byte; the step thread alone closes the signal. A lock makes the two orders of `request` and `close` equally harmless.
+The step thread waits in a selector; `AbortSignal` is the one file descriptor in that selector which other threads may
+touch. They write the reason and one byte; the step thread alone closes the signal. A lock makes the two orders of
+`request` and `close` equally harmless.
 """
 
 from __future__ import annotations

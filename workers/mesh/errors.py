@@ -1,7 +1,8 @@
 """The ways in which bytes between hosts can fail, as types with fields.
 
-Every error keeps its fields as positional arguments, so it survives the trip through Ray to the driver unchanged, and builds its sentence
-when it is printed. `MeshUsageError` is a mistake of the calling code and leaves the mesh as it was; every other error ends the mesh.
+Every error keeps its fields as positional arguments, so it survives the trip through Ray to the driver unchanged, and
+builds its sentence when it is printed. `MeshUsageError` is a mistake of the calling code and leaves the mesh as it was;
+every other error ends the mesh.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class MeshConnectTimeout(MeshError):
         details = "".join(f" Rank {rank}: {problem}." for rank, problem in sorted(self.problems.items()))
         details += "".join(f" Refused {line}." for line in self.refused)
         return (
-            f"Found no connection to ranks {list(self.missing)} after {self.timeout_s:.1f} s. Expected every host of the "
+            f"Found no connection to ranks {list(self.missing)} after {self.timeout_s:.1f} s. Expected every host of "
+            "the "
             f"generation to connect.{details} Check that these hosts run and that their data ports are reachable."
         )
 
@@ -74,7 +76,8 @@ class PeerLost(MeshError):
     Attributes:
       rank: the host at the other end of the connection that ended.
       reason: how it ended.
-      blamed_rank: the host at fault as far as is known: the one that `rank` named when it left because of another, else `rank`.
+      blamed_rank: the host at fault as far as is known: the one that `rank` named when it left because of another, else
+        `rank`.
     """
 
     def __init__(self, rank: int, reason: str, blamed_rank: int | None = None) -> None:
@@ -113,8 +116,10 @@ class ExchangeTimeout(MeshError):
 
     def __str__(self) -> str:
         return (
-            f"Exchange of tag {self.tag} at step {self.step} is incomplete after {self.timeout_s:.1f} s: found no whole "
-            f"frame from ranks {list(self.waiting_for)} and unsent data for ranks {list(self.unsent)}. Expected both ways "
+            f"Exchange of tag {self.tag} at step {self.step} is incomplete after {self.timeout_s:.1f} s: found no "
+            "whole "
+            f"frame from ranks {list(self.waiting_for)} and unsent data for ranks {list(self.unsent)}. Expected both "
+            "ways "
             "to finish. Replace the named hosts, or raise the timeout if they are only slow."
         )
 
@@ -152,7 +157,8 @@ class FrameError(MeshError):
 
     def __str__(self) -> str:
         return (
-            f"Frame from rank {self.rank} has {self.field} {self.found}. Expected {self.expected}. The connection carries "
+            f"Frame from rank {self.rank} has {self.field} {self.found}. Expected {self.expected}. The connection "
+            "carries "
             "damaged, repeated or foreign data: start a new generation from the last commit."
         )
 

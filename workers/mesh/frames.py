@@ -1,8 +1,9 @@
 """Frames: what one host sends another in one exchange, as bytes.
 
-A frame is a fixed header of `HEADER_BYTES`, a payload of the length the header names and, if that is not 0, a trailer of `TRAILER_BYTES`
-that repeats the header's checksum, so a payload of another length is found before it is handed out. This module owns the layout, the checks
-that need no connection, and the flat byte views of what callers send. It opens no sockets; `links` says which header must come next.
+A frame is a fixed header of `HEADER_BYTES`, a payload of the length the header names and, if that is not 0, a trailer
+of `TRAILER_BYTES` that repeats the header's checksum, so a payload of another length is found before it is handed out.
+This module owns the layout, the checks that need no connection, and the flat byte views of what callers send. It opens
+no sockets; `links` says which header must come next.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def byte_view(buffer: Buffer) -> memoryview:
         return memoryview(cast(Any, array.reshape(-1).view(np.uint8)))
     except (TypeError, ValueError, BufferError) as error:
         raise MeshUsageError(
-            f"Found a {type(buffer).__name__} that is not a run of plain bytes ({error}). Expected a C-contiguous array or "
+            f"Found a {type(buffer).__name__} that is not a run of plain bytes ({error}). Expected a C-contiguous "
+            "array or "
             "bytes-like object without Python objects. Pass numpy.ascontiguousarray(it)."
         ) from error
 

@@ -1,9 +1,10 @@
 """The handshake of two hosts, as two dialogues without a socket.
 
-Each side says who it is (run, generation, rank, plan) with a fresh nonce, then proves that it holds the run's token by an HMAC-SHA256 over
-both hellos; the token itself never travels. Every message has a fixed length, so nothing a stranger sends can make a host wait for or store
-more than that. The dialogues are generators: they yield what to send and how many bytes to read next, and return the peer's rank.
-What they do not do: encrypt, or authenticate the frames that follow. The mesh belongs on a private network.
+Each side says who it is (run, generation, rank, plan) with a fresh nonce, then proves that it holds the run's token by
+an HMAC-SHA256 over both hellos; the token itself never travels. Every message has a fixed length, so nothing a stranger
+sends can make a host wait for or store more than that. The dialogues are generators: they yield what to send and how
+many bytes to read next, and return the peer's rank. What they do not do: encrypt, or authenticate the frames that
+follow. The mesh belongs on a private network.
 
     dialer                         acceptor
       hello(D)            →
@@ -30,7 +31,8 @@ _MAGIC = b"PODEMBED"
 _MIN_TOKEN_BYTES = 16
 _MAX_RUN_ID_BYTES = 128
 _PLAN_HASH_BYTES = 32
-# magic, protocol version, rank, number of ranks, length of the run id, generation, nonce, plan hash, run id padded with zeros.
+# magic, protocol version, rank, number of ranks, length of the run id, generation, nonce, plan hash, run id padded with
+# zeros.
 _HELLO = struct.Struct(f"<8sIIIIQ{NONCE_BYTES}s{_PLAN_HASH_BYTES}s{_MAX_RUN_ID_BYTES}s")
 _PROOF_BYTES = hashlib.sha256().digest_size
 _VERDICT = struct.Struct(f"<I{_PROOF_BYTES}s")

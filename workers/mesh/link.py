@@ -1,8 +1,9 @@
 """One connection of a mesh after its handshake: frames out, frames in, nothing twice and nothing early.
 
-A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange` decides when to call them.
-Payloads go straight between the caller's buffers and the kernel. The header of a later exchange may be read and kept, its payload stays in
-the kernel until that exchange begins, so a fast peer is held back by TCP and costs no memory here.
+A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange`
+decides when to call them. Payloads go straight between the caller's buffers and the kernel. The header of a later
+exchange may be read and kept, its payload stays in the kernel until that exchange begins, so a fast peer is held back
+by TCP and costs no memory here.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Link:
     @property
     def interest(self) -> int:
         """Selector events that would let this link move on, or show that the peer is gone."""
-        # With the next exchange's header at hand there is nothing to read, and its payload would wake the selector for ever.
+        # With the next exchange's header at hand there is nothing to read, and its payload would wake the selector for
+        # ever.
         is_readable = not self._has_left and not (self._expected is None and self._header is not None)
         return (selectors.EVENT_READ if is_readable else 0) | (0 if self.is_sent else selectors.EVENT_WRITE)
 
@@ -143,7 +145,8 @@ class Link:
                 return
             except OSError as error:
                 if self._header is None:
-                    # A peer that left said why before its connection broke under our sending; that is the better report.
+                    # A peer that left said why before its connection broke under our sending; that is the better
+                    # report.
                     self._read_header()
                 raise self._lost(f"sending failed, {error.strerror}") from error
             if not self._drop_sent(count, len(batch)):
@@ -332,7 +335,8 @@ def _writable_view(buffer: Buffer | None, num_bytes: int, rank: int) -> memoryvi
     if view.readonly or view.nbytes < num_bytes:
         kind = "read-only" if view.readonly else "writable"
         raise MeshUsageError(
-            f"Found a {kind} buffer of {view.nbytes} bytes for {num_bytes} bytes from rank {rank}. Expected a writable one "
+            f"Found a {kind} buffer of {view.nbytes} bytes for {num_bytes} bytes from rank {rank}. Expected a writable "
+            "one "
             "of at least that size. Allocate it in `receive` from the size given there."
         )
     return view[:num_bytes]

@@ -1,10 +1,11 @@
 """The mesh: all-to-all exchange of bytes between the hosts of one generation.
 
-One duplex TCP connection per pair of hosts, driven by readiness, straight between the callers' arrays and the kernel. `Mesh` decides when
-each `Link` moves, holds the deadline, and ends as a whole when any part fails, since a step that misses one host is no step.
+One duplex TCP connection per pair of hosts, driven by readiness, straight between the callers' arrays and the kernel.
+`Mesh` decides when each `Link` moves, holds the deadline, and ends as a whole when any part fails, since a step that
+misses one host is no step.
 
-A mesh belongs to one thread at a time, which calls everything; only `abort` may come from other threads. It starts no threads. Whoever
-wants two exchanges at once owns two meshes.
+A mesh belongs to one thread at a time, which calls everything; only `abort` may come from other threads. It starts no
+threads. Whoever wants two exchanges at once owns two meshes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class MeshOptions:
       max_frame_bytes: longest payload one host may send another in one exchange.
       payload_crc: whether payloads carry a checksum, about 0.2 ms per MB and direction on top of TCP's own.
       handshake_timeout_s: how long one connection may take to prove itself.
-      socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is small.
+      socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is
+        small.
       spoil: injects faults into frames; this host's own.
     """
 
@@ -88,8 +90,9 @@ class _Exchange:
 class Mesh:
     """Connections from this host to all others of its generation.
 
-    Life: `listen`, then `connect` once the driver knows all addresses, then any number of exchanges, then `close`. After any `MeshError`
-    the connections are closed at once, so that the other hosts notice, and every later call raises.
+    Life: `listen`, then `connect` once the driver knows all addresses, then any number of exchanges, then `close`.
+    After any `MeshError` the connections are closed at once, so that the other hosts notice, and every later call
+    raises.
 
     Attributes:
       identity: who this host is.
@@ -164,7 +167,8 @@ class Mesh:
             )
         if len(addresses) != self.identity.num_ranks:
             raise MeshUsageError(
-                f"Found {len(addresses)} addresses for {self.identity.num_ranks} ranks. Expected one per rank, in rank order."
+                f"Found {len(addresses)} addresses for {self.identity.num_ranks} ranks. Expected one per rank, in rank "
+                "order."
             )
         try:
             connections = Forming(
@@ -203,10 +207,11 @@ class Mesh:
 
         Args:
           tag, step: name of the exchange; all hosts must run the same exchanges in the same order.
-          send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish` returns. The own
-            rank's entry is ignored.
-          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come; returns a writable
-            C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes the result is ignored.
+          send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish`
+            returns. The own rank's entry is ignored.
+          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come;
+            returns a writable C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes
+            the result is ignored.
 
         Raises:
           MeshUsageError: not connected, an exchange is in progress, or a buffer cannot be sent.
@@ -232,7 +237,8 @@ class Mesh:
             raise
 
     def progress(self) -> bool:
-        """Moves what can move now, at most one piece per host; returns whether the exchange only needs `finish` to return.
+        """Moves what can move now, at most one piece per host; returns whether the exchange only needs `finish` to
+        return.
 
         Raises:
           As `finish`, but for the timeout.
@@ -283,7 +289,9 @@ class Mesh:
         self._abort_signal.request(reason)
 
     def close(self) -> None:
-        """Says goodbye to the other hosts and frees all descriptors; harmless when repeated. Not to be called from other threads."""
+        """Says goodbye to the other hosts and frees all descriptors; harmless when repeated. Not to be called from
+        other threads.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -313,7 +321,9 @@ class Mesh:
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may be another one."""
+        """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may
+        be another one.
+        """
         return tuple(link.rank for link in self._links if not link.is_received)
 
     @property
@@ -366,7 +376,8 @@ class Mesh:
             num_bytes = sum(view.nbytes for view in views)
             if num_bytes > self._options.max_frame_bytes:
                 raise MeshUsageError(
-                    f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {self._options.max_frame_bytes}. "
+                    f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most "
+                    f"{self._options.max_frame_bytes}. "
                     "Split the exchange or raise max_frame_bytes on all hosts."
                 )
         return views_by_rank

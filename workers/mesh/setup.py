@@ -1,9 +1,10 @@
 """Forming a mesh: from a listening socket and a list of addresses to one trusted connection per host.
 
-Rank i dials every lower rank and accepts every higher one. All dials, handshakes and strangers are served by one selector, each with its
-own deadline, so that garbage or a silent client delays nobody. A connection that fails is closed and recorded; honest peers dial again
-with growing pauses until the deadline of the whole. A host that finds no descriptor left waits for one, and in the end blames itself. What
-travels on the connections afterwards is the business of `links`.
+Rank i dials every lower rank and accepts every higher one. All dials, handshakes and strangers are served by one
+selector, each with its own deadline, so that garbage or a silent client delays nobody. A connection that fails is
+closed and recorded; honest peers dial again with growing pauses until the deadline of the whole. A host that finds no
+descriptor left waits for one, and in the end blames itself. What travels on the connections afterwards is the business
+of `links`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def open_listener(bind_address: str, *, socket_buffer_bytes: int | None) -> sock
     """
     if bind_address in ("", "0.0.0.0", "::"):
         raise MeshUsageError(
-            f"Found bind address {bind_address!r}, which is every interface. Expected one address of the private network. "
+            f"Found bind address {bind_address!r}, which is every interface. Expected one address of the private "
+            "network. "
             "Pass the address at which the other hosts reach this one."
         )
     listener = socket.socket(_family(bind_address), socket.SOCK_STREAM)
@@ -163,7 +165,8 @@ class Forming:
         """Connections by rank, non-blocking, with both handshakes done and not one byte of a frame read.
 
         Raises:
-          MeshConnectTimeout: some hosts did not connect within `timeout_s`, or a machine has answered no dial for `UNREACHABLE_S`.
+          MeshConnectTimeout: some hosts did not connect within `timeout_s`, or a machine has answered no dial for
+            `UNREACHABLE_S`.
           DescriptorsExhausted: there was no descriptor left for them.
           HandshakeRefused: a host we dialed does not belong to us.
           MeshAborted: the abort signal was set.
@@ -204,7 +207,8 @@ class Forming:
         )
 
     def _require_reachable(self) -> None:
-        """Gives up early on machines that do not even refuse a connection: no waiting brings back a lost machine or a cut link.
+        """Gives up early on machines that do not even refuse a connection: no waiting brings back a lost machine or a
+        cut link.
 
         Raises:
           MeshConnectTimeout: naming them.
@@ -347,7 +351,9 @@ class Forming:
             self._advance(candidate, message)
 
     def _advance(self, candidate: _Candidate, message: bytes | None) -> None:
-        """Gives the dialogue a message (None to start it) and sends its replies until it wants to read again or ends."""
+        """Gives the dialogue a message (None to start it) and sends its replies until it wants to read again or
+        ends.
+        """
         try:
             while True:
                 turn = candidate.dialogue.send(message)  # type: ignore[arg-type]

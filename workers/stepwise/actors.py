@@ -1,7 +1,8 @@
-"""The Ray actors of the step-by-step mode: `StepwiseHost` and `StepwiseDevice`, and the calls from a device actor to its host actor.
+"""The Ray actors of the step-by-step mode: `StepwiseHost` and `StepwiseDevice`, and the calls from a device actor to
+its host actor.
 
-A refusal, such as a call out of order, comes back as a value and is raised where the call was made, so that it has the same type with
-and without Ray. Everything else leaves as Ray reports it.
+A refusal, such as a call out of order, comes back as a value and is raised where the call was made, so that it has the
+same type with and without Ray. Everything else leaves as Ray reports it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 one index.
 
 A checkpoint is a folder of its own, `ckpt-<number>` in the folder that the user names. Arrays are Zarr arrays of one
-chunk below `data/<attempt>/parts/`, tables lie beside them as in a saved embedding (`workers.stepwise.saved_embedding`).
-`checkpoint.json`, created last and
-exclusively, names every file with its checksum: a folder without it is what an interrupted save left, and nothing reads
-it. Implements `embedding.table.table_storage.CheckpointStorage`.
+chunk below `data/<attempt>/parts/`, tables lie beside them as in a saved embedding
+(`workers.stepwise.saved_embedding`). `checkpoint.json`, created last and exclusively, names every file with its
+checksum: a folder without it is what an interrupted save left, and nothing reads it. Implements
+`embedding.table.table_storage.CheckpointStorage`.
 """
 
 from __future__ import annotations

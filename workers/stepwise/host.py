@@ -1,8 +1,9 @@
 """The step-by-step mode on hosts: `StepwiseHost` holds a shard of every table and is told one call of a step at a time.
 
-In a run, hosts are told windows of steps and read their own input (`workers.host.host`). Here ids come from outside, from the driver or from
-the function that a strategy runs on the device process of the host; either way all hosts get the same calls in the same order, and the
-exchange between them is the barrier. Plain classes; `workers.stepwise.actors` wraps them.
+In a run, hosts are told windows of steps and read their own input (`workers.host.host`). Here ids come from outside,
+from the driver or from the function that a strategy runs on the device process of the host; either way all hosts get
+the same calls in the same order, and the exchange between them is the barrier. Plain classes; `workers.stepwise.actors`
+wraps them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class MeshExchange:
             counts = frame[:num_tables]
             if (counts < 0).any() or int(counts.sum()) != len(frame) - num_tables:
                 raise ValueError(
-                    f"Host {host} announced {counts.tolist()} ids and sent {len(frame) - num_tables}. Expected the same number of each."
+                    f"Host {host} announced {counts.tolist()} ids and sent {len(frame) - num_tables}. Expected the "
+                    "same number of each."
                 )
             wanted[host] = np.split(frame[num_tables:], np.cumsum(counts)[:-1])
         return wanted
@@ -116,7 +118,8 @@ class StepwiseHost:
             token=spec.token,
             rank=spec.host,
             num_ranks=spec.num_hosts,
-            # What is placed where is told to all hosts by the driver with each engine; only the number of hosts is fixed here.
+            # What is placed where is told to all hosts by the driver with each engine; only the number of hosts is
+            # fixed here.
             plan_hash=spec.num_hosts.to_bytes(32, "big"),
         )
         self._mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=MeshOptions())
@@ -270,7 +273,8 @@ class ReplicaEngine:
 
 def _only_on_driver(method: str) -> RuntimeError:
     return RuntimeError(
-        f"{method} was called inside a function that the strategy runs. Expected a call on the driver, which reaches all hosts. Move it there."
+        f"{method} was called inside a function that the strategy runs. Expected a call on the driver, which reaches "
+        "all hosts. Move it there."
     )
 
 

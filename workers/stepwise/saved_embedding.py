@@ -1,9 +1,10 @@
-"""A saved embedding: rows and slots of all tables in one folder, written by any number of hosts and read by any other number.
+"""A saved embedding: rows and slots of all tables in one folder, written by any number of hosts and read by any other
+number.
 
-Every array is a Zarr array below `data/<attempt>/tables/`, cut into buckets as in a run's checkpoint; `embedding.json`, created last and
-exclusively, names each chunk with its checksum, so a folder holds a whole embedding or none. The metadata of an array carries its key in
-TensorFlow's checkpoints: `<table>` for rows and `<table>.S<slot>` for a slot, each with `/.ATTRIBUTES/VARIABLE_VALUE`. Implements
-`embedding.table.table_storage.TableStorage`.
+Every array is a Zarr array below `data/<attempt>/tables/`, cut into buckets as in a run's checkpoint; `embedding.json`,
+created last and exclusively, names each chunk with its checksum, so a folder holds a whole embedding or none. The
+metadata of an array carries its key in TensorFlow's checkpoints: `<table>` for rows and `<table>.S<slot>` for a slot,
+each with `/.ATTRIBUTES/VARIABLE_VALUE`. Implements `embedding.table.table_storage.TableStorage`.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ def sealed_index(name: str, document: dict[str, Any]) -> bytes:
     if beyond is not None:
         found, expected = beyond
         raise IndexTooLarge(
-            f"The index {name} would have {found}. Expected {expected}, since a restore reads no more. Save fewer tables or arrays in one "
+            f"The index {name} would have {found}. Expected {expected}, since a restore reads no more. Save fewer "
+            "tables or arrays in one "
             "place."
         )
     return data
@@ -167,7 +169,8 @@ def require_free(path: str) -> None:
 def taken(path: str) -> AlreadySaved:
     """The error of a second save to one place."""
     return AlreadySaved(
-        f"Found a saved embedding or checkpoint in {Store(path).location}. Expected a folder without one, since nothing saved is ever replaced. "
+        f"Found a saved embedding or checkpoint in {Store(path).location}. Expected a folder without one, since "
+        "nothing saved is ever replaced. "
         "Pass a new path."
     )
 
@@ -186,7 +189,8 @@ def read_document(store: Store, name: str) -> dict[str, Any]:
 
 
 def read_index(path: str) -> tuple[tuple[TableFiles, ...], int]:
-    """The tables of a folder, and the number of steps that made them; of a saved embedding, or of a checkpoint that has one.
+    """The tables of a folder, and the number of steps that made them; of a saved embedding, or of a checkpoint that has
+    one.
 
     Raises:
       NothingSaved: there is none.
@@ -212,19 +216,22 @@ def _saved_tables(store: Store) -> tuple[str, Any]:
         saved = read_document(store, CHECKPOINT_FILE).get("embedding")
     except NameNotFound:
         raise NothingSaved(
-            f"Found no {INDEX_FILE} and no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by TPUEmbedding.save or "
+            f"Found no {INDEX_FILE} and no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by "
+            "TPUEmbedding.save or "
             "Checkpoint.save. Check the path; a save that was interrupted leaves neither."
         ) from None
     if saved is None:
         raise NothingSaved(
-            f"Found a checkpoint without an embedding in {store.location}. Expected one with tables. Restore one that was saved with "
+            f"Found a checkpoint without an embedding in {store.location}. Expected one with tables. Restore one that "
+            "was saved with "
             "Checkpoint(embedding=...)."
         )
     return CHECKPOINT_FILE, saved
 
 
 def restore_tables(path: str, tables: Sequence[Table]) -> int:
-    """Fills the buckets that are held here, whatever number of hosts and buckets wrote them. Returns the number of steps.
+    """Fills the buckets that are held here, whatever number of hosts and buckets wrote them. Returns the number of
+    steps.
 
     Slots that a table lacks are left out. After an error the tables may hold a part of the new values.
 
@@ -270,14 +277,17 @@ def _check(spec: TableSpec, saved: Mapping[str, TableFiles]) -> None:
     entry = saved.get(spec.name)
     if entry is None:
         raise CheckpointMismatch(
-            f"Found tables {sorted(saved)} in the saved embedding. Expected one called '{spec.name}'. Name the TableConfig as it was saved."
+            f"Found tables {sorted(saved)} in the saved embedding. Expected one called '{spec.name}'. Name the "
+            "TableConfig as it was saved."
         )
     widths = {array.name: array.width for array in entry.arrays}
     expected = dict(spec.widths)
     if entry.num_rows != spec.num_rows or any(widths.get(name) != width for name, width in expected.items()):
         raise CheckpointMismatch(
-            f"Table '{spec.name}': found {entry.num_rows} rows with columns {widths} in the saved embedding. Expected {spec.num_rows} rows with "
-            f"{expected}. Declare the table and its optimizer as they were saved, or no optimizer to read the rows alone."
+            f"Table '{spec.name}': found {entry.num_rows} rows with columns {widths} in the saved embedding. Expected "
+            f"{spec.num_rows} rows with "
+            f"{expected}. Declare the table and its optimizer as they were saved, or no optimizer to read the rows "
+            "alone."
         )
 
 

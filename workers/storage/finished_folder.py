@@ -1,9 +1,9 @@
 """A folder that is either complete or not there: how prepared data sets are written once and then only read.
 
-A set is written into a temporary sibling folder, its report is written last as `COMPLETE.json`, and one rename puts the folder in place.
-Whoever finds the folder with its report can trust every file in it; whoever loses the race of two writers finds the winner's folder. A
-writer that must survive its own death keeps a temporary folder of its own and calls `finish`.
-Local folders only: a rename of a folder is not atomic in an object store.
+A set is written into a temporary sibling folder, its report is written last as `COMPLETE.json`, and one rename puts the
+folder in place. Whoever finds the folder with its report can trust every file in it; whoever loses the race of two
+writers finds the winner's folder. A writer that must survive its own death keeps a temporary folder of its own and
+calls `finish`. Local folders only: a rename of a folder is not atomic in an object store.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     """The report of a complete folder, or None if there is no folder or an empty one.
 
     Raises:
-      FolderError: the folder is there without a readable report, or a file that the report lists is missing or of another size, or this
-        user may not look.
+      FolderError: the folder is there without a readable report, or a file that the report lists is missing or of
+        another size, or this user may not look.
     """
     try:
         return _read_report(folder)
     except PermissionError as error:
         raise FolderError(
-            f"Found the folder {folder}, which may not be read ({error.strerror}: {error.filename}). Expected one that this program's user may "
+            f"Found the folder {folder}, which may not be read ({error.strerror}: {error.filename}). Expected one that "
+            "this program's user may "
             "enter, with readable files. Give that user the right to, or choose another folder."
         ) from error
 
@@ -53,7 +54,8 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FolderError(
-            f"Found the folder {folder} without a readable {REPORT_NAME} ({error!r}). Expected none, an empty one, or one that was prepared to "
+            f"Found the folder {folder} without a readable {REPORT_NAME} ({error!r}). Expected none, an empty one, or "
+            "one that was prepared to "
             "its end. Choose another name; or remove it, if nothing in it is needed."
         ) from error
     for name, size_bytes in sizes.items():
@@ -61,7 +63,8 @@ def _read_report(folder: Path) -> dict[str, Any] | None:
         found = path.stat().st_size if path.is_file() else None
         if found != size_bytes:
             raise FolderError(
-                f"Found {path} with {found} bytes. Expected {size_bytes}, as {REPORT_NAME} says. Remove {folder} to have it prepared again."
+                f"Found {path} with {found} bytes. Expected {size_bytes}, as {REPORT_NAME} says. Remove {folder} to "
+                "have it prepared again."
             )
     return report
 
@@ -88,7 +91,8 @@ def create_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
         unfinished.mkdir()
     except OSError as error:
         raise FolderError(
-            f"Found no folder {folder}, and none can be made there ({error.strerror}: {error.filename}). Expected a place that this program's "
+            f"Found no folder {folder}, and none can be made there ({error.strerror}: {error.filename}). Expected a "
+            "place that this program's "
             "user may write to. Give that user the right to, or choose another folder."
         ) from error
     try:
@@ -126,7 +130,8 @@ def _put_in_place(unfinished: Path, folder: Path) -> None:
     try:
         os.rename(unfinished, folder)
     except OSError:
-        # A rename onto a folder that has files fails: another writer was faster, and its folder is as good. Any other reason stands.
+        # A rename onto a folder that has files fails: another writer was faster, and its folder is as good. Any other
+        # reason stands.
         if read_report(folder) is None:
             raise
 

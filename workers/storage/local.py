@@ -1,9 +1,10 @@
 """Files of one folder on a local or mounted disk, reached without ever following a link below its root.
 
-Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads nowhere. A write is
-durable when it returns: the file and each folder that names it are synced; or, for a thread inside `sync_later`, when `sync` returns, which
-asks the disk once for many files. What is replaced is advisory and never synced. Creation of a name is decided by the kernel (`O_EXCL`, hard
-link), never by looking first. Names arrive validated; see `storage`.
+Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads
+nowhere. A write is durable when it returns: the file and each folder that names it are synced; or, for a thread inside
+`sync_later`, when `sync` returns, which asks the disk once for many files. What is replaced is advisory and never
+synced. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names arrive
+validated; see `storage`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ class LocalFiles:
 
     @contextmanager
     def sync_later(self, unsynced: Unsynced) -> Iterator[None]:
-        """Inside, new files of this thread are noted in `unsynced` instead of synced. Other threads and other calls are as ever."""
+        """Inside, new files of this thread are noted in `unsynced` instead of synced. Other threads and other calls are
+        as ever.
+        """
         self._thread.later = unsynced
         try:
             yield
@@ -142,7 +145,9 @@ class LocalFiles:
         return self._publish(name, data, _link)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Puts a complete file under the name, instead of what was there. Not durable: a disk that is busy with a save would hold the caller up."""
+        """Puts a complete file under the name, instead of what was there. Not durable: a disk that is busy with a save
+        would hold the caller up.
+        """
 
         def rename(temporary: str, leaf: str, folder: int) -> bool:
             os.rename(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder)
@@ -191,7 +196,9 @@ class LocalFiles:
             _remove_empty_tree(parent, leaf)
 
     def remove_stale_temporaries(self, prefix: str, *, written_before_unix_s: float) -> int:
-        """Removes what writers that were killed left in a folder; returns how many files. A living writer needs seconds, not hours."""
+        """Removes what writers that were killed left in a folder; returns how many files. A living writer needs
+        seconds, not hours.
+        """
         removed = 0
         try:
             with self._folder(prefix, prefix.split("/"), create=False) as folder:
@@ -335,7 +342,8 @@ def _link(temporary: str, leaf: str, folder: int) -> bool:
         os.link(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         return True
     except FileExistsError:
-        # A network filesystem may repeat a request that had worked and then report the name as taken; the link count tells.
+        # A network filesystem may repeat a request that had worked and then report the name as taken; the link count
+        # tells.
         return os.stat(temporary, dir_fd=folder, follow_symlinks=False).st_nlink == 2
 
 
@@ -385,7 +393,9 @@ def _collect(folder: int, prefix: str, found: dict[str, int]) -> None:
 
 
 def _read_all(handle: int, buffers: Sequence[memoryview], start: int) -> int:
-    """Fills the buffers one after the other and returns the bytes read; fewer than wanted only at the end of the file."""
+    """Fills the buffers one after the other and returns the bytes read; fewer than wanted only at the end of the
+    file.
+    """
     at = start
     for buffer in buffers:
         filled = 0

@@ -1,7 +1,8 @@
 """Files of an object store, or of any other filesystem that fsspec knows, below one root.
 
-What the storage must offer beyond fsspec's common calls is exclusive creation. The common call `pipe_file(mode="create")` looks first and
-writes then, which lets two writers win; it is trusted only where a filesystem overrides it with a conditional request. Listings are never
+What the storage must offer beyond fsspec's common calls is exclusive creation. The common call
+`pipe_file(mode="create")` looks first and writes then, which lets two writers win; it is trusted only where a
+filesystem overrides it with a conditional request. Listings are never
 cached: a lease read from a cache protects nothing.
 """
 
@@ -24,7 +25,8 @@ from workers.storage.retry import http_code
 
 # MemoryFileSystem keeps its files in a dictionary of the class, so one lock for the process is what decides a race.
 _MEMORY_LOCK = threading.Lock()
-# The driver's own thread replaces its heartbeat. Held up for longer, it would call no worker, and workers that hear nothing for 30 s leave.
+# The driver's own thread replaces its heartbeat. Held up for longer, it would call no worker, and workers that hear
+# nothing for 30 s leave.
 LONGEST_REPLACE_S = 5.0
 _CONDITIONAL_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 
@@ -38,7 +40,8 @@ class RemoteFiles:
             self._filesystem, self.root = fsspec.url_to_fs(url, **options)
         except (ImportError, ValueError) as error:
             raise StorageError(
-                f"'{url}' cannot be opened: {error}. A path, or a URL of a filesystem that is installed, is expected. For s3:// install "
+                f"'{url}' cannot be opened: {error}. A path, or a URL of a filesystem that is installed, is expected. "
+                "For s3:// install "
                 "podembed[s3], for gs:// podembed[gcs]."
             ) from error
         self.root = self.root.rstrip("/")
@@ -152,12 +155,15 @@ class RemoteFiles:
         return True
 
     def _make_folder(self, path: str) -> None:
-        """Makes the folder of a file where folders are things of their own; in object stores and memory they are parts of names."""
+        """Makes the folder of a file where folders are things of their own; in object stores and memory they are parts
+        of names.
+        """
         if self._exclusive_options is None:
             self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
 
     def _call(self, method: str, *arguments: Any, within_s: float | None = None, **options: Any) -> Any:
-        """Calls the filesystem; asynchronous ones with a deadline for the request, that of all requests if none is given.
+        """Calls the filesystem; asynchronous ones with a deadline for the request, that of all requests if none is
+        given.
 
         Raises:
           OSError: as the filesystem raised it, or a `ConnectionError` for a client's own kind of lost connection.
@@ -192,15 +198,18 @@ class RemoteFiles:
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Whether a client library's own exception says that the service was not reached. They share names, not a base class."""
+    """Whether a client library's own exception says that the service was not reached. They share names, not a base
+    class.
+    """
     return any(kind.__name__.endswith(("ConnectionError", "TimeoutError")) for kind in type(error).__mro__)
 
 
 def _exclusive_options(filesystem: AbstractFileSystem) -> dict[str, Any] | None:
     """What makes `pipe_file` fail on an existing name, decided by the service; None where nothing does.
 
-    For memory our own lock decides. Others must be a known service whose filesystem has its own asynchronous `_pipe_file`: s3fs and gcsfs
-    take `mode="create"` (If-None-Match, ifGenerationMatch=0), adlfs takes `overwrite=False`.
+    For memory our own lock decides. Others must be a known service whose filesystem has its own asynchronous
+    `_pipe_file`: s3fs and gcsfs take `mode="create"` (If-None-Match, ifGenerationMatch=0), adlfs takes
+    `overwrite=False`.
     """
     if isinstance(filesystem, MemoryFileSystem):
         return {}

@@ -1,6 +1,7 @@
 """Bounded repetition of storage calls that fail with errors which usually pass.
 
-Time, sleep and chance come in as arguments, so the schedule is tested without waiting. What may be repeated safely is the caller's
+Time, sleep and chance come in as arguments, so the schedule is tested without waiting. What may be repeated safely is
+the caller's
 decision: this module only knows which errors are worth another try.
 """
 
@@ -39,7 +40,9 @@ _TRANSIENT_HTTP_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to insist. Waits double from `first_wait_s` to `max_wait_s`, each multiplied by a random factor in [0.5, 1)."""
+    """How long to insist. Waits double from `first_wait_s` to `max_wait_s`, each multiplied by a random factor in [0.5,
+    1).
+    """
 
     max_attempts: int = 6
     first_wait_s: float = 0.1
@@ -59,8 +62,8 @@ class Waiting:
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a moment later without anybody changing anything.
 
-    Remote filesystems wrap HTTP failures in many types; what they share is a numeric `code` or `status`, or an `OSError` that carries no
-    errno because no system call failed.
+    Remote filesystems wrap HTTP failures in many types; what they share is a numeric `code` or `status`, or an
+    `OSError` that carries no errno because no system call failed.
     """
     if isinstance(error, StorageError | FileNotFoundError | FileExistsError | PermissionError | NotADirectoryError):
         return False
@@ -84,11 +87,13 @@ def call_with_retries(
     """Calls until it answers.
 
     Args:
-      call: gets the number of earlier attempts (0 at first), so that it can tell whether an earlier one may have taken effect.
+      call: gets the number of earlier attempts (0 at first), so that it can tell whether an earlier one may have taken
+        effect.
       what: names the operation in the error.
 
     Raises:
-      StoreUnavailable: the last allowed attempt failed with a transient error, or the next wait would pass the deadline.
+      StoreUnavailable: the last allowed attempt failed with a transient error, or the next wait would pass the
+        deadline.
       Exception: whatever is not transient, at once and unchanged.
     """
     waiting = waiting or Waiting()

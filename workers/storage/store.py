@@ -1,8 +1,10 @@
-"""One folder of a local disk or object store, addressed by relative names: all that a run reads and writes goes through here.
+"""One folder of a local disk or object store, addressed by relative names: all that a run reads and writes goes through
+here.
 
-Owns name validation, retries and the probe for exclusive creation. Files are written once and never replaced (the advisory heartbeat
-is the one exception), so a reader never meets a half-changed file under a name that a commit refers to. It knows nothing of arrays,
-manifests or leases. A `Store` holds no open file and no lock and may be used from several threads.
+Owns name validation, retries and the probe for exclusive creation. Files are written once and never replaced (the
+advisory heartbeat is the one exception), so a reader never meets a half-changed file under a name that a commit refers
+to. It knows nothing of arrays, manifests or leases. A `Store` holds no open file and no lock and may be used from
+several threads.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ def validate_name(name: str) -> str:
     """Returns the name if it is safe to join under a root.
 
     Raises:
-      UnsafeName: it is empty, absolute, too long, or one of its segments is not of the strict pattern (so no `..`, no scheme, no
-        backslash, no control character, no hidden file).
+      UnsafeName: it is empty, absolute, too long, or one of its segments is not of the strict pattern (so no `..`, no
+        scheme, no backslash, no control character, no hidden file).
     """
     if not isinstance(name, str) or not name:
         raise UnsafeName(str(name), "is empty or not text")
@@ -99,7 +101,8 @@ class Store:
     """The files below one URL.
 
     Args:
-      url: a path (`/data/run`, `run`), `file:///data/run`, `memory://run`, or any URL that fsspec opens (`gs://`, `s3://`, `abfs://`).
+      url: a path (`/data/run`, `run`), `file:///data/run`, `memory://run`, or any URL that fsspec opens (`gs://`,
+        `s3://`, `abfs://`).
       storage_options: given to the fsspec filesystem.
       retry: how long calls insist on errors that usually pass.
       request_timeout_s: the longest that one request to an object store may take.
@@ -141,7 +144,9 @@ class Store:
 
     @property
     def answers_late(self) -> bool:
-        """Whether a request that failed here may still take effect later, as with services that are reached over a network."""
+        """Whether a request that failed here may still take effect later, as with services that are reached over a
+        network.
+        """
         return self._files.repeats_requests
 
     def locate(self, name: str) -> str:
@@ -201,8 +206,8 @@ class Store:
         """Writes one file from byte buffers and returns when it is durable. A local write copies nothing.
 
         Raises:
-          NameTaken: something is there already; it is left as it is. If the call itself may have written it in an attempt whose answer
-            was lost, the content decides.
+          NameTaken: something is there already; it is left as it is. If the call itself may have written it in an
+            attempt whose answer was lost, the content decides.
         """
 
         def attempt(earlier_attempts: int) -> None:
@@ -215,11 +220,14 @@ class Store:
         self._run("write", name, attempt)
 
     def sync_later(self, unsynced: Unsynced) -> AbstractContextManager[None]:
-        """A block in which `write_new`, called by this thread, returns before the file is durable and notes it in `unsynced`."""
+        """A block in which `write_new`, called by this thread, returns before the file is durable and notes it in
+        `unsynced`.
+        """
         return self._files.sync_later(unsynced)
 
     def sync(self, unsynced: Unsynced) -> None:
-        """Makes what was written inside `sync_later` durable. A failure is final: what the disk lost cannot be synced again.
+        """Makes what was written inside `sync_later` durable. A failure is final: what the disk lost cannot be synced
+        again.
 
         Raises:
           StorageError, OSError: the storage lost some of it.
@@ -233,7 +241,8 @@ class Store:
     def create_exclusive(self, name: str, data: bytes) -> bool:
         """Creates a small complete file unless the name is taken; of several callers exactly one gets True.
 
-        When an attempt may have worked although its answer was lost, the content tells, so `data` should be unique to the caller.
+        When an attempt may have worked although its answer was lost, the content tells, so `data` should be unique to
+        the caller.
         """
 
         def attempt(earlier_attempts: int) -> bool:
@@ -252,7 +261,9 @@ class Store:
         self._run("replace", name, lambda _: self._files.replace(name, data), policy=once)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Name → bytes of every file below a folder (all if empty), sorted. Files that no writer of ours would name are left out."""
+        """Name → bytes of every file below a folder (all if empty), sorted. Files that no writer of ours would name are
+        left out.
+        """
         found = self._list(prefix, lambda _: self._files.sizes(prefix))
         return {name: found[name] for name in sorted(found) if is_safe_name(name)}
 
@@ -282,11 +293,15 @@ class Store:
         self.remove_empty_folders(folder)
 
     def remove_empty_folders(self, folder: str) -> None:
-        """Removes a folder and those in it, as far as they hold nothing: what writers that were killed had made for files to come."""
+        """Removes a folder and those in it, as far as they hold nothing: what writers that were killed had made for
+        files to come.
+        """
         self._run("delete", folder, lambda _: self._files.remove_empty_folders(folder))
 
     def remove_stale_temporaries(self, folder: str, *, written_before_unix_s: float) -> int:
-        """Removes half-written files that killed writers left in a folder; their names never show elsewhere. Returns how many."""
+        """Removes half-written files that killed writers left in a folder; their names never show elsewhere. Returns
+        how many.
+        """
         return self._list(
             folder,
             lambda _: self._files.remove_stale_temporaries(folder, written_before_unix_s=written_before_unix_s),
@@ -349,7 +364,8 @@ class Store:
 def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: float) -> Files:
     if "::" in url:
         raise StorageError(
-            f"'{url}' chains filesystems; one filesystem is expected. Caches may answer with old listings: name the store itself."
+            f"'{url}' chains filesystems; one filesystem is expected. Caches may answer with old listings: name the "
+            "store itself."
         )
     folder = _local_folder(url)
     if folder is not None:

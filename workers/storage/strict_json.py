@@ -1,8 +1,8 @@
 """JSON from storage, read as if an adversary had written it, and sealed so that one changed byte is found.
 
-A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member, so the check needs
-the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number range apply before anything is built
-from the content. What the members mean is decided by the callers.
+A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member, so
+the check needs the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number
+range apply before anything is built from the content. What the members mean is decided by the callers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from workers.storage.errors import StorageError
 
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_DEPTH = 16
-# Far above what the largest real document holds: a manifest has some ten lists and objects for each array of a table, and its numbers and texts
-# stand in long lists. A small value costs many times its text in memory, so a forged file of few bytes could otherwise cost gigabytes.
+# Far above what the largest real document holds: a manifest has some ten lists and objects for each array of a table,
+# and its numbers and texts stand in long lists. A small value costs many times its text in memory, so a forged file of
+# few bytes could otherwise cost gigabytes.
 MAX_CONTAINERS = 1 << 20
 MAX_VALUES = 1 << 23
 _MAX_INT = 2**63 - 1
 _MIN_INT = -(2**63)
 _TAIL_PREFIX = b',"sha256":"'
 _TAIL_LENGTH = len(_TAIL_PREFIX) + 64 + len(b'"}\n')
-# Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed over once.
+# Everything up to the next bracket outside of strings, or to a string without an end; possessive, so that it is passed
+# over once.
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}"]|\Z)', re.DOTALL)
 
 _REMEDY = "The file is damaged or not ours: restore it from a copy, or load an older commit."
@@ -80,7 +82,8 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
     """Parses JSON, refusing what a careless reader would accept.
 
     Raises:
-      DocumentRefused: too large, too deep, not UTF-8, not JSON, a member twice, an integer outside 64 bits, NaN or infinity.
+      DocumentRefused: too large, too deep, not UTF-8, not JSON, a member twice, an integer outside 64 bits, NaN or
+        infinity.
     """
     beyond = beyond_limits(data, max_bytes=max_bytes)
     if beyond is not None:
@@ -99,9 +102,11 @@ def parse_strictly(name: str, data: bytes, *, max_bytes: int = MAX_DOCUMENT_BYTE
 
 
 def beyond_limits(data: bytes, *, max_bytes: int) -> tuple[str, str] | None:
-    """What is too much of a document for `parse_strictly`, found and expected; None if it may be read, so that a writer can ask, too.
+    """What is too much of a document for `parse_strictly`, found and expected; None if it may be read, so that a writer
+    can ask, too.
 
-    Counts what the parser would build an object for; characters inside strings count as well, of which real documents have few.
+    Counts what the parser would build an object for; characters inside strings count as well, of which real documents
+    have few.
     """
     if len(data) > max_bytes:
         return f"{len(data)} bytes", f"at most {max_bytes}"
@@ -120,7 +125,8 @@ def _check_depth(name: str, data: bytes, max_depth: int) -> None:
     for match in _TO_BRACKET.finditer(data):
         token = match.group(1)
         if token in (b'"', b""):
-            # The end, or a text without one, at which the parser stops as well; looking on would read the rest again for every quote.
+            # The end, or a text without one, at which the parser stops as well; looking on would read the rest again
+            # for every quote.
             break
         if token in b"[{":
             depth += 1

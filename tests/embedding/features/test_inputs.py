@@ -1,4 +1,6 @@
-"""Reading one feature's value: every accepted type becomes the same rows of ids, and what does not fit is refused by name."""
+"""Reading one feature's value: every accepted type becomes the same rows of ids, and what does not fit is refused by
+name.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,8 @@
-"""The update formulas of the Keras optimizers in float64 numpy, written apart from the package: the reference of the tests.
+"""The update formulas of the Keras optimizers in float64 numpy, written apart from the package: the reference of the
+tests.
 
-One class per optimizer; `step(gradients)` moves `self.values` in place. Dense gradients only: a gradient of rows is the same dense one
-with zeros, for every optimizer here.
+One class per optimizer; `step(gradients)` moves `self.values` in place. Dense gradients only: a gradient of rows is the
+same dense one with zeros, for every optimizer here.
 """
 
 from __future__ import annotations

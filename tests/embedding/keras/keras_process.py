@@ -1,4 +1,5 @@
-"""One of the processes of `test_gradient_reducer`: joins `jax.distributed`, trains two steps, prints what it holds as JSON.
+"""One of the processes of `test_gradient_reducer`: joins `jax.distributed`, trains two steps, prints what it holds as
+JSON.
 
 Arguments: coordinator address, number of processes, own index.
 """

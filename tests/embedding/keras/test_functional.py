@@ -23,7 +23,9 @@ PATHS = ["dense/bias", "dense/kernel"]
 
 
 class Signed(Optimizer):
-    """Moves against the sign of an average gradient; slots from the model and one of its own made in the constructor."""
+    """Moves against the sign of an average gradient; slots from the model and one of its own made in the
+    constructor.
+    """
 
     def __init__(self, learning_rate=0.1, name="Signed", **kwargs):
         super().__init__(name, **kwargs)

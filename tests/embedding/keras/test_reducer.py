@@ -38,7 +38,9 @@ def test_the_collective_way_over_a_single_process_changes_nothing():
 
 @pytest.fixture(scope="module")
 def held_by_two():
-    """What each of two processes holds after training together; tries once more if another program took the port meanwhile."""
+    """What each of two processes holds after training together; tries once more if another program took the port
+    meanwhile.
+    """
     for attempt in (1, 2):
         held = run_processes(2)
         if held is not None:

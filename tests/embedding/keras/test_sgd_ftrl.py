@@ -1,4 +1,6 @@
-"""The concrete optimizers: formulas against a float64 oracle, numbers recorded from TensorFlow 2.9.3, defaults and configurations."""
+"""The concrete optimizers: formulas against a float64 oracle, numbers recorded from TensorFlow 2.9.3, defaults and
+configurations.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,8 @@ def test_centered_rmsprop_leaves_rows_alone_whose_velocity_turned_negative():
     assert np.isfinite(table.numpy()[1:]).all()
 
 
-# Last values after four steps of TensorFlow 2.9.3 (CPU, keras.optimizers.experimental) from [1, -2] and 0.5 with these gradients.
+# Last values after four steps of TensorFlow 2.9.3 (CPU, keras.optimizers.experimental) from [1, -2] and 0.5 with these
+# gradients.
 GRADIENTS = [([0.5, -1.0], 0.25), ([-0.25, 0.75], -1.5), ([1.0, 0.125], 0.5), ([-0.5, -0.25], 2.0)]
 RECORDED = [
     ("SGD", {}, [0.9925000071525574, -1.996250033378601], 0.48749998211860657),

@@ -1,4 +1,6 @@
-"""Gather, pooling and its gradient: the same bits as numpy at every width, layout and alignment; the definitions in float64."""
+"""Gather, pooling and its gradient: the same bits as numpy at every width, layout and alignment; the definitions in
+float64.
+"""
 
 import numpy as np
 import pytest

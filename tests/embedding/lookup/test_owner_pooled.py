@@ -1,4 +1,6 @@
-"""Several hosts in one process: what they exchange is passed by hand; activations, rows and slots must be those of one dense table."""
+"""Several hosts in one process: what they exchange is passed by hand; activations, rows and slots must be those of one
+dense table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What may go before an update: marks and bags against numpy, masks there and back, and splits of both lookups against sets of ids."""
+"""What may go before an update: marks and bags against numpy, masks there and back, and splits of both lookups against
+sets of ids.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def table_spec(name: str, *, num_rows: int, dim: int, num_buckets: int, optimize
     )
 
 
-# Two widths; a table of one bucket, so that most hosts own nothing of it; one with fewer rows than buckets; one that two features share.
+# Two widths; a table of one bucket, so that most hosts own nothing of it; one with fewer rows than buckets; one that
+# two features share.
 SPECS = (
     table_spec("whole", num_rows=7, dim=3, num_buckets=1, optimizer=SGD(RATE)),
     table_spec("wide", num_rows=50, dim=8, num_buckets=8, optimizer=Adagrad(RATE)),
@@ -136,7 +137,9 @@ def num_samples_of(batch: dict[str, Ragged]) -> int:
 
 
 class Dense:
-    """The same tables on one host, as matrices: lookups by a dense `[samples, rows]` weight matrix, updates from its transpose."""
+    """The same tables on one host, as matrices: lookups by a dense `[samples, rows]` weight matrix, updates from its
+    transpose.
+    """
 
     def __init__(self, rows: Sequence[np.ndarray]) -> None:
         self.rows = [values.astype(np.float64) for values in rows]

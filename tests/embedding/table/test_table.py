@@ -1,4 +1,6 @@
-"""`Table`: initial values that do not depend on sharding, views of buckets, updates from several hosts, and refusals."""
+"""`Table`: initial values that do not depend on sharding, views of buckets, updates from several hosts, and
+refusals.
+"""
 
 # Wrong arguments are passed on purpose.
 # pyright: reportArgumentType=false

@@ -1,4 +1,6 @@
-"""`UndoLog` beside the plain way, whole copies at the moments: going back to either of two, a full log, and tables of every optimizer."""
+"""`UndoLog` beside the plain way, whole copies at the moments: going back to either of two, a full log, and tables of
+every optimizer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def assert_back(arrays: list[np.ndarray], before: list[np.ndarray], lost: np.nda
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), max_rows=st.sampled_from([0, 1, 4, 11, 2 * NUM_ROWS]))
 def test_undo_is_exact_but_for_the_rows_that_it_names(data: st.DataObject, max_rows: int) -> None:
-    """Commits that are acknowledged, that are not, and that are still being written when it comes to going back, to whichever of the two."""
+    """Commits that are acknowledged, that are not, and that are still being written when it comes to going back, to
+    whichever of the two.
+    """
     arrays, changed = arrays_of(), set[int]()
     log = UndoLog(arrays, max_rows=max_rows)
     log.begin()

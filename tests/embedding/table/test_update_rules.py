@@ -1,4 +1,6 @@
-"""Update rules through `Table.update`: the same bits as numpy, the formulas in float64 by hand, every option, and custom rules."""
+"""Update rules through `Table.update`: the same bits as numpy, the formulas in float64 by hand, every option, and
+custom rules.
+"""
 
 import math
 from dataclasses import replace

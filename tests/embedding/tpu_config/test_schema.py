@@ -1,6 +1,7 @@
 """The message class: every message, field, enum and oneof by name and number, and bytes that come back as they went in.
 
-The list below is written down a second time, from the field numbers, and the encoder of this file knows the wire format only.
+The list below is written down a second time, from the field numbers, and the encoder of this file knows the wire format
+only.
 """
 
 import struct
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
 
-# Message: [(number, name, type)]. "+" repeated, "|" in the oneof, otherwise a message, an enum in <>, or float unless f, b, i, l, s.
+# Message: [(number, name, type)]. "+" repeated, "|" in the oneof, otherwise a message, an enum in <>, or float unless
+# f, b, i, l, s.
 FIELDS = {
     "TPUEmbeddingConfiguration": [
         (1, "table_descriptor", "+TPUEmbeddingConfiguration.TableDescriptor"),

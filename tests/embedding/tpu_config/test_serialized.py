@@ -1,6 +1,7 @@
 """Configurations as a whole: the bytes TensorFlow writes for the same declarations, and there and back again.
 
-`RECORDED_2_21` and `RECORDED_2_3` are what `TPUEmbedding._create_config_proto` of TensorFlow 2.21.0 and 2.3.4 returned, serialized.
+`RECORDED_2_21` and `RECORDED_2_3` are what `TPUEmbedding._create_config_proto` of TensorFlow 2.21.0 and 2.3.4 returned,
+serialized.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""`initialize_tpu_embedding=False`: an object that uses the engine of another one, if it declares what that engine was started with."""
+"""`initialize_tpu_embedding=False`: an object that uses the engine of another one, if it declares what that engine was
+started with.
+"""
 
 from __future__ import annotations
 

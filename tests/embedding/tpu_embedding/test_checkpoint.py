@@ -1,4 +1,6 @@
-"""One checkpoint of model, optimizer and embedding: what comes back is what was there, and nothing else is taken for it."""
+"""One checkpoint of model, optimizer and embedding: what comes back is what was there, and nothing else is taken for
+it.
+"""
 
 import jax
 import jax.numpy as jnp

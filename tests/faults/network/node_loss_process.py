@@ -1,6 +1,8 @@
-"""Trains on a cluster of several Ray nodes of its own, takes a node away in mid-run, and prints what came of it as one JSON line.
+"""Trains on a cluster of several Ray nodes of its own, takes a node away in mid-run, and prints what came of it as one
+JSON line.
 
-Run as `python -m tests.faults.network.node_loss_process DATA STORAGE`. A process of its own, because Ray connects a process to one cluster only.
+Run as `python -m tests.faults.network.node_loss_process DATA STORAGE`. A process of its own, because Ray connects a
+process to one cluster only.
 """
 
 from __future__ import annotations

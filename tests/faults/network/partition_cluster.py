@@ -31,7 +31,9 @@ def workers_on(machine: Machine) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class PartedCluster:
-    """The head of Ray on the hub, which takes no hosts, and a node with room for one host on each machine that was started."""
+    """The head of Ray on the hub, which takes no hosts, and a node with room for one host on each machine that was
+    started.
+    """
 
     network: Network
     local_disk: Path

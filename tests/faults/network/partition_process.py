@@ -1,7 +1,9 @@
-"""Trains the small job on the Ray cluster in RAY_ADDRESS, a host a machine, and says on its output what happens, one JSON line each.
+"""Trains the small job on the Ray cluster in RAY_ADDRESS, a host a machine, and says on its output what happens, one
+JSON line each.
 
-Usage: python -m tests.faults.network.partition_process DATA STORAGE NAME MAX_STEPS HOSTS. A line has the seconds since the beginning and one of: `notice`, a
-text; `window`, the last step of a window; `machines`, by host the machine of a generation; `result`, at the end.
+Usage: python -m tests.faults.network.partition_process DATA STORAGE NAME MAX_STEPS HOSTS. A line has the seconds since
+the beginning and one of: `notice`, a text; `window`, the last step of a window; `machines`, by host the machine of a
+generation; `result`, at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Moves hosts that live on between machines that come, vanish and are to be avoided, and prints where they were as one JSON line.
+"""Moves hosts that live on between machines that come, vanish and are to be avoided, and prints where they were as one
+JSON line.
 
-Run as `python -m tests.faults.network.placement_process`. The hosts are actors that do nothing; a machine has room for several, and each host is to
-have one for itself. A process of its own, because Ray connects a process to one cluster only.
+Run as `python -m tests.faults.network.placement_process`. The hosts are actors that do nothing; a machine has room for
+several, and each host is to have one for itself. A process of its own, because Ray connects a process to one cluster
+only.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class Machines:
         return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
     def go_on(self, handles: Sequence[HostHandles], kept: Sequence[int | None]) -> Sequence[HostHandles]:
-        """The next generation, as after a fault or a planned change: the devices have ended, and so have the hosts that are not kept."""
+        """The next generation, as after a fault or a planned change: the devices have ended, and so have the hosts that
+        are not kept.
+        """
         began_s = time.monotonic()
         self.backend.end([pair.device for pair in handles])
         self.backend.end([pair.host for rank, pair in enumerate(handles) if rank not in kept])
@@ -100,7 +104,8 @@ def main() -> None:
         fit = backend.fit(hosts)
         hosts = machines.go_on(hosts, [None, 1, 2])
 
-        # The machine of host 1 is to be left, and one host fewer goes on; then the bundle of the lost machine is of no use to anybody.
+        # The machine of host 1 is to be left, and one host fewer goes on; then the bundle of the lost machine is of no
+        # use to anybody.
         backend.avoided = frozenset({machines.nodes[machines.seen[0]["on"][1]].node_id})
         still_fit = backend.fit(hosts)
         hosts = machines.go_on(hosts, [0, 2])

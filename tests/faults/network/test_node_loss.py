@@ -1,4 +1,6 @@
-"""A machine of the cluster disappears, with its host, its device process and its Ray daemon; a spare machine takes its place."""
+"""A machine of the cluster disappears, with its host, its device process and its Ray daemon; a spare machine takes its
+place.
+"""
 
 from __future__ import annotations
 

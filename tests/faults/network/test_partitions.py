@@ -1,8 +1,8 @@
-"""Two machines, a driver on a third, and links that fail in one direction or both, for seconds or for good: the silent side is found and given up,
-nobody hangs, and the run ends with the bytes of one that was never disturbed.
+"""Two machines, a driver on a third, and links that fail in one direction or both, for seconds or for good: the silent
+side is found and given up, nobody hangs, and the run ends with the bytes of one that was never disturbed.
 
-The machines are namespaces with Ray nodes in them (`tests.network`). Where there can be none, the tests are skipped with the reason. They take
-eight minutes, and run with `make faults`.
+The machines are namespaces with Ray nodes in them (`tests.network`). Where there can be none, the tests are skipped
+with the reason. They take eight minutes, and run with `make faults`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ STEPS = 150
 JOINED_STEPS = 1500
 FOUND_S = 10.0
 STAYS_CUT_S = 4.0  # after the fault was found: the next generation has to come to terms with it, too
-# Kernels repeat what was lost after 0.2, 0.4, 0.8, 1.6 s and so on, so that twice as long may pass until they have got through again.
+# Kernels repeat what was lost after 0.2, 0.4, 0.8, 1.6 s and so on, so that twice as long may pass until they have got
+# through again.
 OUTAGE_S = 2.0
 
 
@@ -158,7 +159,9 @@ def test_an_outage_of_seconds_is_borne(
 def test_a_machine_that_stays_away_is_replaced(
     is_power_lost: bool, undisturbed: dict[str, Any], small_data: str, tmp_path: Path
 ) -> None:
-    """It is found and given up, its processes end by themselves, and the run waits for another machine and goes on there."""
+    """It is found and given up, its processes end by themselves, and the run waits for another machine and goes on
+    there.
+    """
     with parted_cluster(3, started=2) as cluster:
         driver = Driver(cluster, small_data, tmp_path, max_steps=STEPS)
         try:

@@ -1,7 +1,7 @@
 """A driver with two hosts on a cluster of its own, whose workers end themselves soon after it falls silent.
 
-Usage: python -m tests.faults.storage.fenced_process DATA STORAGE LEASE_TIMEOUT_S. Trains far more steps than anybody waits for; its exit code is that
-of `podembed train`.
+Usage: python -m tests.faults.storage.fenced_process DATA STORAGE LEASE_TIMEOUT_S. Trains far more steps than anybody
+waits for; its exit code is that of `podembed train`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Real runs whose files were damaged or forged behind their back: nothing of it is trained on, the file is named, and an older commit is
-used only when the user says so."""
+"""Real runs whose files were damaged or forged behind their back: nothing of it is trained on, the file is named, and
+an older commit is used only when the user says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A driver that is frozen loses its run: its workers end themselves, another driver goes on, and the old one leaves when it wakes."""
+"""A driver that is frozen loses its run: its workers end themselves, another driver goes on, and the old one leaves
+when it wakes.
+"""
 
 from __future__ import annotations
 

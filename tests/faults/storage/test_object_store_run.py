@@ -1,5 +1,6 @@
-"""A whole life of a run on S3, with real processes: train on two hosts, lose one, lose the driver, resume with another number of hosts,
-and every tool. The processes find the service through their environment alone, as on a cluster."""
+"""A whole life of a run on S3, with real processes: train on two hosts, lose one, lose the driver, resume with another
+number of hosts, and every tool. The processes find the service through their environment alone, as on a cluster.
+"""
 
 from __future__ import annotations
 

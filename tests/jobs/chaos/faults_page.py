@@ -1,4 +1,5 @@
-"""docs/faults.md: what it says was seen is written from docs/faults.json, which `podembed chaos --record docs/faults.json` keeps.
+"""docs/faults.md: what it says was seen is written from docs/faults.json, which `podembed chaos --record
+docs/faults.json` keeps.
 
 `python -m tests.jobs.chaos.faults_page` writes the column "seen" and the table of the campaign anew.
 """
@@ -53,7 +54,8 @@ def _table(place: Place, rounds: Sequence[Seen]) -> list[str]:
     days = sorted({one.day for one in rounds})
     codes = ", ".join(f"`{code}`" for code in sorted({one.code for one in rounds}))
     lines = [
-        f"{'On Ray' if place == 'Ray' else 'In one process'}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, code {codes}:",
+        f"{'On Ray' if place == 'Ray' else 'In one process'}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, code "
+        f"{codes}:",
         "",
     ]
     lines += [_line(HEADER), _line(["---"] * len(HEADER)), *(_line(one.cells()) for one in by_fault(rounds))]

@@ -1,4 +1,6 @@
-"""The command line: help worth reading, flags that are checked before anything is made, and `inspect`, whose words are executed."""
+"""The command line: help worth reading, flags that are checked before anything is made, and `inspect`, whose words are
+executed.
+"""
 
 from __future__ import annotations
 
@@ -359,7 +361,8 @@ def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
     [
         (
             "0.33epoch",
-            "--eval-every of 0.33 epochs, which is 13.2 steps of an epoch of 40. Expected whole steps. Give it in steps, such as --eval-every 13",
+            "--eval-every of 0.33 epochs, which is 13.2 steps of an epoch of 40. Expected whole steps. Give it in "
+            "steps, such as --eval-every 13",
         ),
         ("0epoch", "Expected more than none"),
         ("epoch", "Expected steps such as 500, or epochs such as 1epoch"),

@@ -1,4 +1,6 @@
-"""Models give the scores of their training however they are called: with `jit` or without, with `Activations` or a plain dict."""
+"""Models give the scores of their training however they are called: with `jit` or without, with `Activations` or a
+plain dict.
+"""
 
 from __future__ import annotations
 

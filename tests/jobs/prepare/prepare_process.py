@@ -1,4 +1,5 @@
-"""A preparation in a process of its own, so that it can be killed: `python -m tests.jobs.prepare.prepare_process SOURCE OUT AWAITED`.
+"""A preparation in a process of its own, so that it can be killed: `python -m tests.jobs.prepare.prepare_process SOURCE
+OUT AWAITED`.
 
 It stops itself (SIGSTOP) after the first piece that is done when the file AWAITED is there.
 """

@@ -67,7 +67,9 @@ def test_the_policies_of_a_configuration() -> None:
 def test_deleting_one_commit_at_a_time_ends_where_deleting_once_ends(
     entries: list[tuple[int, float | None]], latest: int, every: int, best: int
 ) -> None:
-    """A run deletes after every commit; what it has left must be what the policies would choose from all commits ever made."""
+    """A run deletes after every commit; what it has left must be what the policies would choose from all commits ever
+    made.
+    """
     entries = sorted(entries, reverse=True)
     policies = [KeepLatest(latest), KeepEvery(every), KeepBest(best, "auc")]
     left: list[Committed] = []

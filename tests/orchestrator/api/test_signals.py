@@ -146,7 +146,9 @@ def is_full(program: subprocess.Popen[bytes]) -> bool:
 
 
 def test_a_signal_in_the_middle_of_a_print_is_no_error() -> None:
-    """As where somebody looks at the output page by page: the print waits for room, and its buffer cannot be entered again."""
+    """As where somebody looks at the output page by page: the print waits for room, and its buffer cannot be entered
+    again.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     program = subprocess.Popen(
         [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment

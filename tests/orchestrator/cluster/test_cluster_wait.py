@@ -1,4 +1,6 @@
-"""A cluster that is not there: refused at once by a run that has not begun, waited for by one that has, with a deadline and an ear for signals."""
+"""A cluster that is not there: refused at once by a run that has not begun, waited for by one that has, with a deadline
+and an ear for signals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the connection to Ray refuses before anything of Ray is started. What it starts is seen in `tests/faults/test_own_cluster.py`."""
+"""What the connection to Ray refuses before anything of Ray is started. What it starts is seen in
+`tests/faults/test_own_cluster.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole runs in this process, without Ray: train, evaluate, stop and go on, fail; and no thread, file or lease stays behind."""
+"""Whole runs in this process, without Ray: train, evaluate, stop and go on, fail; and no thread, file or lease stays
+behind.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ def test_storage_that_does_not_delete_is_no_reason_to_stop(
 def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
     small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while the storage is away: they see no heartbeat then, and it may be back for them earlier than for the driver."""
+    """Also while the storage is away: they see no heartbeat then, and it may be back for them earlier than for the
+    driver.
+    """
     greeted: list[bool] = []
 
     def refuse(self: Store, name: str, data: bytes) -> None:
@@ -330,7 +334,9 @@ def test_the_same_exception_at_the_same_step_twice_ends_the_run_which_says_so(sm
 def test_a_stop_while_the_storage_is_waited_for_is_a_stop_and_no_error(
     small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error of the storage a supervisor would not begin again, and the machine of this driver may just be preempted."""
+    """After an error of the storage a supervisor would not begin again, and the machine of this driver may just be
+    preempted.
+    """
     create = Store.create_exclusive
 
     def refuse(self: Store, name: str, data: bytes) -> bool:

@@ -1,4 +1,6 @@
-"""`OwnCluster` where Ray does not start: in words, with nothing left. What it is when it starts is in `tests/faults/test_own_cluster.py`."""
+"""`OwnCluster` where Ray does not start: in words, with nothing left. What it is when it starts is in
+`tests/faults/test_own_cluster.py`.
+"""
 
 from __future__ import annotations
 

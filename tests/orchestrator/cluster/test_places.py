@@ -1,4 +1,6 @@
-"""Machines whose daemons take connections are told from those that are gone, and from those that do not answer at all."""
+"""Machines whose daemons take connections are told from those that are gone, and from those that do not answer at
+all.
+"""
 
 from __future__ import annotations
 

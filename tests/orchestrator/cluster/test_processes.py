@@ -1,4 +1,6 @@
-"""Which folders and processes are those of a cluster, and that nothing else is touched. The processes are real, and none of them is Ray."""
+"""Which folders and processes are those of a cluster, and that nothing else is touched. The processes are real, and
+none of them is Ray.
+"""
 
 from __future__ import annotations
 

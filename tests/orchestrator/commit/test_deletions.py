@@ -1,4 +1,6 @@
-"""A pass of the keep policies may end at any moment: what is left is never called damage, and the next pass finishes it."""
+"""A pass of the keep policies may end at any moment: what is left is never called damage, and the next pass finishes
+it.
+"""
 
 from __future__ import annotations
 

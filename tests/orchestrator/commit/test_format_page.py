@@ -1,4 +1,5 @@
-"""docs/checkpoint-format.md, read literally: a reader that imports nothing of ours, and members that the page lists completely.
+"""docs/checkpoint-format.md, read literally: a reader that imports nothing of ours, and members that the page lists
+completely.
 
 Everything between the two marks is what a stranger would write from the page alone.
 """
@@ -271,7 +272,9 @@ def test_a_stranger_reads_what_a_run_has_trained(trained: Path, tmp_path: Path, 
 
 
 def test_a_stranger_repeats_adams_first_step_with_what_it_read(trained: Path, small_data: str) -> None:
-    """The moments after one step tell its gradient, and with that where the parameters came from: the first values of the job."""
+    """The moments after one step tell its gradient, and with that where the parameters came from: the first values of
+    the job.
+    """
     job = small_job(folder=small_data, audit=False)
     first = job.model.init(jax.random.key(job.seed), len(job.data.dense), job.widths)
     parameters, moments, _ = read_dense_model(trained, "s000000001-g00000001")

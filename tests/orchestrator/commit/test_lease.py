@@ -129,7 +129,9 @@ class TestGenerations:
 
     @pytest.mark.parametrize("is_done", [False, True])
     def test_an_outage_at_any_request_of_a_claim_can_be_waited_for(self, tmp_path: Path, is_done: bool) -> None:
-        """Every request fails once, before or after it took effect; a driver that recovers takes its own claim for nobody else's."""
+        """Every request fails once, before or after it took effect; a driver that recovers takes its own claim for
+        nobody else's.
+        """
         for at in range(100):
             store = Store(tmp_path / str(at))
             first = acquire(store, holder=elsewhere("a"))

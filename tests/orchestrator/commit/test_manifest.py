@@ -201,7 +201,9 @@ def test_many_arrays_of_many_buckets_cost_nothing() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_mutation_is_refused_or_harmless(data) -> None:
-    """Replaces random members of a sealed manifest; whatever is accepted names only files of its run, with their true sizes."""
+    """Replaces random members of a sealed manifest; whatever is accepted names only files of its run, with their true
+    sizes.
+    """
     changed = document()
     for _ in range(data.draw(st.integers(1, 3))):
         at: Any = changed

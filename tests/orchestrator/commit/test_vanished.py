@@ -1,4 +1,6 @@
-"""Files of a run that are removed behind its driver's back while it trains: it ends at the next commit, or says what is gone and goes on."""
+"""Files of a run that are removed behind its driver's back while it trains: it ends at the next commit, or says what is
+gone and goes on.
+"""
 
 from __future__ import annotations
 

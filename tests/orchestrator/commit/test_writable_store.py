@@ -1,4 +1,6 @@
-"""Opening storage for writing: one that cannot keep a second driver out is refused, or used with a warning that says what is lost."""
+"""Opening storage for writing: one that cannot keep a second driver out is refused, or used with a warning that says
+what is lost.
+"""
 
 from __future__ import annotations
 

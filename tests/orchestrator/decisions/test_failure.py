@@ -1,4 +1,6 @@
-"""Decisions as tables of cases: when to pause, commit and evaluate, how long a window is, what to do after a failure."""
+"""Decisions as tables of cases: when to pause, commit and evaluate, how long a window is, what to do after a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +267,8 @@ def test_a_plan_that_did_not_fit_twice_is_not_tried_again() -> None:
     error = ending(second, full, max_failures=3, plan="a host holds 3.0 GiB of rows and slots")
     assert isinstance(error, ConfigurationError)
     assert str(error).startswith(
-        "hosts 0-1 failed: MemoryError: Unable to allocate 3 GiB. It was the second time with 2 hosts. The plan: a host holds 3.0 GiB"
+        "hosts 0-1 failed: MemoryError: Unable to allocate 3 GiB. It was the second time with 2 hosts. The plan: a "
+        "host holds 3.0 GiB"
     )
     assert "Use more hosts (--hosts)" in str(error)
 

@@ -190,7 +190,8 @@ def test_below_the_minimum_it_waits_asks_and_goes_on_when_a_machine_joins() -> N
     # The heartbeat is one of the things that are done meanwhile.
     assert max(after - before for before, after in itertools.pairwise(polls)) <= 1.0
     assert found.said[0] == (
-        "waiting for hosts: 2 needed, found 1 machine, 1 of them about to leave; room for 0 hosts. Everything up to step 30 is committed; "
+        "waiting for hosts: 2 needed, found 1 machine, 1 of them about to leave; room for 0 hosts. Everything up to "
+        "step 30 is committed; "
         "the run goes on as soon as there are enough, and ends in 598 s if there are not"
     )
     assert len(found.said) == 2, "it says that it waits once a minute, and then what it uses"
@@ -454,7 +455,9 @@ def test_faults_in_a_row_end_the_run_and_a_commit_in_between_does_not() -> None:
 
 
 def test_faults_with_a_change_of_hosts_in_between_are_no_row() -> None:
-    """As with a machine that cannot be reached from the others: each time it is tried again costs a fault, and those that are left train on."""
+    """As with a machine that cannot be reached from the others: each time it is tried again costs a fault, and those
+    that are left train on.
+    """
     found = world("ab", max_failures=1, quarantine_after=9)
     for _ in range(3):
         found.begin("ab")

@@ -1,4 +1,6 @@
-"""What is told of a run's windows: things that last, once, and again when they change; and the deadlines that follow from step times."""
+"""What is told of a run's windows: things that last, once, and again when they change; and the deadlines that follow
+from step times.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Lives of a driver that saves checkpoints and is killed with SIGKILL inside a chosen storage operation.
 
-Runs in children of a fork server, so that a life costs milliseconds and the kill is a real one: nothing is flushed, no handler runs.
+Runs in children of a fork server, so that a life costs milliseconds and the kill is a real one: nothing is flushed, no
+handler runs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ COUNTS = "counts"
 
 
 class Training:
-    """A table whose every row grows by 1 in every step, trained by a thread that never rests; a save sees it between two steps."""
+    """A table whose every row grows by 1 in every step, trained by a thread that never rests; a save sees it between
+    two steps.
+    """
 
     def __init__(self) -> None:
         config = TableConfig(1000, 2, Constant(0.0), SGD(1.0), name=COUNTS)

@@ -1,4 +1,6 @@
-"""Commits beside training: on whole runs in this process, with storage that is slow or fails at a chosen file, and on a scripted group."""
+"""Commits beside training: on whole runs in this process, with storage that is slow or fails at a chosen file, and on a
+scripted group.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def undisturbed(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Re
 def test_training_goes_on_while_a_commit_is_written(
     undisturbed: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of step 10 are held back until the windows after it have run; the commit holds the state of step 10 all the same."""
+    """The files of step 10 are held back until the windows after it have run; the commit holds the state of step 10 all
+    the same.
+    """
     passed = threading.Event()
 
     def hold(name: str) -> None:
@@ -99,7 +103,9 @@ def test_training_goes_on_while_a_commit_is_written(
 def test_the_next_commit_waits_for_the_one_before(
     small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows of one step and a commit at each; a slow disk. None is left out, and at most one attempt is ever under way."""
+    """Windows of one step and a commit at each; a slow disk. None is left out, and at most one attempt is ever under
+    way.
+    """
     seen: list[str] = []
 
     def slow(name: str) -> None:
@@ -194,7 +200,9 @@ def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
 
 
 def test_a_driver_that_waits_for_a_publication_after_a_fault_still_gives_signs_of_life() -> None:
-    """Reading a large commit back takes minutes: hosts that live on would take the driver for gone, and so would another driver."""
+    """Reading a large commit back takes minutes: hosts that live on would take the driver for gone, and so would
+    another driver.
+    """
     has_polled = threading.Event()
 
     def on_poll() -> None:

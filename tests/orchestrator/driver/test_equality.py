@@ -1,4 +1,6 @@
-"""The same training whatever the number of hosts, the cuts and the faults: losses, bytes, and how often each sample was seen."""
+"""The same training whatever the number of hosts, the cuts and the faults: losses, bytes, and how often each sample was
+seen.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,11 @@ def two_hosts(ray_cluster: None, small_data: str, runs: Path) -> Result:
 
 
 class PlainJax:
-    """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense half.
+    """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense
+    half.
 
-    With staleness 1 a step sees the tables as they are before the update of the step before, unless `drain` was called in between.
+    With staleness 1 a step sees the tables as they are before the update of the step before, unless `drain` was called
+    in between.
     """
 
     def __init__(self, job: JobConfig) -> None:
@@ -121,7 +125,8 @@ class PlainJax:
                 table = tables[self.job.tables.index(feature.table)]
                 bag = np.repeat(np.arange(ragged.num_samples), np.diff(ragged.row_splits))
                 length = jnp.asarray(np.maximum(np.diff(ragged.row_splits), 1), jnp.float32)[:, None]
-                # JAX compiles each operation anew for each shape: one bag more takes what is there up to a round number of ids.
+                # JAX compiles each operation anew for each shape: one bag more takes what is there up to a round number
+                # of ids.
                 spare = -len(bag) % 256
                 ids, bag = (
                     np.pad(ragged.values, (0, spare)),
@@ -228,7 +233,8 @@ def test_a_run_without_overlap_has_the_same_bytes(two_hosts: Result, small_data:
 
 
 class Killer(SilentReporter):
-    """Kills one actor of the run with SIGKILL a random moment after a given step was reported, and a commit; before the next report at the latest.
+    """Kills one actor of the run with SIGKILL a random moment after a given step was reported, and a commit; before the
+    next report at the latest.
 
     Attributes:
       hosts_before, hosts_after: the host processes of the generations before and after.
@@ -294,7 +300,9 @@ def _check_survivors(killer: Killer, result: Result) -> None:
 
 
 class _SaveKiller(SilentReporter):
-    """Kills one actor of the run with SIGKILL when the first file of a given checkpoint attempt appears, while training goes on."""
+    """Kills one actor of the run with SIGKILL when the first file of a given checkpoint attempt appears, while training
+    goes on.
+    """
 
     def __init__(self, kind: str, attempt: Path) -> None:
         self.kind, self.attempt = kind, attempt
@@ -358,8 +366,9 @@ def expected_audit(job: JobConfig, num_steps: int) -> np.ndarray:
 def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
     ray_cluster: None, small_data: str, runs: Path
 ) -> None:
-    """2 → 3 → 1 hosts, over two whole epochs, through chains of deltas; the audit table counts the visits, and it is rolled back and moved
-    like any table."""
+    """2 → 3 → 1 hosts, over two whole epochs, through chains of deltas; the audit table counts the visits, and it is
+    rolled back and moved like any table.
+    """
     job = small_job(folder=small_data)
     plan = training_plan(
         build_index(job.resolved_data), num_lanes=job.num_lanes, batch_size=job.batch_size, seed=job.seed
@@ -376,7 +385,9 @@ def test_resuming_on_other_numbers_of_hosts_sees_every_sample_once(
 
 
 def test_a_run_in_the_order_of_the_files_goes_on_where_it_stood(small_data: str, tmp_path: Path) -> None:
-    """Cut within an epoch, at a commit and between two, it ends with the bytes of the run that was not cut; every sample was seen once."""
+    """Cut within an epoch, at a commit and between two, it ends with the bytes of the run that was not cut; every
+    sample was seen once.
+    """
     job = small_job(folder=small_data, order="files")
     total = 2 * job_plan(job, build_index(job.resolved_data)).steps_per_epoch
 

@@ -1,4 +1,6 @@
-"""What an evaluation reports: AUC and log loss where they have a meaning, the job's loss always; and what the best commit hangs on."""
+"""What an evaluation reports: AUC and log loss where they have a meaning, the job's loss always; and what the best
+commit hangs on.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,9 @@ def test_a_run_with_other_labels_keeps_its_best_commits_by_the_loss(job: JobConf
 
 
 def test_the_loss_of_an_evaluation_is_that_of_every_sample(job: JobConfig, tmp_path: Path) -> None:
-    """Without a step in between, the loss of a step over all samples is that of an evaluation: here by a loss that no score changes."""
+    """Without a step in between, the loss of a step over all samples is that of an evaluation: here by a loss that no
+    score changes.
+    """
     job = replace(job, loss=lambda scores, labels: 0 * scores + labels * 3 + 1)
     result = train(job, tmp_path / "run", CheckpointConfig())
     labels = evaluation_labels(job)

@@ -1,5 +1,7 @@
-"""Storage that fails beside training: a save is lost and not the run, nothing is lost of what changed, and no run ends well without its last
-commit. Whole runs in this process, on a disk that is really full, and on a store that fails at chosen files."""
+"""Storage that fails beside training: a save is lost and not the run, nothing is lost of what changed, and no run ends
+well without its last commit. Whole runs in this process, on a disk that is really full, and on a store that fails at
+chosen files.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ def test_files_that_a_store_lost_after_taking_them_are_found_before_the_manifest
 def test_deltas_go_back_to_the_last_commit_however_many_saves_failed(
     undisturbed: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One fails while rows are written, one while the dense state is, one when it is published: what hosts remember differs each time."""
+    """One fails while rows are written, one while the dense state is, one when it is published: what hosts remember
+    differs each time.
+    """
 
     def fail(name: str) -> None:
         if name.startswith("data/s000000008") and "/tables/" in name:
@@ -261,7 +265,9 @@ def test_a_run_that_bears_no_failed_save_ends_with_the_first(
 def test_a_publication_without_an_answer_is_settled_before_anything_else(
     undisturbed: Result, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_created: bool
 ) -> None:
-    """The storage fails while the manifest is created; training goes on, and whether the commit stands is asked until there is an answer."""
+    """The storage fails while the manifest is created; training goes on, and whether the commit stands is asked until
+    there is an answer.
+    """
     real, left = Store.create_exclusive, iter(range(3))
 
     def create_exclusive(self: Store, name: str, data: bytes) -> bool:

@@ -1,4 +1,6 @@
-"""Runs with incremental commits: the same bytes as with full ones, whoever reads them, and nothing goes that a kept commit needs."""
+"""Runs with incremental commits: the same bytes as with full ones, whoever reads them, and nothing goes that a kept
+commit needs.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def test_prune_leaves_what_a_kept_chain_needs(run: Path) -> None:
 
 
 def test_all_policies_together_keep_every_commit_readable(full: Result, small_data: str, tmp_path: Path) -> None:
-    """Gaps in the lineage, chains across them, and metrics that are those of the step although training went on meanwhile."""
+    """Gaps in the lineage, chains across them, and metrics that are those of the step although training went on
+    meanwhile.
+    """
     config = CheckpointConfig(
         every_steps=4, on_best=True, num_to_keep=2, keep_every_steps=10, keep_best=1, full_every=3
     )

@@ -1,4 +1,6 @@
-"""A Keras-style optimizer as the dense optimizer of a job: jitted in the step, committed with the run, restored to the same bytes."""
+"""A Keras-style optimizer as the dense optimizer of a job: jitted in the step, committed with the run, restored to the
+same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""SIGKILL inside every storage operation of a save, of rows that rest and of rows that train: the acknowledged commits stand, and the next
-driver goes on."""
+"""SIGKILL inside every storage operation of a save, of rows that rest and of rows that train: the acknowledged commits
+stand, and the next driver goes on.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def run_life(
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Iterator[Path]:
-    """A folder in memory where there is one: a killed process loses nothing that the kernel has, so no disk is needed."""
+    """A folder in memory where there is one: a killed process loses nothing that the kernel has, so no disk is
+    needed.
+    """
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory)) if os.access(memory, os.W_OK) else tmp_path_factory.mktemp("scratch")
     yield folder

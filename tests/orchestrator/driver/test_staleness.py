@@ -1,4 +1,6 @@
-"""Whole runs with staleness 1: the losses that plain JAX finds from the definition, and the same bytes after an end, a stop or a kill."""
+"""Whole runs with staleness 1: the losses that plain JAX finds from the definition, and the same bytes after an end, a
+stop or a kill.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Of which processes the next generation is made, on a scripted backend that can keep hosts; and what becomes of the others."""
+"""Of which processes the next generation is made, on a scripted backend that can keep hosts; and what becomes of the
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Frozen, starved, cut off and stuck are told apart; time passes by a fake clock, and the processes are described by a script."""
+"""Frozen, starved, cut off and stuck are told apart; time passes by a fake clock, and the processes are described by a
+script.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ def signs(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessSign
 
 @dataclass
 class Scripted(FakeClock):
-    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of a worker; the machines of
-    `lost` take no connection; `unheard_s` is what workers say that they do not hear."""
+    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of
+    a worker; the machines of `lost` take no connection; `unheard_s` is what workers say that they do not hear.
+    """
 
     hosts: int = 2
     deadlines: Deadlines = DEADLINES

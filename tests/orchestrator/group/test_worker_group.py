@@ -1,4 +1,6 @@
-"""The group on a scripted backend: what is asked of whom, how failures are grouped, and how frozen and stuck processes are found."""
+"""The group on a scripted backend: what is asked of whom, how failures are grouped, and how frozen and stuck processes
+are found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Exported files as other programs read them: NumPy, pyarrow, zarr as the oracle of the source, and a safetensors reader of ten lines."""
+"""Exported files as other programs read them: NumPy, pyarrow, zarr as the oracle of the source, and a safetensors
+reader of ten lines.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +252,9 @@ class TestOutput:
 
 
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
-    """A table of 6 MB in batches of 64 kB. The Python side of everything that is read and written goes through numpy and bytes."""
+    """A table of 6 MB in batches of 64 kB. The Python side of everything that is read and written goes through numpy
+    and bytes.
+    """
     table = {"t": random_table(2, num_rows=48_000, num_buckets=4, widths={"rows": 32})}
     store, _ = run_with(tmp_path / "run", table, 10)
     state = open_commit(store.location)

@@ -1,4 +1,6 @@
-"""Every file of a run, each with some of its bits flipped: `fsck` finds it and says what to do, or nothing that goes on with the run reads it."""
+"""Every file of a run, each with some of its bits flipped: `fsck` finds it and says what to do, or nothing that goes on
+with the run reads it.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def evaluation(step: int) -> Evaluation:
 
 
 def test_the_rate_is_samples_over_seconds_and_not_the_median_of_unequal_windows() -> None:
-    """Many short fast windows beside one long slow one: the median of the windows' rates would be 1000, though most of the time went at 50."""
+    """Many short fast windows beside one long slow one: the median of the windows' rates would be 1000, though most of
+    the time went at 50.
+    """
     history, now_s = History(), 10.0
     for step in range(5):
         now_s = trained(history, step, 1, seconds=0.1, at_s=now_s)

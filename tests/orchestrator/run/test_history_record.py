@@ -1,4 +1,6 @@
-"""Loss and evaluations in a run's folder: each step once whatever happened, one small file, and nothing that can stop a run."""
+"""Loss and evaluations in a run's folder: each step once whatever happened, one small file, and nothing that can stop a
+run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from workers.storage.strict_json import DocumentRefused
 
 
 def train(history: History, generation: int, *bounds: int, evaluate: bool = True) -> None:
-    """Windows between neighbouring bounds; the loss is the generation's number plus a part for the step. An evaluation after each."""
+    """Windows between neighbouring bounds; the loss is the generation's number plus a part for the step. An evaluation
+    after each.
+    """
     for first, last in itertools.pairwise(bounds):
         history.window(
             generation=generation,

@@ -1,4 +1,6 @@
-"""Arguments of a job that change between two starts of a run: which may, what is recorded, and that equal values change nothing."""
+"""Arguments of a job that change between two starts of a run: which may, what is recorded, and that equal values change
+nothing.
+"""
 
 from __future__ import annotations
 

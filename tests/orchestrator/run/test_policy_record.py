@@ -1,4 +1,6 @@
-"""What a run keeps is remembered by the run: written when it changes, read strictly, and taken where nobody says otherwise."""
+"""What a run keeps is remembered by the run: written when it changes, read strictly, and taken where nobody says
+otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run's folder: created once, opened by itself alone, and refused when the job or its data are not those of the run."""
+"""A run's folder: created once, opened by itself alone, and refused when the job or its data are not those of the
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real runs that begin from another run's commit: what arrives, with other numbers of hosts and buckets, and before the first commit."""
+"""Real runs that begin from another run's commit: what arrives, with other numbers of hosts and buckets, and before the
+first commit.
+"""
 
 from __future__ import annotations
 

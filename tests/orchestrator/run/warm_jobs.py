@@ -22,8 +22,9 @@ class WiderModel(SmallModel):
 
 
 def changed_job(*, folder: str, change: str = "nothing", seed: int = 3) -> JobConfig:
-    """The small job with one change, or with `all` that concern tables: 'a' renamed to 'letters', 'bags' with another dimension, 'b' with
-    another optimizer, and a new table 'fresh' for the feature 'other_bag'."""
+    """The small job with one change, or with `all` that concern tables: 'a' renamed to 'letters', 'bags' with another
+    dimension, 'b' with another optimizer, and a new table 'fresh' for the feature 'other_bag'.
+    """
     job = small_job(folder=folder, seed=seed)
     features = dict(job.features)
     if change == "tables":

@@ -1,4 +1,6 @@
-"""`RayJobRunner` beside a cluster that is lost, comes back empty, knows jobs of others, or is told to stop one: with a scripted client."""
+"""`RayJobRunner` beside a cluster that is lost, comes back empty, knows jobs of others, or is told to stop one: with a
+scripted client.
+"""
 
 from __future__ import annotations
 

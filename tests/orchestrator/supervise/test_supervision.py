@@ -46,7 +46,9 @@ def test_too_many_failures_in_a_row_end_it() -> None:
 
 
 def test_a_driver_that_ray_ended_from_within_is_no_error_of_the_job() -> None:
-    """Ray ends the processes of a cluster whose head is lost with code 1; no Python of the driver runs then, and its heartbeat stays."""
+    """Ray ends the processes of a cluster whose head is lost with code 1; no Python of the driver runs then, and its
+    heartbeat stays.
+    """
     decision = after_exit(1, failures=0, max_failures=5, is_stopping=False, has_left=False)
     assert isinstance(decision, Again)
     assert "Ray cluster is lost" in decision.why
@@ -55,7 +57,8 @@ def test_a_driver_that_ray_ended_from_within_is_no_error_of_the_job() -> None:
 
 def test_a_driver_whose_heartbeat_is_left_did_not_end_by_itself(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom orchestrator.commit.lease import Holder, acquire\nfrom workers.storage.store import Store\n"
+        "import os, sys\nfrom orchestrator.commit.lease import Holder, acquire\nfrom workers.storage.store import "
+        "Store\n"
         "lease = acquire(Store(sys.argv[1]), holder=Holder.current('attempt'), take_over=True)\n"
         "if len(sys.argv) > 2: lease.release()\n"
         "os._exit(1)\n"
@@ -178,7 +181,9 @@ def test_a_request_to_stop_is_passed_on_once_and_ends_it() -> None:
 
 
 def interrupted(codes: list[int | type[KeyboardInterrupt] | None]) -> tuple[int, ScriptedRunner]:
-    """A supervisor that is asked to stop before its first look, and to which these looks happen; its exit code and the runner."""
+    """A supervisor that is asked to stop before its first look, and to which these looks happen; its exit code and the
+    runner.
+    """
     stop, runner = StopSignals(), ScriptedRunner([])
 
     def poll() -> int | None:

@@ -1,4 +1,6 @@
-"""`BackgroundSave` with a real second thread: what is written is the frozen moment, whatever training does meanwhile, and nobody waits for ever."""
+"""`BackgroundSave` with a real second thread: what is written is the frozen moment, whatever training does meanwhile,
+and nobody waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def loaded(store: Store, tables: Sequence[Table], receipt: ShardReceipt, attempt
 
 
 def test_a_snapshot_contains_every_update_before_it_and_none_after(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
-    """Step t adds t to random rows; saves run one after another while training never stops. The sum of a row shows what was in it."""
+    """Step t adds t to random rows; saves run one after another while training never stops. The sum of a row shows what
+    was in it.
+    """
     rng = np.random.default_rng(5)
     tables = [table_of(SGD(1.0), name="large"), table_of(SGD(1.0), num_rows=40, num_buckets=1, name="small")]
     expected = {table.spec.name: np.zeros((table.num_rows, 4), np.float32) for table in tables}
@@ -293,7 +297,9 @@ def test_a_delta_needs_a_save_that_ended_well(tracks_changes: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("fails", ["while it writes", "after it has written"])
 def test_a_delta_goes_back_to_the_last_save_that_became_a_commit(fails: str, tmp_path: Path) -> None:
-    """Rows changed before a save that was lost, whether here or on another host, are in the next delta, and its digests are right."""
+    """Rows changed before a save that was lost, whether here or on another host, are in the next delta, and its digests
+    are right.
+    """
     table = table_of(Adagrad(0.1))
     save = BackgroundSave(
         [table], tracker=Tracker(), stalled_after_s=1.0, raise_if_aborted=lambda: None, tracks_changes=True

@@ -1,4 +1,6 @@
-"""Incremental saves of hosts: any chain of them, read by any number of other hosts, is the live state; and damage of a link is found."""
+"""Incremental saves of hosts: any chain of them, read by any number of other hosts, is the live state; and damage of a
+link is found.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def compacted(store: Store, table: TableFiles, attempt: str) -> TableFiles:
 
 
 def padding_cleared(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Positions behind the last row may hold anything: rules that touch all rows touch them, too, and deltas leave them out."""
+    """Positions behind the last row may hold anything: rules that touch all rows touch them, too, and deltas leave them
+    out.
+    """
     cleared = {}
     for key, data in found.items():
         name, bucket, array = key.rsplit(" ", 2)
@@ -124,7 +128,9 @@ def padding_cleared(found: dict[str, bytes]) -> dict[str, bytes]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_chain_is_the_live_state(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Random updates, full and incremental commits, compaction, and restarts on other numbers of hosts, which lose what was not committed."""
+    """Random updates, full and incremental commits, compaction, and restarts on other numbers of hosts, which lose what
+    was not committed.
+    """
     store = Store(str(tmp_path_factory.mktemp("chain")))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32), "seed"))
     hosts, committed = Hosts(store, data.draw(st.integers(1, 3), "hosts"), None), {}

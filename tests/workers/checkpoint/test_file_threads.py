@@ -1,4 +1,6 @@
-"""Threads that write files: as many as were asked for and no more, errors that reach the caller, and files that are durable at the end."""
+"""Threads that write files: as many as were asked for and no more, errors that reach the caller, and files that are
+durable at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""N → M: whatever the numbers of hosts and buckets, each bucket is written by its owner, read once by its next owner, and proved by its
-digest. Placements are those of the planner."""
+"""N → M: whatever the numbers of hosts and buckets, each bucket is written by its owner, read once by its next owner,
+and proved by its digest. Placements are those of the planner.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def state_of(hosts: Hosts) -> dict[tuple[str, int, str], bytes]:
 def test_any_chain_of_hosts_keeps_every_byte_and_reads_every_file_once(
     tables: list[tuple[int, int]], chain: list[int], seed: int
 ) -> None:
-    """Among them: one host, more hosts than buckets, and tables with fewer rows than buckets, whose last buckets are empty."""
+    """Among them: one host, more hosts than buckets, and tables with fewer rows than buckets, whose last buckets are
+    empty.
+    """
     specs = [spec_of(at, num_rows, shift) for at, (num_rows, shift) in enumerate(tables)]
     rng = np.random.default_rng(seed)
     previous: list[np.ndarray] | None = None

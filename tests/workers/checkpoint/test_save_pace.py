@@ -32,7 +32,9 @@ BUCKET_BYTES = 8 << 20
 
 
 class Save:
-    """Buckets that take a tenth of a second of processor time each. With `at_once` each ends when the next but so many begins."""
+    """Buckets that take a tenth of a second of processor time each. With `at_once` each ends when the next but so many
+    begins.
+    """
 
     def __init__(self, clock: Clock, *, processors: float, tracker: Tracker) -> None:
         self.clock = clock
@@ -69,7 +71,9 @@ def test_beside_training_it_takes_its_share_of_the_time(processors: float, expec
 
 
 def test_pieces_do_not_begin_together_although_several_threads_are_free() -> None:
-    """What a piece costs is charged when it begins; that of the first one by a guess, that of the next save's first by what is known then."""
+    """What a piece costs is charged when it begins; that of the first one by a guess, that of the next save's first by
+    what is known then.
+    """
     tracker = Tracker()
     save = Save(Clock(), processors=0.25, tracker=tracker)
     with tracker.phase("device"):
@@ -167,7 +171,9 @@ def test_a_pause_ends_with_the_save() -> None:
 
 
 def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
-    """A look takes a tenth of a millisecond. Charged to the few bytes written so far, and by them to a large one, it cost more than a nap gives."""
+    """A look takes a tenth of a millisecond. Charged to the few bytes written so far, and by them to a large one, it
+    cost more than a nap gives.
+    """
     tracker, looks = Tracker(), []
     clock = Clock(at_sleep=lambda: looks.append(0))
     pace = SavePace(tracker, processors=0.125, now_s=clock.now_s, sleep=clock.sleep)

@@ -1,4 +1,6 @@
-"""A shard on storage: what several hosts write together, any other number of them reads back to the byte, or says why not."""
+"""A shard on storage: what several hosts write together, any other number of them reads back to the byte, or says why
+not.
+"""
 
 from __future__ import annotations
 

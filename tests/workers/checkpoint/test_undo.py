@@ -1,4 +1,6 @@
-"""`Undo` under `BackgroundSave`: which commit a host can go back to, while one is written, after it stands, and when the log is full."""
+"""`Undo` under `BackgroundSave`: which commit a host can go back to, while one is written, after it stands, and when
+the log is full.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Data files of a store that fails, answers late or gives too little; the store is fsspec's own in memory, with faults."""
+"""Data files of a store that fails, answers late or gives too little; the store is fsspec's own in memory, with
+faults.
+"""
 
 from __future__ import annotations
 

@@ -194,9 +194,12 @@ def test_an_id_before_its_origin_is_outside_of_the_table(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("column", "dense", "message"),
     [
-        (pa.array([5]), DenseColumn("c", unit="s"), "type int64 .* Expected a column of dates or timestamps, times of day or durations, for which"),
-        (pa.array([time(1)]), DenseColumn("c", since="midnight"), "type time64.* Expected a column of dates or timestamps, for which"),
-        (pa.array(["2024-05-01"]), DenseColumn("c"), "type string .* Expected an integer, float or boolean column, or one of dates or times"),
+        (pa.array([5]), DenseColumn("c", unit="s"), "type int64 .* Expected a column of dates or timestamps, times of "
+                                                    "day or durations, for which"),
+        (pa.array([time(1)]), DenseColumn("c", since="midnight"), "type time64.* Expected a column of dates or "
+                                                                  "timestamps, for which"),
+        (pa.array(["2024-05-01"]), DenseColumn("c"), "type string .* Expected an integer, float or boolean column, or "
+                                                     "one of dates or times"),
     ],
 )  # fmt: skip
 def test_columns_that_are_no_times_are_refused(

@@ -1,7 +1,8 @@
 """One of two JAX processes that form a gang, lose it, and form another one, with their programs kept in between.
 
-Usage: python -m tests.workers.device.compile_cache_process PROCESS CACHE DATA_FOLDER COORDINATOR... Before the first gang it does what a process that
-stands by does. Prints a JSON line for each gang: how often the cache was asked, and how often it knew.
+Usage: python -m tests.workers.device.compile_cache_process PROCESS CACHE DATA_FOLDER COORDINATOR... Before the first
+gang it does what a process that stands by does. Prints a JSON line for each gang: how often the cache was asked, and
+how often it knew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One of two JAX processes with two devices each, as accelerators have them: nothing is read in place, and every host feeds several.
+"""One of two JAX processes with two devices each, as accelerators have them: nothing is read in place, and every host
+feeds several.
 
-Usage: python -m tests.workers.device.gang_process PROCESS COORDINATOR DATA_FOLDER OUT. Trains its host's share of some batches, loads its dense arrays,
-and evaluates the first; what its host gets goes to the file OUT. The second process lists its devices in another order than the gang does,
-which JAX allows.
+Usage: python -m tests.workers.device.gang_process PROCESS COORDINATOR DATA_FOLDER OUT. Trains its host's share of some
+batches, loads its dense arrays, and evaluates the first; what its host gets goes to the file OUT. The second process
+lists its devices in another order than the gang does, which JAX allows.
 """
 
 from __future__ import annotations

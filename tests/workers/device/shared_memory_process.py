@@ -1,7 +1,8 @@
 """The device end of a handover in a process of its own. Says on stdout what happened.
 
-Usage: python -m tests.workers.device.shared_memory_process INVITATION MODE, the invitation as JSON. Modes: `serve` answers every batch with gradients
-that are twice the activations, until the window ends; `wait` waits for a record that never comes; `idle` connects and sleeps.
+Usage: python -m tests.workers.device.shared_memory_process INVITATION MODE, the invitation as JSON. Modes: `serve`
+answers every batch with gradients that are twice the activations, until the window ends; `wait` waits for a record that
+never comes; `idle` connects and sleeps.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def gang(small_data: str, tmp_path: Path) -> list[dict[str, np.ndarray]]:
 
 
 def test_two_processes_of_two_devices_train_as_one(small_data: str, gang: list[dict[str, np.ndarray]]) -> None:
-    """Also: no value that all have anyway crosses the network, and rows come back in their order whatever order JAX lists devices in."""
+    """Also: no value that all have anyway crosses the network, and rows come back in their order whatever order JAX
+    lists devices in.
+    """
     job = small_job(folder=small_data, audit=False)
     plain = Plain(job)
     for step in range(NUM_STEPS):

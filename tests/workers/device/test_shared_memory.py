@@ -1,4 +1,6 @@
-"""The handover between two real processes: data in place, strangers refused, deaths seen at once, nothing left behind."""
+"""The handover between two real processes: data in place, strangers refused, deaths seen at once, nothing left
+behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a plan does to frames is met by the other end as an error that names the peer; nobody takes a spoilt frame for a good one."""
+"""What a plan does to frames is met by the other end as an error that names the peer; nobody takes a spoilt frame for a
+good one.
+"""
 
 from __future__ import annotations
 

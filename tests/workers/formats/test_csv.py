@@ -142,7 +142,8 @@ def test_a_malformed_row_is_named_or_left_out(tmp_path: Path, line: str, column:
 
 
 def test_a_quote_too_many_swallows_no_row_in_silence(tmp_path: Path) -> None:
-    # Up to the next quote all is one value, in which the rows of users 7 and 8 are; the number of fields comes out right.
+    # Up to the next quote all is one value, in which the rows of users 7 and 8 are; the number of fields comes out
+    # right.
     path = write(tmp_path / "rows.csv", [ROWS[0], '6,1,"n,1,,', "7,1,n,1,,", '8,1,"n",1,,', ROWS[4]])
     log = BadRowLog(1)
     assert read_all(declared(path, max_bad_rows=1), log=log).features["user"].to_lists()[:2] == [[1], [5]]

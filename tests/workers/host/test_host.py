@@ -1,4 +1,6 @@
-"""Pairs of `HostWorker` in threads: the real mesh, the real handover, real files; the device side is a thread with a model of one line."""
+"""Pairs of `HostWorker` in threads: the real mesh, the real handover, real files; the device side is a thread with a
+model of one line.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,14 @@ from workers.mesh.errors import MeshError
 from workers.storage.store import Store
 
 RATE = 0.5
-# Of tables a, b and bags: with several buckets a table is spread over the hosts and its rows travel, with one it lies whole on one host.
+# Of tables a, b and bags: with several buckets a table is spread over the hosts and its rows travel, with one it lies
+# whole on one host.
 BUCKETS = (1, 8, 4)
 
 
 class OneLineDevice(threading.Thread):
-    """Loss ½ Σ w a² / W over all activations, so that the gradient is w a / W; the score is the first column of the first feature.
+    """Loss ½ Σ w a² / W over all activations, so that the gradient is w a / W; the score is the first column of the
+    first feature.
 
     Attributes:
       seen: per step the activations of each feature, as they were.
@@ -221,7 +225,9 @@ class Dense:
         return activations
 
     def look_up(self, number: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Activations, and what the step takes off the tables: its gradient follows from the activations that it saw."""
+        """Activations, and what the step takes off the tables: its gradient follows from the activations that it
+        saw.
+        """
         batch = self.reader.read(number)
         weights = batch.weights.astype(np.float64)[:, None] / batch.weights.sum(dtype=np.float64)
         change = [np.zeros_like(table) for table in self.tables]
@@ -243,7 +249,9 @@ class Dense:
 
 
 def take_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the hosts of this machine believe that they are on different ones, so that pooled vectors travel over TCP."""
+    """Makes the hosts of this machine believe that they are on different ones, so that pooled vectors travel over
+    TCP.
+    """
     asked = itertools.count()
     monkeypatch.setattr(workers.neighbours, "machine_identity", lambda: f"machine {next(asked)}")
 
@@ -282,7 +290,9 @@ def test_hosts_train_together_what_one_dense_model_trains(
 def test_shared_memory_and_the_network_bring_the_same_bytes(
     job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hosts of one machine pool into each other's memory; on several machines the same vectors are sent, and only then cost bytes."""
+    """Hosts of one machine pool into each other's memory; on several machines the same vectors are sent, and only then
+    cost bytes.
+    """
     states, bytes_sent = [], []
     for name in ("shared", "sent"):
         if name == "sent":
@@ -298,7 +308,9 @@ def test_shared_memory_and_the_network_bring_the_same_bytes(
 
 
 def test_state_moves_between_any_numbers_of_hosts_and_training_goes_on(job: JobConfig, tmp_path: Path) -> None:
-    """1 → 3 → 2 hosts through files equals one host throughout, up to the order of sums; the move itself changes no byte."""
+    """1 → 3 → 2 hosts through files equals one host throughout, up to the order of sums; the move itself changes no
+    byte.
+    """
     with pod(job, tmp_path, 1) as one:
         one.all("restore", [(None,)])
         one.train(0, 9)

@@ -1,5 +1,6 @@
-"""Buckets go from the hosts that have them to those that own them, over real sockets: whatever does not come, or is not what was committed, is
-read from the commit's files, and nothing is lost."""
+"""Buckets go from the hosts that have them to those that own them, over real sockets: whatever does not come, or is not
+what was committed, is read from the commit's files, and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ class Move:
     helds: list[HeldRows] = field(default_factory=list)
 
     def cut(self, unknown: Collection[tuple[int, int, int]] = (), undo_share: float = ROOMY) -> None:
-        """Cuts the tables anew; `unknown`: (old host, table, bucket) of which nothing is known, and whose rows are others."""
+        """Cuts the tables anew; `unknown`: (old host, table, bucket) of which nothing is known, and whose rows are
+        others.
+        """
         specs = [table.spec for table in self.hosts[0]]
         for host, old in enumerate(self.became):
             if old is None:
@@ -262,7 +265,9 @@ def test_a_bucket_that_comes_back_before_it_was_sent_is_kept(tmp_path: Path) -> 
 
 
 def test_what_leaves_takes_no_more_memory_than_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two buckets leave and two come, so that nothing becomes free; there is room for one where the empty logs would be."""
+    """Two buckets leave and two come, so that nothing becomes free; there is room for one where the empty logs would
+    be.
+    """
     move = swap(tmp_path)
     size = move.hosts[0][0].spec.bucket_bytes
     monkeypatch.setattr("workers.checkpoint.undo.MIN_LOG_BYTES", 0)
@@ -303,7 +308,9 @@ print((peak_bytes() - before) / size)
 
 
 def test_a_table_that_is_cut_anew_is_not_there_twice() -> None:
-    """Hosts are added when memory is short. The half that stays and the half that leaves are copied, and what was copied is given back."""
+    """Hosts are added when memory is short. The half that stays and the half that leaves are copied, and what was
+    copied is given back.
+    """
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 0.3, "with everything copied before anything is given back it is one"
@@ -358,7 +365,9 @@ def test_more_rounds_than_there_are_buckets_end_the_exchange(tmp_path: Path, mon
 
 
 def test_what_is_sent_when_is_found_at_once_also_of_many_buckets_in_many_rounds() -> None:
-    """Tens of gigabytes in buckets of 1 MiB: who looks through all of them for each round is busy for minutes, and the others wait."""
+    """Tens of gigabytes in buckets of 1 MiB: who looks through all of them for each round is busy for minutes, and the
+    others wait.
+    """
     # Of this thread alone, so that a busy machine makes no difference.
     num_buckets, num_rounds, started = 100_000, 20_000, time.thread_time()
     wanted = {rank: [((rank, at), at % num_rounds) for at in range(num_buckets)] for rank in (0, 2)}

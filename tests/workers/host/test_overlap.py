@@ -1,5 +1,6 @@
-"""Overlap, staleness and the narrow wire on real hosts: the first changes no byte, the second is what its definition computes, the third
-costs the precision that it says."""
+"""Overlap, staleness and the narrow wire on real hosts: the first changes no byte, the second is what its definition
+computes, the third costs the precision that it says.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from workers.checkpoint.files import TableFiles
 from workers.host.ids import EARLY_RETRY_STEPS
 from workers.job.job import JobConfig, JobError
 
-# Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before touched.
+# Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before
+# touched.
 BUCKETS = (1, 8, 4, 1)
 ALL_WHOLE = (1, 1, 1, 1)
 
@@ -60,7 +62,9 @@ def bytes_sent(hosts: Pod) -> int:
 def test_overlap_changes_no_byte(
     job: JobConfig, tmp_path: Path, num_hosts: int, buckets: tuple[int, ...], machines: str
 ) -> None:
-    """All combiners, rows and pooled vectors, windows cut at random, evaluations and the padded end of an epoch in between."""
+    """All combiners, rows and pooled vectors, windows cut at random, evaluations and the padded end of an epoch in
+    between.
+    """
     last, states, scores, sent, seen = 23, [], [], [], []
     for overlap in (False, True):
         seed = 7 * num_hosts + overlap
@@ -68,7 +72,8 @@ def test_overlap_changes_no_byte(
             replace(job, overlap=overlap), tmp_path / str(overlap), num_hosts, buckets=buckets, hold_s=0.003
         ) as hosts:
             hosts.all("restore", [(None,)] * num_hosts)
-            # Of the steps alone: greetings between neighbours tell numbers of descriptors, some of which have more digits than others.
+            # Of the steps alone: greetings between neighbours tell numbers of descriptors, some of which have more
+            # digits than others.
             greeted = bytes_sent(hosts)
             for _ in windows(hosts, random_cuts(last, seed)):
                 pass
@@ -102,7 +107,9 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
 
 
 def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
-    """The 50 rows of table a are all touched in every step of so many samples; the first look and those at agreed steps are all there are."""
+    """The 50 rows of table a are all touched in every step of so many samples; the first look and those at agreed steps
+    are all there are.
+    """
     features = {"a": job.features["a"]}
     columns = {name: column for name, column in job.data.features.items() if name in features}
     job = replace(job, features=features, data=replace(job.data, features=columns), batch_size=384)
@@ -225,7 +232,9 @@ def test_staleness_1_resumes_from_a_commit_to_the_same_bytes(job: JobConfig, tmp
 def test_bfloat16_halves_the_vectors_and_rounds_each_once(
     job: JobConfig, tmp_path: Path, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number is off by at most 2^-8 of itself; a bag of rows by that much of the sum of their magnitudes, here of 20 rows at most."""
+    """A number is off by at most 2^-8 of itself; a bag of rows by that much of the sum of their magnitudes, here of 20
+    rows at most.
+    """
     take_for_strangers(monkeypatch)
     sent, seen, states = [], [], []
     for wire_dtype in ("float32", "bfloat16"):

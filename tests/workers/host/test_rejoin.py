@@ -1,4 +1,6 @@
-"""Hosts that live through a fault: they go back to a commit, prove it, and a run goes on with the same bytes as one that nothing happened to."""
+"""Hosts that live through a fault: they go back to a commit, prove it, and a run goes on with the same bytes as one
+that nothing happened to.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def job(small_data: str) -> JobConfig:
 
 
 class Survivors(Pod):
-    """A pod whose hosts may be lost, and which then begins another generation. `are_apart`: hosts take each other to be on other machines."""
+    """A pod whose hosts may be lost, and which then begins another generation. `are_apart`: hosts take each other to be
+    on other machines.
+    """
 
     are_apart = False
     undo_share = 1.0
@@ -152,7 +156,9 @@ def test_a_fault_before_the_first_commit_begins_again(
 def test_fault_after_fault_and_one_in_the_middle_of_a_recovery(
     job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recovery from a commit may be begun any number of times, and what a host has proved or read need not be right twice."""
+    """Recovery from a commit may be begun any number of times, and what a host has proved or read need not be right
+    twice.
+    """
     with survivors(job, tmp_path, 2, leave_at=8) as pod:
         pod.train(0, 5)
         pod.commit_as(BASE)
@@ -207,7 +213,9 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
 def test_a_host_that_dies_as_buckets_move_is_a_fault_like_any_other(
     job: JobConfig, tmp_path: Path, undisturbed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hosts become three, and the third is killed in the middle of a round; two go on, with what they still have."""
+    """Two hosts become three, and the third is killed in the middle of a round; two go on, with what they still
+    have.
+    """
     with survivors(job, tmp_path, 2, leave_at=7) as pod:
         pod.train(0, 5)
         pod.commit_as(BASE)
@@ -239,7 +247,9 @@ def test_a_host_that_dies_as_buckets_move_is_a_fault_like_any_other(
 def test_with_other_numbers_of_hosts_only_what_no_host_has_is_read(
     job: JobConfig, tmp_path: Path, numbers: Sequence[int], are_apart: bool
 ) -> None:
-    """On one machine, with the commit in a local folder, what another host has is read, too: its files are in memory already."""
+    """On one machine, with the commit in a local folder, what another host has is read, too: its files are in memory
+    already.
+    """
     before, after = numbers
     with survivors(job, tmp_path, before, leave_at=7) as pod:
         pod.train(0, 5)

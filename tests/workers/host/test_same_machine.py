@@ -1,4 +1,6 @@
-"""Hosts of one machine reach each other's shared memory; others, and anything that is not such memory, are left to the mesh."""
+"""Hosts of one machine reach each other's shared memory; others, and anything that is not such memory, are left to the
+mesh.
+"""
 
 from __future__ import annotations
 

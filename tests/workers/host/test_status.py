@@ -1,4 +1,6 @@
-"""What hosts say of themselves while they wait and work: for whom they wait, and how many rows are asked of each owner."""
+"""What hosts say of themselves while they wait and work: for whom they wait, and how many rows are asked of each
+owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`HeldRows`: a survivor's tables cut anew, and filled: what is right is kept, what is not is found by its digest, and only the rest is read."""
+"""`HeldRows`: a survivor's tables cut anew, and filled: what is right is kept, what is not is found by its digest, and
+only the rest is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables of a new run from another run's commit: every row arrives, whatever the two numbers of buckets and the number of hosts."""
+"""Tables of a new run from another run's commit: every row arrives, whatever the two numbers of buckets and the number
+of hosts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data in Google Cloud Storage, as far as its emulator in Python goes: every kind of file, and an object that was replaced.
+"""Data in Google Cloud Storage, as far as its emulator in Python goes: every kind of file, and an object that was
+replaced.
 
 Runs where the extras `gcs` and `gcs-emulator` are installed.
 """

@@ -1,4 +1,5 @@
-"""Files as no writer writes them: whatever the bytes are, reading ends with rows or with an error of ours that names the file.
+"""Files as no writer writes them: whatever the bytes are, reading ends with rows or with an error of ours that names
+the file.
 
 The short form of `python -m tests.fuzz`, over the same targets.
 """

@@ -1,4 +1,6 @@
-"""Order and completeness over all kinds of sources: every good row once an epoch, the same batches for any hosts, from any step on."""
+"""Order and completeness over all kinds of sources: every good row once an epoch, the same batches for any hosts, from
+any step on.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ def test_every_good_row_once_an_epoch_for_any_hosts(
             assert [part.features["id"].to_lists()[row] for row in rows] == [[n] for n in part.sample_ids[rows]]
             assert (part.weights[part.is_padding] == 0).all()
             assert (part.weights[rows] == 1).all()
-        # A life of starts and stops, each start with as many hosts as there happen to be: the lanes may not divide by them.
+        # A life of starts and stops, each start with as many hosts as there happen to be: the lanes may not divide by
+        # them.
         cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(steps) - 1)), max_size=4)) | {0, len(steps)})
         resumed: list[Batch] = []
         for first, stop in itertools.pairwise(cuts):

@@ -1,4 +1,6 @@
-"""Data in an object store, a real one behind the loopback interface: every kind of file, a store that fails in between, files that change."""
+"""Data in an object store, a real one behind the loopback interface: every kind of file, a store that fails in between,
+files that change.
+"""
 
 from __future__ import annotations
 

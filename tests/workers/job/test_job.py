@@ -1,4 +1,6 @@
-"""`JobConfig`: what is wrong with a declaration is said when it is written, and what follows from it for tables and features."""
+"""`JobConfig`: what is wrong with a declaration is said when it is written, and what follows from it for tables and
+features.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What stands in a job's fields by mistake is refused when the job is declared, with the field, what was found and what to write."""
+"""What stands in a job's fields by mistake is refused when the job is declared, with the field, what was found and what
+to write.
+"""
 
 from __future__ import annotations
 

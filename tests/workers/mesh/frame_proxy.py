@@ -1,7 +1,7 @@
 """A TCP proxy between two hosts of a mesh that understands frames and can spoil them.
 
-Rank 1 dials it in place of rank 0. The handshake passes untouched; after it, frames from rank 1 to rank 0 go through `rewrite`, the other
-direction is copied as it comes.
+Rank 1 dials it in place of rank 0. The handshake passes untouched; after it, frames from rank 1 to rank 0 go through
+`rewrite`, the other direction is copied as it comes.
 """
 
 from __future__ import annotations

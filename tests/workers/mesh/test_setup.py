@@ -216,7 +216,8 @@ def test_a_host_whose_connection_broke_after_the_handshake_connects_anew() -> No
             server.settimeout(0.05)
             with inbound, socket.create_connection(low.address) as outbound:
                 _pump_handshake(inbound, outbound)
-            # Rank 0 may not have seen the end of the first connection when the second one comes, and then refuses that one, too.
+            # Rank 0 may not have seen the end of the first connection when the second one comes, and then refuses that
+            # one, too.
             with contextlib.ExitStack() as kept:
                 while not done.is_set():
                     with contextlib.suppress(TimeoutError):

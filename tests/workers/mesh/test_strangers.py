@@ -1,4 +1,6 @@
-"""Raw sockets against a host that forms its mesh: bytes that drip, a handshake that is played back, and what the user is told of them."""
+"""Raw sockets against a host that forms its mesh: bytes that drip, a handshake that is played back, and what the user
+is told of them.
+"""
 
 from __future__ import annotations
 

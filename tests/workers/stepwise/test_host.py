@@ -1,4 +1,6 @@
-"""Stepwise hosts in threads of one process, over a real mesh: the same numbers as one host, and hosts that disagree are noticed."""
+"""Stepwise hosts in threads of one process, over a real mesh: the same numbers as one host, and hosts that disagree are
+noticed.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

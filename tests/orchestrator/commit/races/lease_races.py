@@ -1,9 +1,11 @@
-"""Three real driver processes that fight for one run on a real disk, round after round, and what their history must look like afterwards.
+"""Three real driver processes that fight for one run on a real disk, round after round, and what their history must
+look like afterwards.
 
     python -m tests.orchestrator.commit.races.lease_races --rounds 200
 
-A round of a driver is a life: it claims the next generation, taking the run over from whoever has it, commits a few times and acknowledges,
-until it is through or finds itself fenced. The three go on without waiting for each other, so claims, bases and commits meet in all orders.
+A round of a driver is a life: it claims the next generation, taking the run over from whoever has it, commits a few
+times and acknowledges, until it is through or finds itself fenced. The three go on without waiting for each other, so
+claims, bases and commits meet in all orders.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float = 120.0) -> list[
 
 
 def race(url: Path, *, rounds: int, timeout_s: float) -> Races:
-    """Lets the drivers fight for so many rounds each, and checks that there is one history with all that was acknowledged.
+    """Lets the drivers fight for so many rounds each, and checks that there is one history with all that was
+    acknowledged.
 
     Raises:
       AssertionError: there is not.
@@ -126,7 +129,8 @@ def main() -> int:
         races = race(Path(folder) / "run", rounds=rounds, timeout_s=60.0 + 3.0 * rounds)
         seconds = time.monotonic() - started
     print(
-        f"{rounds} rounds of {NUM_DRIVERS} drivers in {seconds:.1f} s: {races.num_generations} generations, {races.num_fenced} of them fenced; "
+        f"{rounds} rounds of {NUM_DRIVERS} drivers in {seconds:.1f} s: {races.num_generations} generations, "
+        f"{races.num_fenced} of them fenced; "
         f"{races.num_acknowledged} commits acknowledged, {races.num_counting} count, in one history"
     )
     return 0

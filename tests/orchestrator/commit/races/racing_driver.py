@@ -1,7 +1,9 @@
-"""A driver in a process of its own, for races and kills: claims, commits a few times, and says on stdout what it acknowledged.
+"""A driver in a process of its own, for races and kills: claims, commits a few times, and says on stdout what it
+acknowledged.
 
-Usage: python -m tests.orchestrator.commit.races.racing_driver RUN ROUNDS COMMITS [pause | together]. With `pause`, it stops itself (SIGSTOP) after publishing
-a commit and before looking at the claims. With `together`, it says that it is up, and begins when a line comes in.
+Usage: python -m tests.orchestrator.commit.races.racing_driver RUN ROUNDS COMMITS [pause | together]. With `pause`, it
+stops itself (SIGSTOP) after publishing a commit and before looking at the claims. With `together`, it says that it is
+up, and begins when a line comes in.
 """
 
 from __future__ import annotations

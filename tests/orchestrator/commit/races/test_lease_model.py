@@ -1,8 +1,9 @@
 """Every interleaving of several drivers, explored state by state with the functions that the real drivers run.
 
-The storage is modelled as sets; each action of `lease_protocol` is one atomic step, so two listings of one driver may see different times.
-A driver that crashes or stalls for ever is one that is not scheduled any more, which the exploration contains; one that restarts
-is another driver. Assumed, and probed on real storage: creation is exclusive, and a listing shows what was created before it.
+The storage is modelled as sets; each action of `lease_protocol` is one atomic step, so two listings of one driver may
+see different times. A driver that crashes or stalls for ever is one that is not scheduled any more, which the
+exploration contains; one that restarts is another driver. Assumed, and probed on real storage: creation is exclusive,
+and a listing shows what was created before it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ After = Callable[[DriverState, object], DriverState]
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What all drivers share. `parents` holds (commit, parent) of every commit ever published; `commits` what is still there."""
+    """What all drivers share. `parents` holds (commit, parent) of every commit ever published; `commits` what is still
+    there.
+    """
 
     claims: frozenset[int] = frozenset()
     bases: frozenset[Base] = frozenset()
@@ -132,7 +135,9 @@ def violation(storage: Storage) -> str | None:
 def explore(
     *, drivers: int, commits: int, keep: int | None = None, after: After = after, start: Phase = Phase.LIST_CLAIMS
 ):
-    """Breadth first over all reachable states, drivers being interchangeable. Returns (number of states, violation or None)."""
+    """Breadth first over all reachable states, drivers being interchangeable. Returns (number of states, violation or
+    None).
+    """
     first = Driver(state=DriverState(phase=start), commits_left=commits)
     initial: World = (Storage(), (first,) * drivers)
     seen, todo = {initial}, deque([initial])
