@@ -53,8 +53,8 @@ class Podembed:
     num_threads: int | None = None
 
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
-        from workers.checkpoint.files import TablePlan, assemble_table, write_bucket, write_table_metadata
-        from workers.storage.store import Store
+        from podembed.workers.checkpoint.files import TablePlan, assemble_table, write_bucket, write_table_metadata
+        from podembed.workers.storage.store import Store
 
         store, (num_buckets, _, width) = Store(folder), values["rows"].shape
         plan = TablePlan(
@@ -78,8 +78,8 @@ class Podembed:
         self._files = assemble_table(plan, arrays, [receipt.result() for receipt in receipts])
 
     def read(self, folder: Path, values: dict[str, np.ndarray]) -> None:
-        from workers.checkpoint.files import read_bucket
-        from workers.storage.store import Store
+        from podembed.workers.checkpoint.files import read_bucket
+        from podembed.workers.storage.store import Store
 
         store = Store(folder)
         with self._threads(store) as threads:
@@ -89,7 +89,7 @@ class Podembed:
             threads.finish()
 
     def _threads(self, store: Any) -> Any:
-        from workers.checkpoint.file_threads import NUM_THREADS, FileThreads
+        from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 
         return FileThreads(store, num_threads=self.num_threads or NUM_THREADS)
 

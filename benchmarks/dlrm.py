@@ -38,16 +38,16 @@ from benchmarks.workload import (  # noqa: E402
     table_values,
     workload,
 )
-from embedding.buckets import split_evenly  # noqa: E402
-from embedding.config import FeatureConfig, TableConfig  # noqa: E402
-from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
-from embedding.ragged import Ragged  # noqa: E402
-from workers.data.batch import Batch  # noqa: E402
-from workers.data.config import ParquetData  # noqa: E402
-from workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
-from workers.input.lanes import LanePlan  # noqa: E402
-from workers.input.sources import ReaderSource  # noqa: E402
-from workers.job.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
+from podembed.embedding.buckets import split_evenly  # noqa: E402
+from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
+from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.workers.data.batch import Batch  # noqa: E402
+from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
+from podembed.workers.input.lanes import LanePlan  # noqa: E402
+from podembed.workers.input.sources import ReaderSource  # noqa: E402
+from podembed.workers.job.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
 
 NUM_BATCHES = 32
 NUM_LANES = 16
@@ -128,7 +128,7 @@ def benchmark_job(
     import jax.numpy as jnp
     import optax
 
-    from jobs.models.dlrm import DLRM
+    from podembed.jobs.models.dlrm import DLRM
 
     shape = workload(bench)
 
@@ -206,13 +206,13 @@ def start_group(
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder
     `storage`.
     """
-    from jobs.cli.launch import parse_resources
-    from orchestrator.api.config import ScalingConfig
-    from orchestrator.cluster.ray_backend import RayBackend
-    from orchestrator.group.worker_group import Deadlines, WorkerGroup
-    from workers.device.process import DeviceSpec
-    from workers.host.host import HostReady, HostSpec
-    from workers.job.tables import choose_buckets
+    from podembed.jobs.cli.launch import parse_resources
+    from podembed.orchestrator.api.config import ScalingConfig
+    from podembed.orchestrator.cluster.ray_backend import RayBackend
+    from podembed.orchestrator.group.worker_group import Deadlines, WorkerGroup
+    from podembed.workers.device.process import DeviceSpec
+    from podembed.workers.host.host import HostReady, HostSpec
+    from podembed.workers.job.tables import choose_buckets
 
     job, num_hosts = reference.resolve(), arguments.hosts
     buckets = choose_buckets(job)
@@ -274,9 +274,9 @@ def start_group(
 
 def placement(job: JobConfig, buckets: tuple[int, ...], arguments: argparse.Namespace) -> tuple[np.ndarray, ...]:
     """As the driver places a new run, or all tables cut into buckets."""
-    from embedding.buckets import place
-    from embedding.lookup.placement import place_tables
-    from workers.job.tables import features_per_table, table_specs
+    from podembed.embedding.buckets import place
+    from podembed.embedding.lookup.placement import place_tables
+    from podembed.workers.job.tables import features_per_table, table_specs
 
     specs = table_specs(job, buckets)
     if arguments.placement == "tables":
@@ -392,7 +392,7 @@ def main() -> None:
     if arguments.network:
         enter_network(arguments.network)
     prepare_environment(arguments.resources)
-    from orchestrator.cluster.connection import connected
+    from podembed.orchestrator.cluster.connection import connected
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:

@@ -29,24 +29,24 @@ import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from embedding.config import FeatureConfig, TableConfig  # noqa: E402
-from embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
-from jobs.models.dlrm import DLRM  # noqa: E402
-from orchestrator.api.config import RunConfig, ScalingConfig  # noqa: E402
-from orchestrator.api.signals import StopSignals  # noqa: E402
-from orchestrator.cluster.connection import connected  # noqa: E402
-from orchestrator.commit.lease import Lease  # noqa: E402
-from orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
-from orchestrator.driver.console import SilentReporter  # noqa: E402
-from orchestrator.driver.driver import Driver  # noqa: E402
-from orchestrator.group.worker_group import HostHandles, WorkerGroup  # noqa: E402
-from orchestrator.run.run import create_run  # noqa: E402
-from workers.data.config import ParquetData  # noqa: E402
-from workers.device.process import DeviceReady, DeviceWindow  # noqa: E402
-from workers.device.shared_memory import HandoverLayout, Invitation  # noqa: E402
-from workers.host.host import HostReady, HostWindow  # noqa: E402
-from workers.job.job import JobConfig  # noqa: E402
-from workers.liveness.progress import Progress  # noqa: E402
+from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
+from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig  # noqa: E402
+from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
+from podembed.orchestrator.cluster.connection import connected  # noqa: E402
+from podembed.orchestrator.commit.lease import Lease  # noqa: E402
+from podembed.orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
+from podembed.orchestrator.driver.console import SilentReporter  # noqa: E402
+from podembed.orchestrator.driver.driver import Driver  # noqa: E402
+from podembed.orchestrator.group.worker_group import HostHandles, WorkerGroup  # noqa: E402
+from podembed.orchestrator.run.run import create_run  # noqa: E402
+from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.device.process import DeviceReady, DeviceWindow  # noqa: E402
+from podembed.workers.device.shared_memory import HandoverLayout, Invitation  # noqa: E402
+from podembed.workers.host.host import HostReady, HostWindow  # noqa: E402
+from podembed.workers.job.job import JobConfig  # noqa: E402
+from podembed.workers.liveness.progress import Progress  # noqa: E402
 
 PHASES = ("read", "dedup", "id exchange", "group", "pool", "device", "gradient exchange", "update")
 

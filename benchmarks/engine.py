@@ -23,15 +23,15 @@ import numpy as np  # noqa: E402
 
 from benchmarks import measuring  # noqa: E402
 from benchmarks.workload import Workload, fill_table, make_batches, workload  # noqa: E402
-from embedding.config import TableConfig  # noqa: E402
-from embedding.kernels.arrays import aligned_empty  # noqa: E402
-from embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
-from embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
-from embedding.lookup.sharded import FeatureBinding  # noqa: E402
-from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
-from embedding.ragged import Ragged  # noqa: E402
-from embedding.table.table import Table  # noqa: E402
-from embedding.table_spec import TableSpec  # noqa: E402
+from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
+from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
+from podembed.embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
+from podembed.embedding.lookup.sharded import FeatureBinding  # noqa: E402
+from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
+from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.embedding.table.table import Table  # noqa: E402
+from podembed.embedding.table_spec import TableSpec  # noqa: E402
 
 NUM_BATCHES = 8
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.mesh.mesh import Mesh, MeshIdentity, Tag
+from podembed.workers.mesh.mesh import Mesh, MeshIdentity, Tag
 
 _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 50_000_000)
 _TIMEOUT_S = 60.0

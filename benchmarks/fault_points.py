@@ -17,13 +17,13 @@ import tempfile
 import time
 import timeit
 
-from jobs.chaos.jobs import tiny
-from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.driver.console import SilentReporter
-from orchestrator.trainer import Trainer
-from workers.faults.inject import FaultPoints
-from workers.faults.plan import POINTS, Fault, FaultPlan
-from workers.liveness.progress import Tracker
+from podembed.jobs.chaos.jobs import tiny
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.faults.plan import POINTS, Fault, FaultPlan
+from podembed.workers.liveness.progress import Tracker
 
 
 class Counted(FaultPoints):

@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.measuring import tune_allocator
 from benchmarks.workload import NUM_DENSE, Batches, Workload, make_batches, workload
-from workers.data.config import IdColumn, ParquetData
-from workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 GROUPS_PER_FILE = 4
 DENSE = tuple(f"i{at}" for at in range(NUM_DENSE))

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.initializers import Constant
-from embedding.kernels.arrays import aligned_empty, aligned_zeros
-from embedding.lookup import compiled as kernels
-from embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.kernels.arrays import aligned_empty, aligned_zeros
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 NUM_BATCHES = 8
 IDS_PER_BAG = 10

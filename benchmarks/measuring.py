@@ -23,7 +23,7 @@ def tune_allocator() -> None:
     """Runs this program again with the allocator settings that worker processes have, unless others are set. Call it
     first.
     """
-    from orchestrator.cluster.worker_environment import ALLOCATOR
+    from podembed.orchestrator.cluster.worker_environment import ALLOCATOR
 
     if "GLIBC_TUNABLES" not in os.environ:
         sys.stdout.flush()

@@ -30,17 +30,17 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from embedding.buckets import place  # noqa: E402
-from embedding.config import TableConfig  # noqa: E402
-from embedding.optimizers import Adagrad  # noqa: E402
-from embedding.table.table import Table  # noqa: E402
-from embedding.table_spec import TableSpec  # noqa: E402
-from workers.checkpoint.files import TableFiles, assemble_table, write_bucket, write_table_metadata  # noqa: E402
-from workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
-from workers.host.moves import BucketExchange  # noqa: E402
-from workers.host.surviving_shard import HeldRows  # noqa: E402
-from workers.mesh.mesh import Mesh, MeshIdentity  # noqa: E402
-from workers.storage.store import Store  # noqa: E402
+from podembed.embedding.buckets import place  # noqa: E402
+from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.optimizers import Adagrad  # noqa: E402
+from podembed.embedding.table.table import Table  # noqa: E402
+from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.checkpoint.files import TableFiles, assemble_table, write_bucket, write_table_metadata  # noqa: E402
+from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
+from podembed.workers.host.moves import BucketExchange  # noqa: E402
+from podembed.workers.host.surviving_shard import HeldRows  # noqa: E402
+from podembed.workers.mesh.mesh import Mesh, MeshIdentity  # noqa: E402
+from podembed.workers.storage.store import Store  # noqa: E402
 
 DIM = 16
 NUM_TABLES = 4

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from workers.data.config import ROWS_PER_BLOCK
-from workers.data.files import open_ranges
-from workers.formats.npy import read_header, read_rows
+from podembed.workers.data.config import ROWS_PER_BLOCK
+from podembed.workers.data.files import open_ranges
+from podembed.workers.formats.npy import read_header, read_rows
 
 
 def by_range(path: str) -> None:

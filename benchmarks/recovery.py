@@ -32,20 +32,20 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from embedding.config import FeatureConfig, TableConfig  # noqa: E402
-from embedding.optimizers import Adagrad  # noqa: E402
-from jobs.models.dlrm import DLRM  # noqa: E402
-from orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
-from orchestrator.api.signals import StopSignals  # noqa: E402
-from orchestrator.cluster.connection import connected  # noqa: E402
-from orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
-from orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
-from orchestrator.driver.console import ConsoleReporter, WindowReport  # noqa: E402
-from orchestrator.driver.driver import Driver  # noqa: E402
-from orchestrator.group.worker_group import WorkerGroup  # noqa: E402
-from orchestrator.run.run import create_run  # noqa: E402
-from workers.data.config import IdColumn, ParquetData  # noqa: E402
-from workers.job.job import JobConfig, JobReference  # noqa: E402
+from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
+from podembed.embedding.optimizers import Adagrad  # noqa: E402
+from podembed.jobs.models.dlrm import DLRM  # noqa: E402
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig  # noqa: E402
+from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
+from podembed.orchestrator.cluster.connection import connected  # noqa: E402
+from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
+from podembed.orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
+from podembed.orchestrator.driver.console import ConsoleReporter, WindowReport  # noqa: E402
+from podembed.orchestrator.driver.driver import Driver  # noqa: E402
+from podembed.orchestrator.group.worker_group import WorkerGroup  # noqa: E402
+from podembed.orchestrator.run.run import create_run  # noqa: E402
+from podembed.workers.data.config import IdColumn, ParquetData  # noqa: E402
+from podembed.workers.job.job import JobConfig, JobReference  # noqa: E402
 
 NUM_TABLES = 4
 DIM = 16

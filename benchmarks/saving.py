@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, start_group  # noqa: E402
 from benchmarks.workload import make_batches, workload  # noqa: E402
-from workers.job.job import JobReference  # noqa: E402
+from podembed.workers.job.job import JobReference  # noqa: E402
 
 WARM_UP_STEPS = 20
 
@@ -148,7 +148,7 @@ def main() -> None:
     # Workers import the job's module by name.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from orchestrator.cluster.connection import connected
+    from podembed.orchestrator.cluster.connection import connected
 
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
         make_batches(workload(arguments.bench), NUM_BATCHES).write(Path(folder))

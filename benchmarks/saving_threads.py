@@ -24,13 +24,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from embedding.config import TableConfig  # noqa: E402
-from embedding.optimizers import RowWiseAdagrad  # noqa: E402
-from embedding.table.table import Table  # noqa: E402
-from embedding.table_spec import TableSpec  # noqa: E402
-from workers.checkpoint.background_save import BackgroundSave  # noqa: E402
-from workers.liveness.progress import Tracker  # noqa: E402
-from workers.storage.store import Store  # noqa: E402
+from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
+from podembed.embedding.table.table import Table  # noqa: E402
+from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.checkpoint.background_save import BackgroundSave  # noqa: E402
+from podembed.workers.liveness.progress import Tracker  # noqa: E402
+from podembed.workers.storage.store import Store  # noqa: E402
 
 
 class Training:

@@ -134,7 +134,7 @@ def main() -> None:
     if arguments.network:
         enter_network(arguments.network)
     prepare_environment(arguments.resources)
-    from orchestrator.cluster.connection import connected
+    from podembed.orchestrator.cluster.connection import connected
 
     shape = workload(arguments.bench)
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder, ExitStack() as stack:

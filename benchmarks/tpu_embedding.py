@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import Uniform
-from embedding.kernels.arrays import aligned_empty
-from embedding.lookup import compiled as kernels
-from embedding.optimizers import Adagrad
-from embedding.ragged import Ragged
-from embedding.replicas.strategies import LocalStrategy
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import Uniform
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.optimizers import Adagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 
 NUM_BATCHES = 4
 

@@ -23,13 +23,13 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks.workload import make_batches, workload  # noqa: E402
-from embedding.config import TableConfig  # noqa: E402
-from embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
-from embedding.table.table import Table  # noqa: E402
-from embedding.table_spec import TableSpec  # noqa: E402
-from workers.checkpoint.background_save import BackgroundSave  # noqa: E402
-from workers.checkpoint.undo import Undo  # noqa: E402
-from workers.liveness.progress import Tracker  # noqa: E402
+from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
+from podembed.embedding.table.table import Table  # noqa: E402
+from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.checkpoint.background_save import BackgroundSave  # noqa: E402
+from podembed.workers.checkpoint.undo import Undo  # noqa: E402
+from podembed.workers.liveness.progress import Tracker  # noqa: E402
 
 NUM_BATCHES = 64
 

@@ -9,52 +9,64 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
-from embedding.features.feature_order import FeatureOrder
-from embedding.initializers import Constant, RowId, TruncatedNormal, Uniform
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad, SlotSpec
-from embedding.ragged import Ragged
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.embedding.initializers import Constant, RowId, TruncatedNormal, Uniform
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    RowWiseAdagrad,
+    SlotSpec,
+)
+from podembed.embedding.ragged import Ragged
 
 if TYPE_CHECKING:
-    from embedding.features.activations import Activations
-    from embedding.features.inputs import Sparse
-    from embedding.keras import schedules
-    from embedding.keras import sgd_ftrl as keras_optimizers
-    from embedding.keras.reducer import GradientReducer
-    from embedding.keras.row_slices import RowSlices
-    from embedding.keras.tape import GradientTape
-    from embedding.keras.variable import Variable
-    from embedding.replicas.distributed_input import InputContext
-    from embedding.replicas.per_replica import PerReplica
-    from embedding.replicas.reduction import ReduceOp
-    from embedding.replicas.replica_context import get_replica_context
-    from embedding.replicas.strategies import LocalStrategy
-    from embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
-    from embedding.tpu_embedding.embedding import TPUEmbedding
-    from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-    from embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
+    from podembed.embedding.features.activations import Activations
+    from podembed.embedding.features.inputs import Sparse
+    from podembed.embedding.keras import schedules
+    from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+    from podembed.embedding.keras.reducer import GradientReducer
+    from podembed.embedding.keras.row_slices import RowSlices
+    from podembed.embedding.keras.tape import GradientTape
+    from podembed.embedding.keras.variable import Variable
+    from podembed.embedding.replicas.distributed_input import InputContext
+    from podembed.embedding.replicas.per_replica import PerReplica
+    from podembed.embedding.replicas.reduction import ReduceOp
+    from podembed.embedding.replicas.replica_context import get_replica_context
+    from podembed.embedding.replicas.strategies import LocalStrategy
+    from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
+    from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+    from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+    from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 _LATE = {
-    "Activations": "embedding.features.activations",
-    "Checkpoint": "embedding.tpu_embedding.checkpoint",
-    "GradientReducer": "embedding.keras.reducer",
-    "GradientTape": "embedding.keras.tape",
-    "InputContext": "embedding.replicas.distributed_input",
-    "LocalStrategy": "embedding.replicas.strategies",
-    "PerReplica": "embedding.replicas.per_replica",
-    "ReduceOp": "embedding.replicas.reduction",
-    "RowSlices": "embedding.keras.row_slices",
-    "Sparse": "embedding.features.inputs",
-    "TPUEmbedding": "embedding.tpu_embedding.embedding",
-    "TPUEmbeddingForServing": "embedding.tpu_embedding.serving",
-    "Variable": "embedding.keras.variable",
-    "get_replica_context": "embedding.replicas.replica_context",
-    "send_tpu_embedding_gradients": "embedding.tpu_embedding.send_gradients",
-    "serving_embedding_lookup": "embedding.tpu_embedding.serving",
-    "latest_checkpoint": "embedding.tpu_embedding.checkpoint",
-    "keras_optimizers": "",
-    "schedules": "",
+    "Activations": "podembed.embedding.features.activations",
+    "Checkpoint": "podembed.embedding.tpu_embedding.checkpoint",
+    "GradientReducer": "podembed.embedding.keras.reducer",
+    "GradientTape": "podembed.embedding.keras.tape",
+    "InputContext": "podembed.embedding.replicas.distributed_input",
+    "LocalStrategy": "podembed.embedding.replicas.strategies",
+    "PerReplica": "podembed.embedding.replicas.per_replica",
+    "ReduceOp": "podembed.embedding.replicas.reduction",
+    "RowSlices": "podembed.embedding.keras.row_slices",
+    "Sparse": "podembed.embedding.features.inputs",
+    "TPUEmbedding": "podembed.embedding.tpu_embedding.embedding",
+    "TPUEmbeddingForServing": "podembed.embedding.tpu_embedding.serving",
+    "Variable": "podembed.embedding.keras.variable",
+    "get_replica_context": "podembed.embedding.replicas.replica_context",
+    "send_tpu_embedding_gradients": "podembed.embedding.tpu_embedding.send_gradients",
+    "serving_embedding_lookup": "podembed.embedding.tpu_embedding.serving",
+    "latest_checkpoint": "podembed.embedding.tpu_embedding.checkpoint",
+    "keras_optimizers": "podembed.embedding.keras.sgd_ftrl",
+    "schedules": "podembed.embedding.keras.schedules",
 }
+
+# Modules that are public themselves.
+_MODULES = ("keras_optimizers", "schedules")
 
 __all__ = [
     "FTRL",
@@ -99,6 +111,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
-        raise AttributeError(f"module 'embedding' has no attribute '{name}'")
-    module = importlib.import_module(_LATE[name] or f"embedding.{name}")
-    return getattr(module, name) if _LATE[name] else module
+        raise AttributeError(f"module 'podembed.embedding' has no attribute '{name}'")
+    module = importlib.import_module(_LATE[name])
+    return module if name in _MODULES else getattr(module, name)

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from embedding.initializers import RowId as RowIdInitializer
-from embedding.initializers import TruncatedNormal
-from embedding.optimizers import Optimizer, is_number
+from podembed.embedding.initializers import RowId as RowIdInitializer
+from podembed.embedding.initializers import TruncatedNormal
+from podembed.embedding.optimizers import Optimizer, is_number
 
 COMBINERS = ("mean", "sum", "sqrtn")
 INVALID_IDS = ("error", "drop", "clip", "hash")

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding.buckets import BucketLayout, bucket_layout
-from embedding.config import TableConfig
-from embedding.optimizers import Optimizer
+from podembed.embedding.buckets import BucketLayout, bucket_layout
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

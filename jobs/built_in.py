@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 BUILT_IN_JOBS = {
-    "synthetic": "jobs.criteo:synthetic",
-    "criteo": "jobs.criteo:criteo",
-    "movielens": "jobs.movielens:movielens",
+    "synthetic": "podembed.jobs.criteo:synthetic",
+    "criteo": "podembed.jobs.criteo:criteo",
+    "movielens": "podembed.jobs.movielens:movielens",
 }
 
 
@@ -19,7 +19,7 @@ def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
     Raises:
       ConfigurationError: a pair without `=`.
     """
-    from orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.api.config import ConfigurationError
 
     settings: dict[str, Any] = {}
     for pair in pairs:

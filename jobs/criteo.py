@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import optax
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import TruncatedNormal
-from embedding.optimizers import RowWiseAdagrad
-from jobs.models.dcn_v2 import DCNv2
-from jobs.models.dlrm import DLRM
-from jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
-from jobs.synthetic import DEFAULT_FOLDER, write_synthetic
-from workers.data.config import DenseColumn, IdColumn, ParquetData, ReadOrder
-from workers.job.job import JobConfig, JobError, Model
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import TruncatedNormal
+from podembed.embedding.optimizers import RowWiseAdagrad
+from podembed.jobs.models.dcn_v2 import DCNv2
+from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
+from podembed.jobs.synthetic import DEFAULT_FOLDER, write_synthetic
+from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData, ReadOrder
+from podembed.workers.job.job import JobConfig, JobError, Model
 
 SMALL = TruncatedNormal(stddev=0.05)
 DEFAULT_ROWS = 200_000

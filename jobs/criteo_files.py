@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs.criteo import COLUMN_NAMES
-from jobs.prepare.prepared_set import FILE_NAME, read_prepared
-from orchestrator.api.config import ConfigurationError
-from workers.data.files import filesystem_of, locate
-from workers.formats.criteo import convert_criteo
-from workers.formats.parquet import parquet_names
+from podembed.jobs.criteo import COLUMN_NAMES
+from podembed.jobs.prepare.prepared_set import FILE_NAME, read_prepared
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.data.files import filesystem_of, locate
+from podembed.workers.formats.criteo import convert_criteo
+from podembed.workers.formats.parquet import parquet_names
 
 
 def prepare_files(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import optax
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import TruncatedNormal
-from embedding.optimizers import Adagrad
-from jobs.models.two_towers import TwoTowers
-from jobs.movielens_files import MovieLensSpec, write_movielens
-from workers.data.config import ParquetData
-from workers.job.job import JobConfig
-from workers.job.ranking import Baseline, RecallAt
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import TruncatedNormal
+from podembed.embedding.optimizers import Adagrad
+from podembed.jobs.models.two_towers import TwoTowers
+from podembed.jobs.movielens_files import MovieLensSpec, write_movielens
+from podembed.workers.data.config import ParquetData
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.ranking import Baseline, RecallAt
 
 DEFAULT_CACHE = ".data/movielens"
 

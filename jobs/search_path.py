@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Iterator
 
-COMMAND = "jobs.cli.main"
+import podembed
+
+COMMAND = "podembed"
 _SAFE_PATH = "PYTHONSAFEPATH"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(podembed.__file__)))
 
 
 def without_folder(path: list[str], folder: str, *, is_needed: bool) -> list[str]:
@@ -31,7 +33,7 @@ def without_folder(path: list[str], folder: str, *, is_needed: bool) -> list[str
 
 
 def _holds_program(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, *COMMAND.split(".")) + ".py")
+    return os.path.isfile(os.path.join(folder, COMMAND, "__main__.py"))
 
 
 def current_folder() -> str:
@@ -73,11 +75,11 @@ def _is_found_in(folder: str) -> bool:
 
 
 def _is_the_command() -> bool:
-    """Whether this process is `podembed` or `python -m jobs.cli.main`, and no program that uses a part of them."""
+    """Whether this process is `podembed` or `python -m podembed`, and no program that uses a part of them."""
     main = sys.modules["__main__"]
     specification = getattr(main, "__spec__", None)
     if specification is not None:
-        return specification.name == COMMAND
+        return specification.name in (COMMAND, f"{COMMAND}.__main__")
     return os.path.basename(getattr(main, "__file__", None) or "") == "podembed"
 
 

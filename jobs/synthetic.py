@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
-from workers.data.config import IdColumn, ParquetData
-from workers.job.quality import area_under_curve, mean_log_loss
-from workers.storage.finished_folder import create_once, read_report
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.job.quality import area_under_curve, mean_log_loss
+from podembed.workers.storage.finished_folder import create_once, read_report
 
 GENERATOR = "criteo-synthetic"
 GENERATOR_VERSION = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import (
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import (
     EXIT_CONFIGURATION,
     EXIT_CRASH_LOOP,
     EXIT_STOPPED,
@@ -17,16 +17,16 @@ from orchestrator.api.errors import (
     TooFewHosts,
     WorkerRefused,
 )
-from orchestrator.api.signals import StoppedAtStart
-from orchestrator.commit.lease import Fenced, RunIsHeld
-from orchestrator.commit.run_record import RunMismatch
-from workers.data.config import DataConfigError
-from workers.data.errors import InputError
-from workers.faults.plan import FaultPlanError
-from workers.job.job import JobError
-from workers.job.quality import QualityError
-from workers.storage.errors import StorageError
-from workers.storage.finished_folder import FolderError
+from podembed.orchestrator.api.signals import StoppedAtStart
+from podembed.orchestrator.commit.lease import Fenced, RunIsHeld
+from podembed.orchestrator.commit.run_record import RunMismatch
+from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.errors import InputError
+from podembed.workers.faults.plan import FaultPlanError
+from podembed.workers.job.job import JobError
+from podembed.workers.job.quality import QualityError
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.finished_folder import FolderError
 
 EXIT_INTERRUPTED = 130
 

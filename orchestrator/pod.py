@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from orchestrator.api.errors import WorkerFailure
-from orchestrator.group.worker_group import Backend, Call, HostHandles
-from workers.stepwise.host import StepwiseSpec
+from podembed.orchestrator.api.errors import WorkerFailure
+from podembed.orchestrator.group.worker_group import Backend, Call, HostHandles
+from podembed.workers.stepwise.host import StepwiseSpec
 
 GRACE_S = 2.0
 FUNCTION_GRACE_S = 20.0

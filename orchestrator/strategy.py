@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from embedding.buckets import place
-from embedding.engine.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
-from embedding.replicas.cross_replica import CrossReplica
-from embedding.replicas.per_replica import PerReplica, local_value
-from embedding.replicas.strategies import entered, register
-from embedding.table.table_storage import WrittenTables
-from orchestrator.api.config import ScalingConfig
-from orchestrator.api.errors import WorkerFailure
-from orchestrator.cluster.connection import connected
-from orchestrator.cluster.ray_backend import RayBackend
-from orchestrator.pod import Pod
-from workers.stepwise import saved_embedding as embedding_files
-from workers.storage.store import Store
+from podembed.embedding.buckets import place
+from podembed.embedding.engine.engine import Engine, EngineMetrics, EngineSpec, LearningRates, Share
+from podembed.embedding.replicas.cross_replica import CrossReplica
+from podembed.embedding.replicas.per_replica import PerReplica, local_value
+from podembed.embedding.replicas.strategies import entered, register
+from podembed.embedding.table.table_storage import WrittenTables
+from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.api.errors import WorkerFailure
+from podembed.orchestrator.cluster.connection import connected
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.pod import Pod
+from podembed.workers.stepwise import saved_embedding as embedding_files
+from podembed.workers.storage.store import Store
 
 
 class PodStrategy(CrossReplica):
@@ -146,7 +146,7 @@ class PodStrategy(CrossReplica):
         cluster = ExitStack()
         try:
             connection = cluster.enter_context(connected(self.num_hosts, notice=self._notice))
-            from workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
+            from podembed.workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
 
             backend = RayBackend(
                 self._scaling,
@@ -172,7 +172,7 @@ def _original(error: Any) -> BaseException:
 
 
 def _link(host: Any, timeout_s: float) -> Any:
-    from workers.stepwise.actors import ActorLink
+    from podembed.workers.stepwise.actors import ActorLink
 
     return ActorLink(host.actor, timeout_s)
 
@@ -187,8 +187,8 @@ class _Outcomes:
         import ray
         import ray.exceptions
 
-        from workers.mesh.errors import MeshError
-        from workers.stepwise.actors import Refused
+        from podembed.workers.mesh.errors import MeshError
+        from podembed.workers.stepwise.actors import Refused
 
         if (lost := self._backend.lost_call(call)) is not None:
             return WorkerFailure([lost])

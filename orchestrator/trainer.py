@@ -7,24 +7,31 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig, check_policies, with_metric
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from orchestrator.cluster.cluster_wait import await_cluster
-from orchestrator.cluster.connection import connected
-from orchestrator.cluster.in_process import InProcessBackend
-from orchestrator.cluster.ray_backend import RayBackend
-from orchestrator.cluster.ray_nodes import RayNodes
-from orchestrator.commit.lease import read_claims
-from orchestrator.driver.console import ConsoleReporter, Reporter
-from orchestrator.driver.driver import Driver
-from orchestrator.driver.event_log import EventLog
-from orchestrator.run.finished import finished
-from orchestrator.run.run import OpenRun, create_run
-from workers.declared_types import shown
-from workers.faults.inject import FaultPoints
-from workers.faults.storage import with_faults
-from workers.input.index import describe_order
-from workers.job.job import JobConfig, JobReference
+from podembed.orchestrator.api.config import (
+    ConfigurationError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    check_policies,
+    with_metric,
+)
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.cluster.cluster_wait import await_cluster
+from podembed.orchestrator.cluster.connection import connected
+from podembed.orchestrator.cluster.in_process import InProcessBackend
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.cluster.ray_nodes import RayNodes
+from podembed.orchestrator.commit.lease import read_claims
+from podembed.orchestrator.driver.console import ConsoleReporter, Reporter
+from podembed.orchestrator.driver.driver import Driver
+from podembed.orchestrator.driver.event_log import EventLog
+from podembed.orchestrator.run.finished import finished
+from podembed.orchestrator.run.run import OpenRun, create_run
+from podembed.workers.declared_types import shown
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.faults.storage import with_faults
+from podembed.workers.input.index import describe_order
+from podembed.workers.job.job import JobConfig, JobReference
 
 
 class Trainer:

@@ -15,7 +15,7 @@ from tests.object_store import BUCKET, object_store
 from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
-    from orchestrator.strategy import PodStrategy
+    from podembed.orchestrator.strategy import PodStrategy
 
 # How long an example takes says nothing on a machine that others use, too.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +28,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A cluster of this machine with room for three hosts."""
-    from orchestrator.cluster.connection import connected
+    from podembed.orchestrator.cluster.connection import connected
 
     with connected(num_hosts=3):
         yield
@@ -37,7 +37,7 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pod_strategy(ray_cluster: None) -> Iterator[PodStrategy]:
     """Two hosts for tests of the step-by-step mode; each test closes its embedding."""
-    from orchestrator.strategy import PodStrategy
+    from podembed.orchestrator.strategy import PodStrategy
 
     with PodStrategy(num_hosts=2, step_timeout_s=60.0, run_timeout_s=120.0) as strategy:
         yield strategy

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.manifest import Manifest
-from workers.checkpoint.files import read_bucket, read_dense
-from workers.storage.store import Store
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.storage.store import Store
 
 
 def committed_state(path: str) -> dict[str, np.ndarray]:

@@ -14,12 +14,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import Constant
-from embedding.optimizers import SGD
-from jobs.chaos.jobs import BATCH_SIZE, DIM, NUM_LANES, NUM_ROWS, TinyModel, tiny_data, tiny_features, write_tiny_files
-from workers.data.config import IdColumn, ReadOrder
-from workers.job.job import JobConfig
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD
+from podembed.jobs.chaos.jobs import (
+    BATCH_SIZE,
+    DIM,
+    NUM_LANES,
+    NUM_ROWS,
+    TinyModel,
+    tiny_data,
+    tiny_features,
+    write_tiny_files,
+)
+from podembed.workers.data.config import IdColumn, ReadOrder
+from podembed.workers.job.job import JobConfig
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]
 

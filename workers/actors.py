@@ -17,12 +17,12 @@ from typing import Any
 
 import ray
 
-from workers.host.host import HostWorker
-from workers.host.spec import HostReady, HostSpec
-from workers.job.job import JobConfig, JobReference
-from workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
-from workers.liveness.memory import oom_kills
-from workers.liveness.progress import Progress, machine_identity
+from podembed.workers.host.host import HostWorker
+from podembed.workers.host.spec import HostReady, HostSpec
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
+from podembed.workers.liveness.memory import oom_kills
+from podembed.workers.liveness.progress import Progress, machine_identity
 
 
 def _leave_signals_to_the_driver() -> None:
@@ -32,21 +32,21 @@ def _leave_signals_to_the_driver() -> None:
 
 
 def _prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
-    from workers.device.standby import prepare_host
+    from podembed.workers.device.standby import prepare_host
 
     prepare_host(job, table_buckets)
 
 
 def _device_process() -> Any:
     # Imported here, so that the environment of the actor is complete before JAX reads it.
-    from workers.device.process import DeviceProcess
+    from podembed.workers.device.process import DeviceProcess
 
     return DeviceProcess()
 
 
 def _prepare_device(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
     """JAX is imported by now."""
-    from workers.device.standby import prepare_device
+    from podembed.workers.device.standby import prepare_device
 
     prepare_device(job)
 

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding.config import QuantizationConfig
-from embedding.engine.order import StepOrder
-from embedding.lookup.feature_lookup import Alone, Exchange, FeatureLookup, LookupFeature, Prepared
-from embedding.ragged import Ragged
-from embedding.table import table_storage
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.engine.order import StepOrder
+from podembed.embedding.lookup.feature_lookup import Alone, Exchange, FeatureLookup, LookupFeature, Prepared
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table import table_storage
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedding.features.structures import shown_path
-from embedding.ragged import Ragged
+from podembed.embedding.features.structures import shown_path
+from podembed.embedding.ragged import Ragged
 
 if TYPE_CHECKING:  # `inputs` needs JAX, which processes that only hold rows do not load
-    from embedding.features.inputs import FeatureInput
+    from podembed.embedding.features.inputs import FeatureInput
 
 
 def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) -> Ragged:

@@ -35,7 +35,7 @@ class FeatureOrder:
         Raises:
           ValueError: a plain mapping of several features, for which the model was told no order or more than one.
         """
-        from embedding.features.activations import Activations
+        from podembed.embedding.features.activations import Activations
 
         orders = [order for order in self._told if set(order) == set(activations)]
         if len(orders) == 1:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.features.structures import shown_path
-from embedding.ragged import Ragged
+from podembed.embedding.config import TableConfig
+from podembed.embedding.features.structures import shown_path
+from podembed.embedding.ragged import Ragged
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from embedding.features.structures import shown_path
-from embedding.ragged import Ragged
+from podembed.embedding.features.structures import shown_path
+from podembed.embedding.ragged import Ragged
 
 Kind = Literal["dense", "sparse", "ragged"]
 # The words of the API that is followed here; its users look for them in messages.

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding.config import FeatureConfig
-from embedding.features.inputs import FeatureInput
-from embedding.features.structures import shown_path, sorted_keys
+from podembed.embedding.config import FeatureConfig
+from podembed.embedding.features.inputs import FeatureInput
+from podembed.embedding.features.structures import shown_path, sorted_keys
 
 Shape = tuple[int | None, ...]
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from embedding.keras.array_operators import cast_to
-from embedding.keras.optimizer import Optimizer, dense_gradient
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.array_operators import cast_to
+from podembed.embedding.keras.optimizer import Optimizer, dense_gradient
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.variable import Variable
 
 
 class Adagrad(Optimizer):

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from embedding.keras.array_operators import cast_to
-from embedding.keras.optimizer import Optimizer, dense_gradient
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.array_operators import cast_to
+from podembed.embedding.keras.optimizer import Optimizer, dense_gradient
+from podembed.embedding.keras.variable import Variable
 
 
 class Adam(Optimizer):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.row_slices import RowSlices
 
 Gradient = jax.Array | RowSlices
 

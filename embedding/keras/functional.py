@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.variable import Variable, bound
-from embedding.tracing import current_trace
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.variable import Variable, bound
+from podembed.embedding.tracing import current_trace
 
 if TYPE_CHECKING:
-    from embedding.keras.optimizer import Optimizer
+    from podembed.embedding.keras.optimizer import Optimizer
 
 
 class KerasState(NamedTuple):

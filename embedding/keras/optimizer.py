@@ -22,16 +22,16 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from embedding.keras import functional as keras_functional
-from embedding.keras import schedules
-from embedding.keras.array_operators import plain
-from embedding.keras.clipping import clipped
-from embedding.keras.reducer import GradientReducer, default_gradient_reducer
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.schedules import LearningRateSchedule
-from embedding.keras.tape import GradientTape, gradients_of
-from embedding.keras.variable import Variable
-from embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.keras import functional as keras_functional
+from podembed.embedding.keras import schedules
+from podembed.embedding.keras.array_operators import plain
+from podembed.embedding.keras.clipping import clipped
+from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.schedules import LearningRateSchedule
+from podembed.embedding.keras.tape import GradientTape, gradients_of
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.tracing import current_trace, require_own_trace
 
 Gradient = jax.Array | RowSlices
 GradsAndVars = Sequence[tuple[Gradient | None, Variable]]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.row_slices import RowSlices
 
 Gradient = jax.Array | RowSlices
 

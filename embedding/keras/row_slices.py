@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from embedding.keras.array_operators import ArrayOperators, plain
+from podembed.embedding.keras.array_operators import ArrayOperators, plain
 
 
 class RowSlices(ArrayOperators):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from embedding.keras.array_operators import plain
+from podembed.embedding.keras.array_operators import plain
 
 
 class LearningRateSchedule:

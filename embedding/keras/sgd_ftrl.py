@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from embedding.keras.adagrad import Adadelta, Adagrad, RMSprop
-from embedding.keras.adam import Adam, Adamax, AdamW, Nadam
-from embedding.keras.array_operators import cast_to
-from embedding.keras.optimizer import Optimizer, dense_gradient
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.adagrad import Adadelta, Adagrad, RMSprop
+from podembed.embedding.keras.adam import Adam, Adamax, AdamW, Nadam
+from podembed.embedding.keras.array_operators import cast_to
+from podembed.embedding.keras.optimizer import Optimizer, dense_gradient
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.variable import Variable
 
 __all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop"]
 

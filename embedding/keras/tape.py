@@ -18,9 +18,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
-from embedding.keras.array_operators import plain
-from embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded
-from embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.keras.array_operators import plain
+from podembed.embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded
+from podembed.embedding.tracing import current_trace, require_own_trace
 
 
 def gradients_of(loss: Callable[[], Any], variables: Sequence[Variable]) -> list[jax.Array | None]:

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from embedding.keras.array_operators import ArrayOperators, plain
-from embedding.tracing import current_trace, require_own_trace
+from podembed.embedding.keras.array_operators import ArrayOperators, plain
+from podembed.embedding.tracing import current_trace, require_own_trace
 
 # Set while a loss is being differentiated: the reader gets every variable that is read, and assignments are refused.
 _on_read: ContextVar[Callable[[Variable], None] | None] = ContextVar("_on_read", default=None)

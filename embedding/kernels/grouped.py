@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding.kernels.arrays import plain
-from embedding.kernels.ids import bad_local_row
-from embedding.kernels.row_vectors import jit, prefetch_item
+from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
 _AHEAD = 16
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding.kernels.arrays import plain
-from embedding.kernels.row_vectors import jit, prefetch_item
+from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding.kernels.arrays import can_stream, matrix_of, plain
-from embedding.kernels.ids import bad_local_row
-from embedding.kernels.row_vectors import (
+from podembed.embedding.kernels.arrays import can_stream, matrix_of, plain
+from podembed.embedding.kernels.ids import bad_local_row
+from podembed.embedding.kernels.row_vectors import (
     columns_of,
     inlined,
     jit,

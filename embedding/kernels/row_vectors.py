@@ -25,7 +25,7 @@ from numba.core.datamodel import models
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 
-from embedding.kernels.arrays import CACHE_LINE_BYTES
+from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
 
 # A pedantic check of numba's own inlining, which reports variables of our inlined helpers; the kernels' results are
 # tested against numpy.

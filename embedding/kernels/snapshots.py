@@ -8,7 +8,7 @@ in the group. Free seats form such a list, too, from `free` on.
 
 from __future__ import annotations
 
-from embedding.kernels.row_vectors import jit
+from podembed.embedding.kernels.row_vectors import jit
 
 GROUP_ROWS = 512
 

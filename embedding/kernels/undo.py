@@ -8,7 +8,7 @@ there are.
 
 from __future__ import annotations
 
-from embedding.kernels.row_vectors import jit
+from podembed.embedding.kernels.row_vectors import jit
 
 
 @jit

@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from embedding.kernels.row_vectors import (
+from podembed.embedding.kernels.row_vectors import (
     ANYWHERE,
     clip,
     columns_of,

@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding.config import QuantizationConfig
-from embedding.kernels.arrays import aligned_empty
-from embedding.lookup import compiled as kernels
-from embedding.lookup.recycled_buffers import RecycledBuffers
-from embedding.ragged import Ragged
-from embedding.table.table import Table
+from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.table import Table
 
 Pieces = Sequence[Sequence[np.ndarray]]
 """Per host and table an array."""

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding.kernels.arrays import aligned_empty, matrix_of
-from embedding.kernels.grouped import bag_addresses, rows_of_ids
-from embedding.lookup import compiled as kernels
-from embedding.lookup.activation_layout import ActivationLayout
-from embedding.lookup.prefetch import Part, Split
-from embedding.lookup.sharded import FeatureBinding
-from embedding.ragged import Ragged
-from embedding.table.table import GroupedRows, Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
+from podembed.embedding.kernels.grouped import bag_addresses, rows_of_ids
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.lookup.sharded import FeatureBinding
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.table import GroupedRows, Table
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.buckets import place
-from embedding.lookup.owner_pooled import can_pool_at_owner
-from embedding.table_spec import TableSpec
+from podembed.embedding.buckets import place
+from podembed.embedding.lookup.owner_pooled import can_pool_at_owner
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding.kernels.arrays import CACHE_LINE_BYTES
+from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
 
 MAX_BUFFERS = 4
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding.lookup import compiled as kernels
-from embedding.lookup.prefetch import Part, Split
-from embedding.ragged import Ragged
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from embedding.features.bags import share_ends
-from embedding.features.inputs import Sparse, checked_places, checked_row_splits, is_of
-from embedding.features.structures import flatten_with_paths, pack_like
-from embedding.ragged import Ragged
-from embedding.replicas.per_replica import PerReplica
+from podembed.embedding.features.bags import share_ends
+from podembed.embedding.features.inputs import Sparse, checked_places, checked_row_splits, is_of
+from podembed.embedding.features.structures import flatten_with_paths, pack_like
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.per_replica import PerReplica
 
 
 def split_over(value: Any, num_replicas: int, *, num_samples: int | None = None) -> Any:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from embedding.features.structures import flatten
-from embedding.replicas.batch_shares import split_over
-from embedding.replicas.distributed_input import (
+from podembed.embedding.features.structures import flatten
+from podembed.embedding.replicas.batch_shares import split_over
+from podembed.embedding.replicas.distributed_input import (
     DistributedDataset,
     DistributedDatasets,
     InputContext,
     datasets_from_function,
 )
-from embedding.replicas.per_replica import PerReplica, local_value
-from embedding.replicas.reduction import Axis, ReduceOp, reduce_values
-from embedding.replicas.replica_context import get_replica_context
+from podembed.embedding.replicas.per_replica import PerReplica, local_value
+from podembed.embedding.replicas.reduction import Axis, ReduceOp, reduce_values
+from podembed.embedding.replicas.replica_context import get_replica_context
 
 
 class CrossReplica:

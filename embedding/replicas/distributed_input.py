@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedding.features.structures import flatten_with_paths, leaves_of_replicas, pack_like
-from embedding.replicas.batch_shares import rows_of, split_over
-from embedding.replicas.per_replica import PerReplica, local_value
+from podembed.embedding.features.structures import flatten_with_paths, leaves_of_replicas, pack_like
+from podembed.embedding.replicas.batch_shares import rows_of, split_over
+from podembed.embedding.replicas.per_replica import PerReplica, local_value
 
 _END = object()
 

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from embedding.features.structures import flatten, leaves_of_replicas, pack_like
-from embedding.replicas.per_replica import PerReplica
+from podembed.embedding.features.structures import flatten, leaves_of_replicas, pack_like
+from podembed.embedding.replicas.per_replica import PerReplica
 
 Axis = int | Sequence[int] | None
 

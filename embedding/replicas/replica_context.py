@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from embedding.engine.engine import Engine
+from podembed.embedding.engine.engine import Engine
 
 _replica: ContextVar[ReplicaContext | None] = ContextVar("_replica", default=None)
 

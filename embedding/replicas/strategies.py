@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from embedding.engine.engine import Engine, EngineSpec, InProcessEngine
-from embedding.replicas.cross_replica import CrossReplica
-from embedding.replicas.per_replica import local_value
-from embedding.replicas.replica_context import ReplicaContext, get_replica_context, in_replica
+from podembed.embedding.engine.engine import Engine, EngineSpec, InProcessEngine
+from podembed.embedding.replicas.cross_replica import CrossReplica
+from podembed.embedding.replicas.per_replica import local_value
+from podembed.embedding.replicas.replica_context import ReplicaContext, get_replica_context, in_replica
 
 _scopes: ContextVar[tuple[Strategy, ...]] = ContextVar("_scopes", default=())
 

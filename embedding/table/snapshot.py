@@ -16,7 +16,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding.kernels.snapshots import GROUP_ROWS, claim_rows, keep_rows, put_back, read_frozen, release_groups
+from podembed.embedding.kernels.snapshots import (
+    GROUP_ROWS,
+    claim_rows,
+    keep_rows,
+    put_back,
+    read_frozen,
+    release_groups,
+)
 
 __all__ = ["SEAT_BYTES", "Preimages", "share_out"]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.initializers import row_source
-from embedding.kernels.arrays import aligned_zeros, plain
-from embedding.kernels.conflicts import mark_rows
-from embedding.kernels.grouped import group_by_row
-from embedding.kernels.ids import chain_all_rows, merge
-from embedding.kernels.pool import gather
-from embedding.optimizers import Optimizer
-from embedding.table.update_rules import TouchedRows, apply_update
-from embedding.table_spec import TableSpec
+from podembed.embedding.initializers import row_source
+from podembed.embedding.kernels.arrays import aligned_zeros, plain
+from podembed.embedding.kernels.conflicts import mark_rows
+from podembed.embedding.kernels.grouped import group_by_row
+from podembed.embedding.kernels.ids import chain_all_rows, merge
+from podembed.embedding.kernels.pool import gather
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.table.update_rules import TouchedRows, apply_update
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embedding.table.table import Table
+from podembed.embedding.table.table import Table
 
-_TABLES = "workers.stepwise.saved_embedding"
-_CHECKPOINTS = "workers.stepwise.checkpoint"
+_TABLES = "podembed.workers.stepwise.saved_embedding"
+_CHECKPOINTS = "podembed.workers.stepwise.checkpoint"
 
 WrittenTables = Mapping[str, Any]
 """The record of tables whose files are written and which no index names yet, as the storage that wrote them understands

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding.kernels.undo import copy_back, copy_to_log, note_rows
+from podembed.embedding.kernels.undo import copy_back, copy_to_log, note_rows
 
 __all__ = ["ROW_NUMBER_BYTES", "UndoLog"]
 

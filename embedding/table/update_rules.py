@@ -17,10 +17,10 @@ import numpy as np
 from numba import njit
 from numba.core.errors import NumbaError
 
-from embedding.kernels import updates as kernels_update
-from embedding.kernels.arrays import matrix_of, row_addresses
-from embedding.kernels.row_vectors import width_of
-from embedding.optimizers import (
+from podembed.embedding.kernels import updates as kernels_update
+from podembed.embedding.kernels.arrays import matrix_of, row_addresses
+from podembed.embedding.kernels.row_vectors import width_of
+from podembed.embedding.optimizers import (
     FTRL,
     SGD,
     Adagrad,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.optimizers import Optimizer
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import Optimizer
 
 
 class LearningRateTags(NamedTuple):

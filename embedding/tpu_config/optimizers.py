@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding.config import QuantizationConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer
-from embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
+from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
 
 _ENABLED, _DISABLED = 1, 2
 _PARAMETERS = "optimization_parameters"

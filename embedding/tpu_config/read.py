@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.tpu_config.checks import UnsupportedConfigField, reject_enum, reject_unknown_fields
-from embedding.tpu_config.learning_rate_tags import TaggedLearningRate, number_of_tags, tag_of
-from embedding.tpu_config.optimizers import read_optimizer, read_quantization
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField, reject_enum, reject_unknown_fields
+from podembed.embedding.tpu_config.learning_rate_tags import TaggedLearningRate, number_of_tags, tag_of
+from podembed.embedding.tpu_config.optimizers import read_optimizer, read_quantization
 
 
 class ReadConfig(NamedTuple):

@@ -8,17 +8,17 @@ invalid ids; those come back as their defaults. The work is done in `proto_schem
 `proto_read`, `proto_optimizers` and `learning_rate_tags`.
 """
 
-from embedding.tpu_config.checks import UnsupportedConfigField
-from embedding.tpu_config.learning_rate_tags import (
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField
+from podembed.embedding.tpu_config.learning_rate_tags import (
     LearningRateTags,
     TaggedLearningRate,
     check_learning_rates,
     learning_rate_tags,
     number_of_tags,
 )
-from embedding.tpu_config.read import ReadConfig, from_config
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
-from embedding.tpu_config.write import OutputShape, to_config
+from podembed.embedding.tpu_config.read import ReadConfig, from_config
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
+from podembed.embedding.tpu_config.write import OutputShape, to_config
 
 __all__ = [
     "LearningRateTags",

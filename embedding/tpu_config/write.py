@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD, AdagradMomentum, Optimizer
-from embedding.tpu_config.checks import UnsupportedConfigField
-from embedding.tpu_config.learning_rate_tags import learning_rate_tags
-from embedding.tpu_config.optimizers import forbid_accumulation, write_optimizer, write_quantization
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD, AdagradMomentum, Optimizer
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField
+from podembed.embedding.tpu_config.learning_rate_tags import learning_rate_tags
+from podembed.embedding.tpu_config.optimizers import forbid_accumulation, write_optimizer, write_quantization
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration
 
 OutputShape: TypeAlias = Sequence[int | None]
 """Shape of a feature's activations on one replica without the last axis; 0 and None are unknown sizes."""

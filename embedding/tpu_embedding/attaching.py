@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from embedding.engine.engine import EngineSpec
-from embedding.optimizers import Optimizer
-from embedding.table_spec import TableSpec
+from podembed.embedding.engine.engine import EngineSpec
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.table_spec import TableSpec
 
 _ABSENT = "none"
 

@@ -16,17 +16,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.engine.engine import Share
-from embedding.features.bags import bags_of, share_ends, split_bags
-from embedding.features.ids import fit_ids
-from embedding.features.inputs import FeatureInput, host_array, read_input, with_weight
-from embedding.features.shapes import Shape, is_sequence, keeps_positions, num_vectors, shape_of_input, share_of
-from embedding.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure, shown_path
-from embedding.optimizers import FTRL, AdagradMomentum, Adam
-from embedding.ragged import Ragged
-from embedding.replicas.per_replica import PerReplica
-from embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.config import TableConfig
+from podembed.embedding.engine.engine import Share
+from podembed.embedding.features.bags import bags_of, share_ends, split_bags
+from podembed.embedding.features.ids import fit_ids
+from podembed.embedding.features.inputs import FeatureInput, host_array, read_input, with_weight
+from podembed.embedding.features.shapes import (
+    Shape,
+    is_sequence,
+    keeps_positions,
+    num_vectors,
+    shape_of_input,
+    share_of,
+)
+from podembed.embedding.features.structures import (
+    flatten,
+    flatten_with_paths,
+    pack_like,
+    require_same_structure,
+    shown_path,
+)
+from podembed.embedding.optimizers import FTRL, AdagradMomentum, Adam
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
 
 _logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from embedding.keras.variable import Variable
-from embedding.replicas.per_replica import PerReplica
-from embedding.table.table_storage import SavedCheckpoint, SavedTable, checkpoint_storage, storage
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.serving import TPUEmbeddingForServing
-from embedding.tracing import require_eager
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.table.table_storage import SavedCheckpoint, SavedTable, checkpoint_storage, storage
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from podembed.embedding.tracing import require_eager
 
 Embedding = TPUEmbedding | TPUEmbeddingForServing
 Path = str | os.PathLike[str]

@@ -8,10 +8,10 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.structures import flatten_with_paths, shown_path
-from embedding.optimizers import Optimizer
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.structures import flatten_with_paths, shown_path
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.engine.engine import Engine, EngineSpec
-from embedding.features.shapes import (
+from podembed.embedding.config import TableConfig
+from podembed.embedding.engine.engine import Engine, EngineSpec
+from podembed.embedding.features.shapes import (
     Shape,
     check_shapes,
     merged_shapes,
@@ -27,19 +27,19 @@ from embedding.features.shapes import (
     share_of,
     times,
 )
-from embedding.keras.variable import Variable
-from embedding.optimizers import Optimizer, learning_rate_at
-from embedding.replicas.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
-from embedding.table.table_storage import WrittenTables, storage
-from embedding.table_spec import TableSpec
-from embedding.tpu_config.learning_rate_tags import learning_rate_tags
-from embedding.tpu_embedding.attaching import require_same_configuration
-from embedding.tpu_embedding.batches import StepValues
-from embedding.tpu_embedding.declared import DeclaredTables
-from embedding.tpu_embedding.engine_specs import engine_spec, serialized_config
-from embedding.tpu_embedding.host_tables import HostTables
-from embedding.tpu_embedding.module_members import ModuleMembers
-from embedding.tracing import require_eager
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.optimizers import Optimizer, learning_rate_at
+from podembed.embedding.replicas.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
+from podembed.embedding.table.table_storage import WrittenTables, storage
+from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tpu_config.learning_rate_tags import learning_rate_tags
+from podembed.embedding.tpu_embedding.attaching import require_same_configuration
+from podembed.embedding.tpu_embedding.batches import StepValues
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.tpu_embedding.engine_specs import engine_spec, serialized_config
+from podembed.embedding.tpu_embedding.host_tables import HostTables
+from podembed.embedding.tpu_embedding.module_members import ModuleMembers
+from podembed.embedding.tracing import require_eager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

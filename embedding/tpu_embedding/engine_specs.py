@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from embedding.engine.engine import EngineSpec
-from embedding.features.shapes import Shape, is_sequence, share_of
-from embedding.lookup.feature_lookup import LookupFeature
-from embedding.replicas.strategies import Strategy
-from embedding.table_spec import TableSpec
-from embedding.tpu_config.serialized import UnsupportedConfigField, serialize_config, to_config
-from embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.engine.engine import EngineSpec
+from podembed.embedding.features.shapes import Shape, is_sequence, share_of
+from podembed.embedding.lookup.feature_lookup import LookupFeature
+from podembed.embedding.replicas.strategies import Strategy
+from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tpu_config.serialized import UnsupportedConfigField, serialize_config, to_config
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
 
 
 def engine_spec(

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.engine.engine import whole_table
-from embedding.keras.variable import Variable
-from embedding.table.table import Table
-from embedding.table.table_storage import WrittenTables, storage
-from embedding.tpu_embedding.declared import DeclaredTables
-from embedding.tracing import require_own_trace
+from podembed.embedding.config import TableConfig
+from podembed.embedding.engine.engine import whole_table
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.table_storage import WrittenTables, storage
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.tracing import require_own_trace
 
 
 class HostTables:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.variable import Variable
 
 # A capital that begins a word: behind a small letter, or before one.
 _WORD = re.compile(r"((?<=[a-z0-9])[A-Z]|(?!^)[A-Z](?=[a-z]))")

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from embedding.engine.engine import Engine
-from embedding.features.bags import share_ends
-from embedding.features.inputs import host_array
-from embedding.replicas.strategies import running_engines
-from embedding.tpu_config.serialized import check_learning_rates, parse_config
-from embedding.tracing import require_eager
+from podembed.embedding.engine.engine import Engine
+from podembed.embedding.features.bags import share_ends
+from podembed.embedding.features.inputs import host_array
+from podembed.embedding.replicas.strategies import running_engines
+from podembed.embedding.tpu_config.serialized import check_learning_rates, parse_config
+from podembed.embedding.tracing import require_eager
 
 
 def send_tpu_embedding_gradients(

@@ -17,21 +17,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.bags import bags_of
-from embedding.features.ids import fit_ids, without
-from embedding.features.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
-from embedding.features.shapes import is_sequence
-from embedding.features.structures import flatten, flatten_with_paths, pack_like, require_same_structure, shown_path
-from embedding.keras.variable import Variable
-from embedding.optimizers import Optimizer
-from embedding.ragged import Ragged
-from embedding.replicas.strategies import current_strategy
-from embedding.table.table_storage import WrittenTables, storage
-from embedding.table_spec import TableSpec
-from embedding.tpu_embedding.declared import DeclaredTables
-from embedding.tpu_embedding.host_tables import HostTables
-from embedding.tpu_embedding.module_members import ModuleMembers
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.bags import bags_of
+from podembed.embedding.features.ids import fit_ids, without
+from podembed.embedding.features.inputs import FeatureInput, read_input, weight_dtype, weight_kind, with_weight
+from podembed.embedding.features.shapes import is_sequence
+from podembed.embedding.features.structures import (
+    flatten,
+    flatten_with_paths,
+    pack_like,
+    require_same_structure,
+    shown_path,
+)
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.strategies import current_strategy
+from podembed.embedding.table.table_storage import WrittenTables, storage
+from podembed.embedding.table_spec import TableSpec
+from podembed.embedding.tpu_embedding.declared import DeclaredTables
+from podembed.embedding.tpu_embedding.host_tables import HostTables
+from podembed.embedding.tpu_embedding.module_members import ModuleMembers
 
 _logger = logging.getLogger(__name__)
 

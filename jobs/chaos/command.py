@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.built_in import BUILT_IN_JOBS, parse_settings
-from jobs.search_path import current_folder, new_process
+from podembed.jobs.built_in import BUILT_IN_JOBS, parse_settings
+from podembed.jobs.search_path import current_folder, new_process
 
 if TYPE_CHECKING:
-    from jobs.chaos.oracles import Judgement, Measure
-    from jobs.chaos.round import Campaign
-    from jobs.chaos.schedule import RunShape, Schedule
+    from podembed.jobs.chaos.oracles import Judgement, Measure
+    from podembed.jobs.chaos.round import Campaign
+    from podembed.jobs.chaos.schedule import RunShape, Schedule
 
 EXIT_NOT_MET = 1
 MARK = "PODEMBED_CHAOS"
@@ -101,7 +101,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
       ConfigurationError: flags that select nothing, or a job that cannot be used.
       FaultPlanError: `--plan` is no plan.
     """
-    from jobs.chaos.schedule import RunShape
+    from podembed.jobs.chaos.schedule import RunShape
 
     num_hosts = 1 if command.in_process else command.hosts
     shape = RunShape(num_hosts=num_hosts, num_steps=command.steps, commit_every=command.checkpoint_every)
@@ -118,7 +118,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
     mark = uuid.uuid4().hex
     # Before the cluster starts, whose processes inherit it, and before JAX is imported, which reads it then.
     os.environ.update(_inherited(mark, folder))
-    from orchestrator.cluster.connection import cluster_address, connected
+    from podembed.orchestrator.cluster.connection import cluster_address, connected
 
     try:
         with contextlib.ExitStack() as stack:
@@ -141,9 +141,9 @@ def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
     Raises:
       ConfigurationError: nothing is selected.
     """
-    from jobs.chaos.schedule import Schedule, curated, drawn
-    from orchestrator.api.config import ConfigurationError
-    from workers.faults.plan import read_plan
+    from podembed.jobs.chaos.schedule import Schedule, curated, drawn
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.workers.faults.plan import read_plan
 
     if command.plan is not None:
         faults = read_plan(command.plan).faults
@@ -167,13 +167,13 @@ def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
 def _campaign(
     command: Chaos, shape: RunShape, *, environment: Mapping[str, str], command_line: Callable[[list[str]], None]
 ) -> Campaign:
-    from jobs.chaos.jobs import DEFAULT_FOLDER
-    from jobs.chaos.round import Campaign
-    from jobs.synthetic import DEFAULT_FOLDER as SYNTHETIC_FOLDER
-    from workers.job.job import JobReference
+    from podembed.jobs.chaos.jobs import DEFAULT_FOLDER
+    from podembed.jobs.chaos.round import Campaign
+    from podembed.jobs.synthetic import DEFAULT_FOLDER as SYNTHETIC_FOLDER
+    from podembed.workers.job.job import JobReference
 
     settings: dict[str, Any] = dict(parse_settings(command.set))
-    function = BUILT_IN_JOBS.get(command.job or "", command.job) or "jobs.chaos.jobs:tiny"
+    function = BUILT_IN_JOBS.get(command.job or "", command.job) or "podembed.jobs.chaos.jobs:tiny"
     if command.job in (None, "synthetic"):
         default = DEFAULT_FOLDER if command.job is None else SYNTHETIC_FOLDER
         settings["folder"] = str(Path(str(settings.get("folder", default))).absolute())
@@ -192,11 +192,11 @@ def _campaign(
 
 def _run_forked(job: Any, command_line: Callable[[list[str]], None]) -> Callable[[Sequence[str]], int]:
     """The command line as a function for forks; all that it imports and compiles for the job is loaded here, once."""
-    from embedding.lookup.compiled import compile_kernels
-    from workers.job.tables import choose_buckets, table_specs
+    from podembed.embedding.lookup.compiled import compile_kernels
+    from podembed.workers.job.tables import choose_buckets, table_specs
 
     # The command line imports late, so that its help is quick.
-    importlib.import_module("jobs.cli.launch")
+    importlib.import_module("podembed.jobs.cli.launch")
     compile_kernels(table_specs(job, choose_buckets(job)))
 
     def run(arguments: Sequence[str]) -> int:
@@ -211,7 +211,7 @@ def _run_forked(job: Any, command_line: Callable[[list[str]], None]) -> Callable
 
 def _audit_rows(job: Any) -> int | None:
     """Rows that an audit table needs: one for each sample, if the data names its samples."""
-    from workers.input.reader import build_index
+    from podembed.workers.input.reader import build_index
 
     return None if job.data.sample_id is None else build_index(job.resolved_data).num_rows
 
@@ -222,10 +222,10 @@ def _rounds(
     """The undisturbed run, then every schedule; says what came of each as soon as it is known, and keeps it where that
     is asked for.
     """
-    from jobs.chaos.oracles import judge
-    from jobs.chaos.record import keep, seen
-    from jobs.chaos.round import run_round
-    from jobs.chaos.table import row
+    from podembed.jobs.chaos.oracles import judge
+    from podembed.jobs.chaos.record import keep, seen
+    from podembed.jobs.chaos.round import run_round
+    from podembed.jobs.chaos.table import row
 
     measure = _measure(command, _undisturbed(campaign, folder), campaign, mark)
     judgements = []
@@ -253,7 +253,7 @@ def _rounds(
 
 def _code() -> str:
     """The commit of the checkout that runs, with `+` if files differ from it; or the version that is installed."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -273,9 +273,9 @@ def _undisturbed(campaign: Campaign, folder: Path) -> str:
     Raises:
       ConfigurationError: the job does not work even so.
     """
-    from jobs.chaos.round import RUN_NAME, undisturbed
-    from orchestrator.api.config import ConfigurationError
-    from workers.storage.strict_json import canonical_bytes
+    from podembed.jobs.chaos.round import RUN_NAME, undisturbed
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.workers.storage.strict_json import canonical_bytes
 
     where, form = folder / "undisturbed", folder / "undisturbed.json"
     shape = [campaign.shape.num_hosts, campaign.shape.num_steps, campaign.shape.commit_every]
@@ -297,8 +297,8 @@ def _undisturbed(campaign: Campaign, folder: Path) -> str:
 
 
 def _measure(command: Chaos, reference: str, campaign: Campaign, mark: str) -> Measure:
-    from jobs.chaos.jobs import AUDIT
-    from jobs.chaos.oracles import Measure
+    from podembed.jobs.chaos.jobs import AUDIT
+    from podembed.jobs.chaos.oracles import Measure
 
     return Measure(
         reference=reference,
@@ -331,8 +331,8 @@ def _tidy(folder: Path, *, is_temporary: bool) -> None:
 
 
 def _tell(command: Chaos, judgements: Sequence[Judgement], mark: str, *, seconds: float) -> int:
-    from jobs.chaos.oracles import marked
-    from jobs.chaos.table import as_json, render
+    from podembed.jobs.chaos.oracles import marked
+    from podembed.jobs.chaos.table import as_json, render
 
     left = _gone(lambda: marked(f"{MARK}={mark}".encode()))
     print()

@@ -20,15 +20,15 @@ import optax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.activations import Activations
-from embedding.features.feature_order import FeatureOrder
-from embedding.initializers import Constant
-from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from jobs.search_path import current_folder
-from workers.data.config import IdColumn, ParquetData
-from workers.job.job import JobConfig, JobReference, Model
-from workers.storage.finished_folder import create_once
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.activations import Activations
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.jobs.search_path import current_folder
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.job.job import JobConfig, JobReference, Model
+from podembed.workers.storage.finished_folder import create_once
 
 AUDIT = "podembed_audit"
 DEFAULT_FOLDER = Path(".data/chaos")

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.chaos.round import Round
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import parse_commit_name
-from orchestrator.driver.event_log import Event
-from orchestrator.inspect.diff import diff
-from orchestrator.inspect.fsck import check_run
-from orchestrator.inspect.rows import row_batches
-from orchestrator.run.reference import CommittedState, open_commit
-from workers.faults.inject import FaultRecord
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.jobs.chaos.round import Round
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.driver.event_log import Event
+from podembed.orchestrator.inspect.diff import diff
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.inspect.rows import row_batches
+from podembed.orchestrator.run.reference import CommittedState, open_commit
+from podembed.workers.faults.inject import FaultRecord
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 GONE_WITHIN_S = 20.0
 _WORKERS = (b"_HostActor", b"_DeviceActor")

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.chaos.oracles import Judgement
-from workers.storage.strict_json import parse_strictly
+from podembed.jobs.chaos.oracles import Judgement
+from podembed.workers.storage.strict_json import parse_strictly
 
 Place = Literal["Ray", "one process"]
 PLACES: tuple[Place, ...] = ("Ray", "one process")

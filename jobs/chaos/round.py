@@ -20,16 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs.chaos.schedule import RunShape, Schedule
-from orchestrator.api.errors import EXIT_STOPPED
-from orchestrator.api.signals import StopSignals
-from orchestrator.commit.lease import read_head
-from orchestrator.driver.event_log import Event, read_events
-from orchestrator.supervise.driver_pulse import Look
-from orchestrator.supervise.supervision import look_at_child, supervise
-from workers.faults.inject import FaultPlan, FaultRecord, read_records
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.jobs.chaos.schedule import RunShape, Schedule
+from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.lease import read_head
+from podembed.orchestrator.driver.event_log import Event, read_events
+from podembed.orchestrator.supervise.driver_pulse import Look
+from podembed.orchestrator.supervise.supervision import look_at_child, supervise
+from podembed.workers.faults.inject import FaultPlan, FaultRecord, read_records
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 RUN_NAME = "run"
 LOOK_S = 0.1
@@ -138,7 +138,7 @@ class _Rounds:
             flags += ["--keep", str(KEEP_ALL)]
         return [
             "train",
-            *("--job", "jobs.chaos.jobs:audited"),
+            *("--job", "podembed.jobs.chaos.jobs:audited"),
             *("--set", f"function={json.dumps(campaign.function)}", f"arguments={json.dumps(settings)}"),
             f"num_rows={json.dumps(campaign.audit_rows)}",
             *(("--in-process",) if campaign.run_forked else ("--hosts", str(num_hosts), "--threads-per-host", "1")),

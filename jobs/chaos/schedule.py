@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from workers.faults.plan import Fault
+from podembed.workers.faults.plan import Fault
 
 # More than a run ever begins.
 EVERY_GENERATION = 99

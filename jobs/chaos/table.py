@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.chaos.oracles import Judgement
-from jobs.chaos.record import HEADER, by_fault, seconds, seen
-from orchestrator.api.text import columns, printable
+from podembed.jobs.chaos.oracles import Judgement
+from podembed.jobs.chaos.record import HEADER, by_fault, seconds, seen
+from podembed.orchestrator.api.text import columns, printable
 
 _HEADER = ("fault", "what", "injected", "detected", "recovered", "bytes", "once", "fsck", "leaks", "round", "verdict")
 MAX_TITLE = 70

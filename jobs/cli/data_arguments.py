@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs.criteo_files import are_alike, prepare_files, prepared_beside
-from jobs.movielens import DEFAULT_CACHE
-from orchestrator.api.config import ConfigurationError
+from podembed.jobs.criteo_files import are_alike, prepare_files, prepared_beside
+from podembed.jobs.movielens import DEFAULT_CACHE
+from podembed.orchestrator.api.config import ConfigurationError
 
 
 def data_arguments(

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.built_in import BUILT_IN_JOBS, parse_settings
-from jobs.cli.data_arguments import data_arguments, plan_arguments
-from jobs.cli.main import default_storage
-from jobs.cli.summary import command_name, show_summary
-from jobs.search_path import current_folder
-from jobs.synthetic import DEFAULT_FOLDER
-from orchestrator.api.config import (
+from podembed.jobs.built_in import BUILT_IN_JOBS, parse_settings
+from podembed.jobs.cli.data_arguments import data_arguments, plan_arguments
+from podembed.jobs.cli.main import default_storage
+from podembed.jobs.cli.summary import command_name, show_summary
+from podembed.jobs.search_path import current_folder
+from podembed.jobs.synthetic import DEFAULT_FOLDER
+from podembed.orchestrator.api.config import (
     CheckpointConfig,
     ConfigurationError,
     RunConfig,
@@ -26,26 +26,26 @@ from orchestrator.api.config import (
     WarmStart,
     check_policies,
 )
-from orchestrator.api.errors import EXIT_STOPPED
-from orchestrator.api.intervals import epochs_of, whole_steps
-from orchestrator.api.text import plural
-from orchestrator.commit.run_record import find_run
-from orchestrator.decisions.table_plan import plan as plan_tables
-from orchestrator.decisions.table_plan import render as render_plan
-from orchestrator.decisions.table_plan import summary
-from orchestrator.driver.console import ConsoleReporter
-from orchestrator.inspect.inspect_run import format_bytes
-from orchestrator.run.finished import finished
-from orchestrator.run.policy_record import PolicyRecord, read_policies
-from orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
-from orchestrator.trainer import check_hosts, fit
-from workers.faults.plan import read_plan
-from workers.job.job import JobReference
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.api.intervals import epochs_of, whole_steps
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.commit.run_record import find_run
+from podembed.orchestrator.decisions.table_plan import plan as plan_tables
+from podembed.orchestrator.decisions.table_plan import render as render_plan
+from podembed.orchestrator.decisions.table_plan import summary
+from podembed.orchestrator.driver.console import ConsoleReporter
+from podembed.orchestrator.inspect.inspect_run import format_bytes
+from podembed.orchestrator.run.finished import finished
+from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies
+from podembed.orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
+from podembed.orchestrator.trainer import check_hosts, fit
+from podembed.workers.faults.plan import read_plan
+from podembed.workers.job.job import JobReference
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 if TYPE_CHECKING:
-    from jobs.cli.main import Plan, Resume, Train
+    from podembed.jobs.cli.main import Plan, Resume, Train
 
 COMMITS_A_RUN = 10
 EVALUATIONS_A_RUN = 4

@@ -1,5 +1,5 @@
 """The command line: `podembed train | resume | inspect | prepare` and those of `jobs.cli.tools`, also as `python -m
-jobs.cli.main`.
+podembed`.
 
 It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides
 nothing about training.
@@ -8,7 +8,7 @@ nothing about training.
 from __future__ import annotations
 
 # Before all others, which could be found in the current folder until it is off the search path.
-import jobs.search_path  # noqa: F401
+import podembed.jobs.search_path  # noqa: F401
 
 # isort: split
 
@@ -20,9 +20,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from jobs.chaos import command as chaos
-from jobs.cli import supervise, tools
-from jobs.prepare import command as prepare_command
+from podembed.jobs.chaos import command as chaos
+from podembed.jobs.cli import supervise, tools
+from podembed.jobs.prepare import command as prepare_command
 
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
@@ -237,8 +237,8 @@ def _main(arguments: list[str] | None) -> None:
 
 def _run(command: Any) -> int:
     # Imported late: `--help` should not wait for JAX.
-    from orchestrator import outcomes
-    from orchestrator.cluster import connection as ray_connection
+    from podembed.orchestrator import outcomes
+    from podembed.orchestrator.cluster import connection as ray_connection
 
     code = outcomes.exit_code(lambda: _dispatch(command))
     if ray_connection.is_left_behind():
@@ -262,14 +262,14 @@ def _dispatch(
     if isinstance(command, prepare_command.Prepare):
         return prepare_command.run(command)
     if isinstance(command, Inspect):
-        from orchestrator.api.errors import EXIT_CONFIGURATION
-        from orchestrator.inspect.inspect_run import describe, render
-        from orchestrator.run.reference import open_run_store
+        from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+        from podembed.orchestrator.inspect.inspect_run import describe, render
+        from podembed.orchestrator.run.reference import open_run_store
 
         description = describe(open_run_store(command.run), now_unix_s=time.time())
         print(render(description))
         return 0 if description.record else EXIT_CONFIGURATION
-    from jobs.cli import launch
+    from podembed.jobs.cli import launch
 
     if isinstance(command, Plan):
         return launch.plan(command)

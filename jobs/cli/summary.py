@@ -10,15 +10,15 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, Result, is_same_loss, with_metric
-from orchestrator.api.text import plural
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import parse_commit_name
-from orchestrator.driver.console import LastingConsole, figures
-from orchestrator.run.history_record import HistoryRecord, read_history
-from orchestrator.run.run import OpenRun
-from workers.job.job import JobConfig
-from workers.storage.errors import StorageError
+from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, Result, is_same_loss, with_metric
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.driver.console import LastingConsole, figures
+from podembed.orchestrator.run.history_record import HistoryRecord, read_history
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.errors import StorageError
 
 LINE_WIDTH = 80
 
@@ -166,7 +166,7 @@ def command_name() -> str:
     """How this program was called, for commands that one can copy."""
     program = os.path.basename(sys.argv[0])
     if program != "podembed":
-        return "python -m jobs.cli.main"
+        return "python -m podembed"
     return sys.argv[0] if os.path.dirname(sys.argv[0]) else "podembed"
 
 

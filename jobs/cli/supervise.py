@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from jobs.search_path import new_process
+from podembed.jobs.search_path import new_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ def run(command: Supervise) -> int:
     Raises:
       ConfigurationError: the command is none that can be supervised, or there is no cluster.
     """
-    from orchestrator.api.config import ConfigurationError
-    from orchestrator.api.signals import StopSignals
-    from orchestrator.supervise.supervision import LocalRunner, supervise
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.api.signals import StopSignals
+    from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
 
     if command.max_failures < 0:
         raise ConfigurationError(f"Found --max-failures {command.max_failures}. Expected 0 or more.")
@@ -57,7 +57,7 @@ def run(command: Supervise) -> int:
     if command.address is None:
         runner: Any = LocalRunner(new_process())
     else:
-        from orchestrator.supervise.ray_jobs import RayJobRunner
+        from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
 
         runner = RayJobRunner(address=command.address, working_dir=command.working_dir, name=name, notice=_notice)
     with StopSignals(words="the command is asked to commit and leave") as stop:
@@ -75,8 +75,8 @@ def run(command: Supervise) -> int:
 
 def _attempts(command: tuple[str, ...], *, is_remote: bool) -> tuple[str, str, list[str], list[str]]:
     """The run's name, its folder, and the arguments of the first attempt and of later ones."""
-    from jobs.cli.main import Resume, Train, default_storage
-    from orchestrator.api.config import ConfigurationError
+    from podembed.jobs.cli.main import Resume, Train, default_storage
+    from podembed.orchestrator.api.config import ConfigurationError
 
     if not command or command[0] not in ("train", "resume"):
         raise ConfigurationError(
@@ -103,9 +103,9 @@ def _attempts(command: tuple[str, ...], *, is_remote: bool) -> tuple[str, str, l
 
 def _newest_commit(url: str) -> str | None:
     """Name of the run's head, None if it has none or cannot be seen from here."""
-    from orchestrator.commit.lease import read_head
-    from workers.storage.errors import StorageError
-    from workers.storage.store import Store
+    from podembed.orchestrator.commit.lease import read_head
+    from podembed.workers.storage.errors import StorageError
+    from podembed.workers.storage.store import Store
 
     try:
         return read_head(Store(url))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from orchestrator.run.policy_record import PolicyRecord
+    from podembed.orchestrator.run.policy_record import PolicyRecord
 
 EXIT_DIFFERENT = 1
 
@@ -144,10 +144,10 @@ def run(command: Tool) -> int:
 
 
 def _fsck(command: Fsck) -> int:
-    from orchestrator.inspect.fsck import check_run, render
-    from orchestrator.run.reference import is_run
-    from workers.stepwise.checkpoint import saved_paths
-    from workers.storage.store import Store
+    from podembed.orchestrator.inspect.fsck import check_run, render
+    from podembed.orchestrator.run.reference import is_run
+    from podembed.workers.stepwise.checkpoint import saved_paths
+    from podembed.workers.storage.store import Store
 
     saved = [] if is_run(Store(command.run)) else saved_paths(command.run)
     if saved:
@@ -167,8 +167,8 @@ def _fsck(command: Fsck) -> int:
 
 
 def _fsck_saved(command: Fsck, paths: list[str]) -> int:
-    from orchestrator.api.config import ConfigurationError
-    from orchestrator.inspect.fsck_saved import check_saves, render
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.inspect.fsck_saved import check_saves, render
 
     if command.commit is not None or command.all or command.values:
         raise ConfigurationError(
@@ -182,8 +182,8 @@ def _fsck_saved(command: Fsck, paths: list[str]) -> int:
 
 
 def _tell_values(run: str, commit: str | None) -> None:
-    from orchestrator.inspect.scan_values import scan_values
-    from orchestrator.run.reference import open_commit
+    from podembed.orchestrator.inspect.scan_values import scan_values
+    from podembed.orchestrator.run.reference import open_commit
 
     state = open_commit(run, commit=commit)
     findings = scan_values(state)
@@ -193,8 +193,8 @@ def _tell_values(run: str, commit: str | None) -> None:
 
 
 def _diff(command: Diff) -> int:
-    from orchestrator.inspect.diff import diff, render
-    from orchestrator.run.reference import open_commit
+    from podembed.orchestrator.inspect.diff import diff, render
+    from podembed.orchestrator.run.reference import open_commit
 
     difference = diff(open_commit(command.one), open_commit(command.other))
     print(render(difference))
@@ -202,10 +202,10 @@ def _diff(command: Diff) -> int:
 
 
 def _export(command: Export) -> int:
-    from orchestrator.api.text import printable
-    from orchestrator.inspect.describe import export
-    from orchestrator.inspect.inspect_run import format_bytes
-    from orchestrator.run.reference import open_commit
+    from podembed.orchestrator.api.text import printable
+    from podembed.orchestrator.inspect.describe import export
+    from podembed.orchestrator.inspect.inspect_run import format_bytes
+    from podembed.orchestrator.run.reference import open_commit
 
     written = export(
         open_commit(command.run, commit=command.commit),
@@ -222,9 +222,9 @@ def _export(command: Export) -> int:
 
 
 def _extract(command: Extract) -> int:
-    from orchestrator.api.config import ConfigurationError
-    from orchestrator.inspect.extract import extract, render
-    from orchestrator.run.reference import open_commit
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.inspect.extract import extract, render
+    from podembed.orchestrator.run.reference import open_commit
 
     if not command.ids:
         raise ConfigurationError(
@@ -236,8 +236,8 @@ def _extract(command: Extract) -> int:
 
 
 def _compact(command: Compact) -> int:
-    from orchestrator.inspect.compact import compact
-    from orchestrator.inspect.inspect_run import format_bytes
+    from podembed.orchestrator.inspect.compact import compact
+    from podembed.orchestrator.inspect.inspect_run import format_bytes
 
     manifest = compact(command.run, single_writer=command.single_writer)
     print(f"{manifest.name} is a full commit of {format_bytes(manifest.size_bytes)}")
@@ -245,9 +245,9 @@ def _compact(command: Compact) -> int:
 
 
 def _prune(command: Prune) -> int:
-    from orchestrator.api.config import CheckpointConfig
-    from orchestrator.inspect.inspect_run import format_bytes
-    from orchestrator.inspect.prune import prune
+    from podembed.orchestrator.api.config import CheckpointConfig
+    from podembed.orchestrator.inspect.inspect_run import format_bytes
+    from podembed.orchestrator.inspect.prune import prune
 
     also, recorded = None, _recorded_policies(command)
     if command.keep_every is not None or command.keep_best is not None:
@@ -278,10 +278,10 @@ def _keep_every(command: Prune) -> int | None:
     Raises:
       ConfigurationError: it is neither steps nor whole steps of the run's epochs.
     """
-    from jobs.cli.launch import parse_interval
-    from orchestrator.api.intervals import epochs_of
-    from orchestrator.commit.run_record import read_run
-    from orchestrator.run.reference import open_run_store
+    from podembed.jobs.cli.launch import parse_interval
+    from podembed.orchestrator.api.intervals import epochs_of
+    from podembed.orchestrator.commit.run_record import read_run
+    from podembed.orchestrator.run.reference import open_run_store
 
     text = command.keep_every or ""
     # The record is asked for nothing else, so where it is damaged steps will still do.
@@ -296,10 +296,10 @@ def _recorded_policies(command: Prune) -> PolicyRecord | None:
     Raises:
       ConfigurationError: the record is damaged, and the flags do not say it.
     """
-    from orchestrator.api.config import ConfigurationError
-    from orchestrator.run.policy_record import read_policies
-    from orchestrator.run.reference import open_run_store
-    from workers.storage.strict_json import DocumentRefused
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.run.policy_record import read_policies
+    from podembed.orchestrator.run.reference import open_run_store
+    from podembed.workers.storage.strict_json import DocumentRefused
 
     try:
         return read_policies(open_run_store(command.run))

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embedding.features.feature_order import FeatureOrder
-from jobs.models.layers import init_layers, linear, rectified
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.jobs.models.layers import init_layers, linear, rectified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from embedding.features.feature_order import FeatureOrder
-from jobs.models.interaction import with_products
-from jobs.models.layers import Layers, init_layers, linear, rectified
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.jobs.models.interaction import with_products
+from podembed.jobs.models.layers import Layers, init_layers, linear, rectified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jobs.models import interaction_cpu
+from podembed.jobs.models import interaction_cpu
 
 
 def with_products(vectors: Sequence[jax.Array]) -> jax.Array:

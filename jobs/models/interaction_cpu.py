@@ -20,8 +20,8 @@ import numpy as np
 from llvmlite import ir
 from numba import cfunc, types
 
-from embedding.kernels.arrays import CACHE_LINE_BYTES
-from embedding.kernels.row_vectors import (
+from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
+from podembed.embedding.kernels.row_vectors import (
     WidthType,
     columns_of,
     intrinsic,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.models.layers import Layers, init_layers, linear, rectified
+from podembed.jobs.models.layers import Layers, init_layers, linear, rectified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from jobs.prepare.settings import PrepareSettings
+    from podembed.jobs.prepare.settings import PrepareSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ def run(command: Prepare) -> int:
     """
     from rich.console import Console
 
-    from jobs.prepare.preparation import PAGE_NAME, prepare
-    from jobs.prepare.progress import Bars
-    from orchestrator.driver.console import format_bytes
+    from podembed.jobs.prepare.preparation import PAGE_NAME, prepare
+    from podembed.jobs.prepare.progress import Bars
+    from podembed.orchestrator.driver.console import format_bytes
 
     console = Console(highlight=False)
     settings = settings_of(command)
@@ -106,8 +106,8 @@ def settings_of(command: Prepare) -> PrepareSettings:
       ConfigurationError: a flag is missing, or has no meaning beside the others.
       PrepareError: as `PrepareSettings` and `read_prepared`.
     """
-    from jobs.prepare.prepared_set import FILE_NAME, read_prepared
-    from jobs.prepare.settings import (
+    from podembed.jobs.prepare.prepared_set import FILE_NAME, read_prepared
+    from podembed.jobs.prepare.settings import (
         CRITEO_FIELDS,
         DEFAULT_MIN_COUNT,
         ROWS_PER_GROUP,
@@ -115,8 +115,8 @@ def settings_of(command: Prepare) -> PrepareSettings:
         criteo_dense,
         field_plans,
     )
-    from orchestrator.api.config import ConfigurationError
-    from workers.data.config import DenseColumn
+    from podembed.orchestrator.api.config import ConfigurationError
+    from podembed.workers.data.config import DenseColumn
 
     rows_per_group = ROWS_PER_GROUP if command.rows_per_group is None else command.rows_per_group
     columns = {"--label": command.label, "--dense": command.dense, "--dense-log1p": command.dense_log1p}
@@ -171,7 +171,7 @@ def settings_of(command: Prepare) -> PrepareSettings:
 
 def _refuse(flags: dict[str, object], where: str) -> None:
     """Ignoring a flag would prepare something else than what was asked for."""
-    from orchestrator.api.config import ConfigurationError
+    from podembed.orchestrator.api.config import ConfigurationError
 
     given = [name for name, value in flags.items() if value not in (None, ())]
     if given:

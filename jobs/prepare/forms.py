@@ -17,11 +17,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from jobs.prepare.settings import PrepareError, PrepareSettings
-from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
-from workers.formats.csv_parser import CsvFault, CsvParser, header_names
-from workers.formats.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
-from workers.formats.text import blocks_of_lines
+from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
+from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, parse_lines, read_line
+from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
+from podembed.workers.formats.csv_records import LINE_IS_GOOD, OPEN_QUOTE, OTHER_FIELDS, line_faults
+from podembed.workers.formats.text import blocks_of_lines
 
 _QUOTED_CHARACTERS = 60
 # Training reads numbers as float32 and refuses those that become infinite.

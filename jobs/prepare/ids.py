@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.columns.id_columns import hashed_rows, vocabulary_rows
-from workers.columns.vocabulary import Vocabulary
+from podembed.workers.columns.id_columns import hashed_rows, vocabulary_rows
+from podembed.workers.columns.vocabulary import Vocabulary
 
 # For missing values and for those without a row of their own.
 OTHER_ROW = 0

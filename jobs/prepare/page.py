@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from orchestrator.driver.console import format_bytes
+from podembed.orchestrator.driver.console import format_bytes
 
 _WIDTH, _HEIGHT = 220, 44
 _STYLE = """

@@ -28,19 +28,19 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from jobs.prepare import work
-from jobs.prepare.forms import open_form
-from jobs.prepare.ids import RESERVED_ROWS
-from jobs.prepare.page import render_page
-from jobs.prepare.pieces import Piece, plan_pieces
-from jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, dense_to_json, read_prepared
-from jobs.prepare.report import build_report
-from jobs.prepare.settings import PrepareError, PrepareSettings
-from jobs.search_path import without_current_folder
-from workers.data.files import file_version, locate
-from workers.formats.criteo import BadLine
-from workers.formats.text import TextError
-from workers.storage.finished_folder import finish, read_report, write_durably
+from podembed.jobs.prepare import work
+from podembed.jobs.prepare.forms import open_form
+from podembed.jobs.prepare.ids import RESERVED_ROWS
+from podembed.jobs.prepare.page import render_page
+from podembed.jobs.prepare.pieces import Piece, plan_pieces
+from podembed.jobs.prepare.prepared_set import FILE_NAME, PreparedField, PreparedSet, dense_to_json, read_prepared
+from podembed.jobs.prepare.report import build_report
+from podembed.jobs.prepare.settings import PrepareError, PrepareSettings
+from podembed.jobs.search_path import without_current_folder
+from podembed.workers.data.files import file_version, locate
+from podembed.workers.formats.criteo import BadLine
+from podembed.workers.formats.text import TextError
+from podembed.workers.storage.finished_folder import finish, read_report, write_durably
 
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"

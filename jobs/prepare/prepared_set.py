@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import fsspec
 
-from jobs.prepare.settings import FieldPlan, Form, IdKind, PrepareError
-from workers.data.config import DenseColumn
-from workers.storage.errors import StorageError
-from workers.storage.strict_json import parse_strictly
+from podembed.jobs.prepare.settings import FieldPlan, Form, IdKind, PrepareError
+from podembed.workers.data.config import DenseColumn
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.strict_json import parse_strictly
 
 FILE_NAME = "prepared.json"
 FORMAT_VERSION = 1

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.prepare import preparation
+from podembed.jobs.prepare import preparation
 
 LINE_INTERVAL_S = 5.0
 _STAGES = {"count": "counting values", "write": "writing parts"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jobs.prepare import work
-from jobs.prepare.pieces import Piece
-from jobs.prepare.prepared_set import PreparedField, PreparedSet
-from jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
+from podembed.jobs.prepare import work
+from podembed.jobs.prepare.pieces import Piece
+from podembed.jobs.prepare.prepared_set import PreparedField, PreparedSet
+from podembed.jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
 
 
 def build_report(

@@ -22,14 +22,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.prepare.forms import ParsedBlock, TextForm
-from jobs.prepare.ids import HashedIds, RowIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
-from jobs.prepare.pieces import Piece
-from jobs.prepare.prepared_set import PreparedField
-from jobs.prepare.settings import PrepareSettings
-from jobs.prepare.statistics import FieldTally, NumberTally
-from workers.formats.criteo import BadLine
-from workers.storage.finished_folder import write_durably
+from podembed.jobs.prepare.forms import ParsedBlock, TextForm
+from podembed.jobs.prepare.ids import (
+    HashedIds,
+    RowIds,
+    VocabularyIds,
+    choose_vocabulary,
+    counts_of,
+    read_vocabulary,
+    summed,
+)
+from podembed.jobs.prepare.pieces import Piece
+from podembed.jobs.prepare.prepared_set import PreparedField
+from podembed.jobs.prepare.settings import PrepareSettings
+from podembed.jobs.prepare.statistics import FieldTally, NumberTally
+from podembed.workers.formats.criteo import BadLine
+from podembed.workers.storage.finished_folder import write_durably
 
 _MOST_FREQUENT = 10
 _DEAD_LETTER_TEXT_BYTES = 1 << 16

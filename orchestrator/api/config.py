@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, get_args
 
-from orchestrator.api.intervals import check_steps, in_steps, known_steps
-from orchestrator.api.keep_policies import KeepBest, KeepEvery, KeepPolicy
-from orchestrator.api.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
-from workers.declared_types import check_plain_fields, shown
-from workers.faults.plan import FaultPlan
-from workers.job.job import JobConfig
-from workers.job.quality import has_logits
+from podembed.orchestrator.api.intervals import check_steps, in_steps, known_steps
+from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery, KeepPolicy
+from podembed.orchestrator.api.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
+from podembed.workers.declared_types import check_plain_fields, shown
+from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import has_logits
 
 DEFAULT_METRIC = "auc"
 DEFAULT_STEP_TIMEOUT_S = 120.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from workers.declared_types import shown
+from podembed.workers.declared_types import shown
 
 FORMS = 'steps such as 500, or epochs such as "1epoch" or "0.5epoch"'
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.api.save_policies import Order, is_better
+from podembed.orchestrator.api.save_policies import Order, is_better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

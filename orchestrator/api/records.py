@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from workers.storage.documents import read_document as read_document
-from workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, seal, unseal
+from podembed.workers.storage.documents import read_document as read_document
+from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused, seal, unseal
 
 Record = TypeVar("Record")
 

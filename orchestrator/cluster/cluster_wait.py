@@ -7,11 +7,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import TooFewHosts
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from orchestrator.cluster.places import taking_connections
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.cluster.places import taking_connections
 
 LOOK_S = 0.5
 LAST_PORT = 65535

@@ -20,14 +20,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import ClusterNotStarted
-from orchestrator.api.signals import StoppedAtStart
-from orchestrator.cluster.head_watch import HeadWatch
-from orchestrator.cluster.own_cluster import OwnCluster, sweep_left
-from orchestrator.cluster.places import taking_connections
-from orchestrator.cluster.processes import FOLDER_PREFIX, claim_folder
-from workers.descriptors import DescriptorsExhausted, require_descriptors
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import ClusterNotStarted
+from podembed.orchestrator.api.signals import StoppedAtStart
+from podembed.orchestrator.cluster.head_watch import HeadWatch
+from podembed.orchestrator.cluster.own_cluster import OwnCluster, sweep_left
+from podembed.orchestrator.cluster.places import taking_connections
+from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, claim_folder
+from podembed.workers.descriptors import DescriptorsExhausted, require_descriptors
 
 COMPILED_SUFFIX = "-compiled"
 LOOPBACK = "127.0.0.1"
@@ -287,7 +287,7 @@ def _needing_files() -> Iterator[None]:
 def _join(address: str) -> None:
     import ray
 
-    from orchestrator.cluster.worker_path import DriverPath
+    from podembed.orchestrator.cluster.worker_path import DriverPath
 
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, job_config=DriverPath())

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.api.errors import listed
-from orchestrator.cluster.worker_environment import ACCELERATORS
-from workers.device.process import DeviceReady
+from podembed.orchestrator.api.errors import listed
+from podembed.orchestrator.cluster.worker_environment import ACCELERATORS
+from podembed.workers.device.process import DeviceReady
 
 
 def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.errors import TooFewHosts
-from orchestrator.cluster.places import taking_connections
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.cluster.places import taking_connections
 
 # A head that tolerates faults is started again by others. Ray ends the program after 60 s.
 PATIENCE_S = 30.0

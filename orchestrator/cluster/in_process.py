@@ -13,14 +13,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import Failure
-from orchestrator.cluster.ray_backend import LOOPBACK
-from orchestrator.group.worker_errors import failure_of
-from orchestrator.group.worker_group import Call, Handle, HostHandles
-from workers.device.process import DeviceProcess
-from workers.host.host import HostWorker
-from workers.liveness.process_signs import ProcessSigns
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import Failure
+from podembed.orchestrator.cluster.ray_backend import LOOPBACK
+from podembed.orchestrator.group.worker_errors import failure_of
+from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
+from podembed.workers.device.process import DeviceProcess
+from podembed.workers.host.host import HostWorker
+from podembed.workers.liveness.process_signs import ProcessSigns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,8 @@ Threads: the main one starts Ray, whose daemons would end with that thread; anot
 and ends everything, in whatever the main one is stuck. The answer is a line of JSON on the standard output:
 `{"address": ..., "gcs_server": process id, "raylet": process id}`, or `{"failed": ..., "is_unknown": ...}`.
 
-Usage: python -P cluster_keeper.py SETTINGS, with the folder's lock as an open descriptor.
+Usage: python -P keeper.py SETTINGS FOLDER, where FOLDER holds the package `podembed`, and the lock of the cluster's
+folder is an open descriptor.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import threading
 from typing import Any
 
 # Last: a program that is started in somebody's folder must not import what lies there.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.append(sys.argv[2])
 
-from orchestrator.cluster.processes import end_cluster
+from podembed.orchestrator.cluster.processes import end_cluster
 
 LOOK_S = 0.25
 LOOPBACK = "127.0.0.1"

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
+from podembed.workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
 
 VARIABLE = "PODEMBED_WORKER"
 _LOOK_EVERY_S = 1.0

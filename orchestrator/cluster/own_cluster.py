@@ -21,13 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import ClusterNotStarted
-from orchestrator.cluster.processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
-from workers.liveness.process_signs import ProcessSigns, read_signs
+import podembed
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import ClusterNotStarted
+from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
+from podembed.workers.liveness.process_signs import ProcessSigns, read_signs
 
 DAEMONS = ("gcs_server", "raylet")
-KEEPER = Path(__file__).with_name("cluster_keeper.py")
+# The keeper finds the same program there that this one is, also where none is installed.
+PROGRAM_FOLDER = str(Path(podembed.__file__).absolute().parents[1])
+KEEPER = Path(__file__).with_name("keeper.py")
 OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
 # On a starved machine each of Ray's daemons takes its time; each has a deadline of its own, of which Ray says more.
 START_TIMEOUT_S = 300.0
@@ -78,7 +81,7 @@ class OwnCluster:
     def _keeper_with(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with open(f"{self._folder}/keeper.log", "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", str(KEEPER), json.dumps(settings)],
+                [sys.executable, "-P", str(KEEPER), json.dumps(settings), PROGRAM_FOLDER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

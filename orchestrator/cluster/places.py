@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from errno import EINPROGRESS
 from typing import Any, Protocol
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 
 Address = tuple[str, int]
 

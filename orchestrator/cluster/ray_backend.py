@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.api.config import ConfigurationError, ScalingConfig
-from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
-from orchestrator.cluster.connection import LOOPBACK, compile_cache
-from orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses
-from orchestrator.cluster.places import (
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.cluster.connection import LOOPBACK, compile_cache
+from podembed.orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses
+from podembed.orchestrator.cluster.places import (
     Address,
     Place,
     Search,
@@ -29,18 +29,18 @@ from orchestrator.cluster.places import (
     placement_check,
     taking_connections,
 )
-from orchestrator.cluster.worker_environment import (
+from podembed.orchestrator.cluster.worker_environment import (
     ACCELERATORS,
     PLATFORMS,
     WorkerKind,
     accelerators_of,
     worker_environment,
 )
-from orchestrator.group.worker_errors import death, failure_of, first_line
-from orchestrator.group.worker_group import Call, Handle, HostHandles
-from workers.job.job import JobConfig, JobReference
-from workers.liveness.lease_watch import LeaseTerms
-from workers.liveness.process_signs import ProcessSigns
+from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
+from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.lease_watch import LeaseTerms
+from podembed.workers.liveness.process_signs import ProcessSigns
 
 EXIT_TIMEOUT_S = 15.0
 STANDBY_ANSWER_S = 0.5
@@ -271,7 +271,7 @@ class RayBackend:
     def _new_actor(self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, is_standby: bool = False) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from workers.actors import DeviceActor, HostActor
+        from podembed.workers.actors import DeviceActor, HostActor
 
         host_class, device_class = self._actors or (HostActor, DeviceActor)
         mark = self._processes.new_mark()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from orchestrator.api.config import ScalingConfig
-from orchestrator.cluster.connection import Connection
-from orchestrator.cluster.places import daemon_of, taking_connections
-from orchestrator.cluster.ray_backend import RayBackend, RayHandle
-from orchestrator.decisions.membership import Node, Rules
-from orchestrator.group.worker_group import Handle, HostHandles
+from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.cluster.connection import Connection
+from podembed.orchestrator.cluster.places import daemon_of, taking_connections
+from podembed.orchestrator.cluster.ray_backend import RayBackend, RayHandle
+from podembed.orchestrator.decisions.membership import Node, Rules
+from podembed.orchestrator.group.worker_group import Handle, HostHandles
 
 ANSWER_S = 1.0
 # Of Ray's NodeDeathInfo: told to end (a SIGTERM to its daemon), drained and preempted, drained and idle.

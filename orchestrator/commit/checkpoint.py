@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.api.records import read_document
-from orchestrator.commit.lease import Lease, read_head, read_lineage
-from orchestrator.commit.lease import read_commit_names as _read_commit_names
-from orchestrator.commit.manifest import (
+from podembed.orchestrator.api.records import read_document
+from podembed.orchestrator.commit.lease import Lease, read_head, read_lineage
+from podembed.orchestrator.commit.lease import read_commit_names as _read_commit_names
+from podembed.orchestrator.commit.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     commit_file,
@@ -23,11 +23,11 @@ from orchestrator.commit.manifest import (
     problems,
     to_json,
 )
-from orchestrator.commit.run_record import find_run
-from orchestrator.commit.verification import Verification, content_damages, size_damages, verify
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, beyond_limits
+from podembed.orchestrator.commit.run_record import find_run
+from podembed.orchestrator.commit.verification import Verification, content_damages, size_damages, verify
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, beyond_limits
 
 __all__ = [
     "CommitInfo",

@@ -13,10 +13,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.api.records import decode, encode, read_document
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
+from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
 
 FOLDER = "deleting"
 _FILE = re.compile(r"g(\d{8,12})-(\d{5,9})\.json")

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.api.keep_policies import Committed, KeepPolicy
-from orchestrator.api.keep_policies import kept as kept_by
-from orchestrator.commit.checkpoint import load
-from orchestrator.commit.deletions import forget_deletions, record_deletion
-from orchestrator.commit.lease import Lease, read_commit_names, read_lineage
-from orchestrator.commit.manifest import commit_file, parse_commit_name
-from orchestrator.commit.verification import size_damages
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.api.keep_policies import Committed, KeepPolicy
+from podembed.orchestrator.api.keep_policies import kept as kept_by
+from podembed.orchestrator.commit.checkpoint import load
+from podembed.orchestrator.commit.deletions import forget_deletions, record_deletion
+from podembed.orchestrator.commit.lease import Lease, read_commit_names, read_lineage
+from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
+from podembed.orchestrator.commit.verification import size_damages
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 MIN_KEPT = 2
 _BATCH_FILES = 500

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED
-from orchestrator.api.records import decode, encode, read_document
-from orchestrator.commit.lease_files import (
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED
+from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.orchestrator.commit.lease_files import (
     MAX_LEASE_BYTES,
     BaseLost,
     BaseRecord,
@@ -33,13 +33,13 @@ from orchestrator.commit.lease_files import (
     read_newest_base,
     read_used_generations,
 )
-from orchestrator.commit.lease_protocol import DriverState, Phase, after, is_fenced, propose
-from orchestrator.commit.manifest import commit_file
-from orchestrator.commit.storage_wait import at_once
-from orchestrator.commit.vanished import require_own
-from workers.storage.errors import NameNotFound, StorageError, may_pass
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, is_fenced, propose
+from podembed.orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.commit.storage_wait import at_once
+from podembed.orchestrator.commit.vanished import require_own
+from podembed.workers.storage.errors import NameNotFound, StorageError, may_pass
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 HEARTBEAT_EVERY_S = 5.0
 HEARTBEAT_FRESH_S = 30.0

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from orchestrator.api.records import decode, read_document
-from orchestrator.commit.lease_protocol import Base, head, lineage
-from orchestrator.commit.manifest import MAX_MANIFEST_BYTES, commit_file, from_json, parse_commit_name
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.records import decode, read_document
+from podembed.orchestrator.commit.lease_protocol import Base, head, lineage
+from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, commit_file, from_json, parse_commit_name
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 LEASE_FILE = re.compile(r"g(\d{8,12})\.(claim|base\.json|hb)")
 MAX_LEASE_BYTES = 1 << 14

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.commit.manifest import parse_commit_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.api.records import from_document, to_document
-from workers.checkpoint.chunks import CRC_BYTES
-from workers.checkpoint.deltas import problems_of
-from workers.checkpoint.files import ROWS, ArrayFiles, ChunkFile, DenseFile, TableFiles
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.storage.store import is_safe_name
-from workers.storage.strict_json import DocumentRefused, seal, unseal
+from podembed.orchestrator.api.records import from_document, to_document
+from podembed.workers.checkpoint.chunks import CRC_BYTES
+from podembed.workers.checkpoint.deltas import problems_of
+from podembed.workers.checkpoint.files import ROWS, ArrayFiles, ChunkFile, DenseFile, TableFiles
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.store import is_safe_name
+from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20

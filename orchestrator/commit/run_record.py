@@ -12,19 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.api.errors import EXIT_CONFIGURATION
-from orchestrator.api.records import encode, from_document, read_document
-from orchestrator.commit.manifest import FORMAT_VERSION
-from workers.input.lanes import LanePlan
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, unseal
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.api.records import encode, from_document, read_document
+from podembed.orchestrator.commit.manifest import FORMAT_VERSION
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 RUN_FILE = "RUN.json"
 SHUFFLED = "shuffled"
 _MAX_RUN_BYTES = 4 << 20
 # What may differ between starts: who and when, and what changes no number.
 _FREE_FIELDS = frozenset({"run_id", "created_unix_s", "overlap"})
+
+# Runs of earlier versions recorded the jobs that come with the program without it.
+_PACKAGE = "podembed."
 
 
 class RunMismatch(RuntimeError):
@@ -147,6 +150,8 @@ def check_same(found: RunRecord, given: RunRecord, location: str, *, free: froze
     Raises:
       RunMismatch: with every field that differs.
     """
+    if found.job_function.removeprefix(_PACKAGE) == given.job_function.removeprefix(_PACKAGE):
+        free |= {"job_function"}
     differences = {
         field.name: (getattr(found, field.name), getattr(given, field.name))
         for field in dataclasses.fields(RunRecord)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from orchestrator.api.clock import Clock
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from workers.storage.errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
+from podembed.orchestrator.api.clock import Clock
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.workers.storage.errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
 

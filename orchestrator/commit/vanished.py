@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.api.records import read_document
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, unseal
+from podembed.orchestrator.api.records import read_document
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 _PARTS = ("RUN.json", "lease", "commit", "data")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
-from workers.checkpoint.chunks import ChunkDamaged, crc32c
-from workers.checkpoint.files import DenseFile, TableFiles, check_with_changes, read_base_array, read_dense
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
+from podembed.workers.checkpoint.chunks import ChunkDamaged, crc32c
+from podembed.workers.checkpoint.files import DenseFile, TableFiles, check_with_changes, read_base_array, read_dense
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

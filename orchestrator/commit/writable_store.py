@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import warnings
 
-from orchestrator.api.config import ConfigurationError
-from workers.storage.errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively
-from workers.storage.store import Store
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.storage.errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively
+from podembed.workers.storage.store import Store
 
 
 def open_for_writing(url: str, *, single_writer: bool) -> Store:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import CrashLoop, Failure, JobFailed, WorkerRefused, cause, is_host_fault, roots
-from orchestrator.api.save_policies import SavePolicy
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import CrashLoop, Failure, JobFailed, WorkerRefused, cause, is_host_fault, roots
+from podembed.orchestrator.api.save_policies import SavePolicy
 
 WINDOW_TARGET_S = 2.0
 LONGEST_WINDOW_S = 30.0

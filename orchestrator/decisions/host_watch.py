@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.config import FailureConfig, HostsChange, ScalingConfig
-from orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
-from orchestrator.decisions.failure import Budget, GiveUp, Recover, after_failure, ending
-from orchestrator.decisions.membership import (
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.config import FailureConfig, HostsChange, ScalingConfig
+from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
+from podembed.orchestrator.decisions.failure import Budget, GiveUp, Recover, after_failure, ending
+from podembed.orchestrator.decisions.membership import (
     Change,
     LeaveAfterWindow,
     LeaveAtCommit,
@@ -31,8 +31,8 @@ from orchestrator.decisions.membership import (
     choose_hosts,
     when_to_change,
 )
-from orchestrator.decisions.quarantine import Quarantine
-from orchestrator.group.worker_group import Handle, HostHandles, WorkerGroup
+from podembed.orchestrator.decisions.quarantine import Quarantine
+from podembed.orchestrator.group.worker_group import Handle, HostHandles, WorkerGroup
 
 LOOK_S = 3.0  # between two looks at the cluster while a generation runs
 WAIT_LOOK_S = 0.5  # while hosts are waited for

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workers.liveness.progress import is_waiting_phase
+from podembed.workers.liveness.progress import is_waiting_phase
 
 SLOW_RATIO = 2.0
 WELL_RATIO = 1.5

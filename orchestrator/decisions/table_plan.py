@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.lookup.placement import Way, place_tables, ways
-from embedding.table_spec import TableSpec
-from orchestrator.api.text import columns, printable
-from orchestrator.inspect.inspect_run import format_bytes
-from workers.job.job import JobConfig
-from workers.job.tables import features_per_table, table_specs
+from podembed.embedding.lookup.placement import Way, place_tables, ways
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.api.text import columns, printable
+from podembed.orchestrator.inspect.inspect_run import format_bytes
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import features_per_table, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from orchestrator.api.config import FailureConfig
-from orchestrator.decisions.stragglers import (
+from podembed.orchestrator.api.config import FailureConfig
+from podembed.orchestrator.decisions.stragglers import (
     WELL_RATIO,
     Imbalance,
     SlowHost,
@@ -21,8 +21,8 @@ from orchestrator.decisions.stragglers import (
     slow_hosts,
     work_ratios,
 )
-from orchestrator.group.watch import Deadlines
-from workers.host.host import HostWindow
+from podembed.orchestrator.group.watch import Deadlines
+from podembed.workers.host.host import HostWindow
 
 WINDOWS = 3
 _KEPT_STEPS = 20

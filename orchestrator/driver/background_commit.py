@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.errors import WorkerFailure, cause
-from orchestrator.commit.checkpoint import FilesLost
-from orchestrator.commit.lease import PublicationUnsettled
-from orchestrator.commit.manifest import Manifest, commit_name
-from orchestrator.group.worker_group import Call, Receipts, WorkerGroup
-from workers.storage.errors import StorageError, StorageFull, may_pass
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.errors import WorkerFailure, cause
+from podembed.orchestrator.commit.checkpoint import FilesLost
+from podembed.orchestrator.commit.lease import PublicationUnsettled
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.group.worker_group import Call, Receipts, WorkerGroup
+from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
 
 # (commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
 Publish = Callable[[Manifest | None, Receipts], Manifest]

@@ -20,8 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.config import Evaluation, Recovery
-from workers.job.ranking import Baseline
+from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.workers.job.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
 PHASES_INTERVAL_S = 30.0

@@ -12,22 +12,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock, at_most_every
-from orchestrator.api.config import Recovery, Result, RunConfig, ScalingConfig, check_policies
-from orchestrator.api.errors import JobFailed, WorkerFailure, is_host_fault
-from orchestrator.api.intervals import known_steps
-from orchestrator.api.signals import NOW_S, StoppedAtStart, StopSignals
-from orchestrator.api.text import plural
-from orchestrator.cluster.device_notices import device_notices
-from orchestrator.commit.lease import Lease
-from orchestrator.commit.manifest import Manifest
-from orchestrator.commit.storage_wait import StorageWait, at_once
-from orchestrator.commit.vanished import RunVanished
-from orchestrator.decisions.failure import Recover, Schedule, window_end, window_target_s
-from orchestrator.decisions.host_watch import Cluster, HostsLeave, HostWatch
-from orchestrator.decisions.table_plan import plan, summary
-from orchestrator.decisions.window_health import WindowHealth
-from orchestrator.driver.background_commit import (
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock, at_most_every
+from podembed.orchestrator.api.config import Recovery, Result, RunConfig, ScalingConfig, check_policies
+from podembed.orchestrator.api.errors import JobFailed, WorkerFailure, is_host_fault
+from podembed.orchestrator.api.intervals import known_steps
+from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart, StopSignals
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.cluster.device_notices import device_notices
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.storage_wait import StorageWait, at_once
+from podembed.orchestrator.commit.vanished import RunVanished
+from podembed.orchestrator.decisions.failure import Recover, Schedule, window_end, window_target_s
+from podembed.orchestrator.decisions.host_watch import Cluster, HostsLeave, HostWatch
+from podembed.orchestrator.decisions.table_plan import plan, summary
+from podembed.orchestrator.decisions.window_health import WindowHealth
+from podembed.orchestrator.driver.background_commit import (
     BackgroundCommits,
     FailedSave,
     Patience,
@@ -35,21 +35,21 @@ from orchestrator.driver.background_commit import (
     Publisher,
     PublishingThread,
 )
-from orchestrator.driver.console import Reporter, WindowReport, describe_filling
-from orchestrator.driver.evaluations import evaluation_of, require_metric
-from orchestrator.driver.saves import Saves
-from orchestrator.driver.upkeep import Upkeep
-from orchestrator.group.filling_alarms import filling_alarms
-from orchestrator.group.generation_plan import plan_generation, renumbered
-from orchestrator.group.survivors import Groups
-from orchestrator.group.worker_group import Backend, Receipts, WorkerGroup
-from orchestrator.run.dead_letters import DeadLetters
-from orchestrator.run.history import History
-from orchestrator.run.history_record import HistoryKeeper
-from orchestrator.run.run import OpenRun
-from workers.data.bad_rows import BadRow
-from workers.liveness.progress import Laps
-from workers.storage.errors import StorageError
+from podembed.orchestrator.driver.console import Reporter, WindowReport, describe_filling
+from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
+from podembed.orchestrator.driver.saves import Saves
+from podembed.orchestrator.driver.upkeep import Upkeep
+from podembed.orchestrator.group.filling_alarms import filling_alarms
+from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
+from podembed.orchestrator.group.survivors import Groups
+from podembed.orchestrator.group.worker_group import Backend, Receipts, WorkerGroup
+from podembed.orchestrator.run.dead_letters import DeadLetters
+from podembed.orchestrator.run.history import History
+from podembed.orchestrator.run.history_record import HistoryKeeper
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.liveness.progress import Laps
+from podembed.workers.storage.errors import StorageError
 
 HEARTBEAT_S = 5.0
 NOTABLE_WAIT_S = 1.0

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, Evaluation, with_metric
-from workers.host.spec import ScoredSamples
-from workers.job.job import JobConfig
-from workers.job.quality import Scores, are_binary, has_logits, weighted_mean
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, Evaluation, with_metric
+from podembed.workers.host.spec import ScoredSamples
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import Scores, are_binary, has_logits, weighted_mean
 
 
 def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:

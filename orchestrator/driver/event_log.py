@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator.api.config import Evaluation, Recovery
-from orchestrator.driver.console import Reporter, WindowReport
-from workers.faults.inject import FaultPoints
-from workers.job.ranking import Baseline
+from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.orchestrator.driver.console import Reporter, WindowReport
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.job.ranking import Baseline
 
 FILE = "events.jsonl"
 

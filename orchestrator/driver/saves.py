@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.api.keep_policies import Committed
-from orchestrator.api.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
-from orchestrator.decisions.failure import Schedule
+from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
+from podembed.orchestrator.decisions.failure import Schedule
 
 
 @dataclass(slots=True)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.api.config import CheckpointConfig
-from orchestrator.api.records import encode
-from orchestrator.commit.keep import keep_latest
-from orchestrator.commit.lease import Lease, read_commit_names
-from orchestrator.commit.manifest import Manifest, commit_file
-from orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
-from orchestrator.commit.vanished import RunVanished
-from orchestrator.commit.verification import size_damages
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.records import encode
+from podembed.orchestrator.commit.keep import keep_latest
+from podembed.orchestrator.commit.lease import Lease, read_commit_names
+from podembed.orchestrator.commit.manifest import Manifest, commit_file
+from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
+from podembed.orchestrator.commit.vanished import RunVanished
+from podembed.orchestrator.commit.verification import size_damages
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 class Upkeep:

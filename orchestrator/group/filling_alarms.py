@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Filled
 
 
 def filling_alarms(filled: Sequence[Filled]) -> list[str]:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.buckets import split_evenly
-from embedding.lookup.placement import place_tables
-from orchestrator.api.config import RunConfig
-from orchestrator.commit.manifest import Manifest
-from orchestrator.run.run import OpenRun
-from workers.device.process import DeviceSpec
-from workers.host.spec import HostReady, HostSpec
-from workers.job.tables import features_per_table, table_specs
+from podembed.embedding.buckets import split_evenly
+from podembed.embedding.lookup.placement import place_tables
+from podembed.orchestrator.api.config import RunConfig
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.device.process import DeviceSpec
+from podembed.workers.host.spec import HostReady, HostSpec
+from podembed.workers.job.tables import features_per_table, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.config import ConfigurationError
-from orchestrator.group.worker_group import Backend, Deadlines, HostHandles, Reforming, WorkerGroup
-from workers.job.job import JobConfig, JobReference
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.group.worker_group import Backend, Deadlines, HostHandles, Reforming, WorkerGroup
+from podembed.workers.job.job import JobConfig, JobReference
 
 # Generations in a row that may begin with survivors without one of them having got to its first step.
 MAX_ATTEMPTS = 3

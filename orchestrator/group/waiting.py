@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.api.errors import Failure, FailureKind
-from workers.liveness.progress import Progress
+from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.workers.liveness.progress import Progress
 
 MAX_NAMED = 4
 

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import Failure, FailureKind
-from orchestrator.group.waiting import blocked, severed
-from workers.liveness.process_signs import ProcessSigns
-from workers.liveness.progress import STORAGE_PHASES, Progress
+from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.group.waiting import blocked, severed
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.progress import STORAGE_PHASES, Progress
 
 if TYPE_CHECKING:
-    from orchestrator.group.worker_group import Call, Handle, WorkerGroup
+    from podembed.orchestrator.group.worker_group import Call, Handle, WorkerGroup
 
 LEAST_STEP_S = 30.0
 STEP_FACTOR = 10.0

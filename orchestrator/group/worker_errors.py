@@ -7,19 +7,19 @@ words.
 
 from __future__ import annotations
 
-from orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.errors import Failure, FailureKind
 
 
 def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: those that only report another process are told apart by type."""
-    from workers.checkpoint.shard import CheckpointMismatch
-    from workers.data.errors import InputError
-    from workers.descriptors import DescriptorsExhausted
-    from workers.device.gang_errors import GangError
-    from workers.device.shared_memory import HandoverError
-    from workers.job.job import JobError
-    from workers.mesh.errors import MeshConnectTimeout, MeshError
-    from workers.storage.errors import StorageError, may_pass
+    from podembed.workers.checkpoint.shard import CheckpointMismatch
+    from podembed.workers.data.errors import InputError
+    from podembed.workers.descriptors import DescriptorsExhausted
+    from podembed.workers.device.gang_errors import GangError
+    from podembed.workers.device.shared_memory import HandoverError
+    from podembed.workers.job.job import JobError
+    from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
+    from podembed.workers.storage.errors import StorageError, may_pass
 
     is_peer = isinstance(error, MeshError | HandoverError) or _is_broken_collective(error)
     kind = FailureKind.PEER if is_peer else FailureKind.ERROR

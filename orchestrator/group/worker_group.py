@@ -11,20 +11,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
-from orchestrator.commit.manifest import Manifest
-from orchestrator.group.waiting import charged
-from orchestrator.group.watch import Deadlines, Silence, Watch
-from orchestrator.run.beginning import Beginning
-from workers.checkpoint.shard import ShardReceipt
-from workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
-from workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from workers.host.surviving_shard import Filled
-from workers.job.job import JobConfig, JobReference
-from workers.liveness.lease_watch import LeaseTerms
-from workers.liveness.process_signs import ProcessSigns
-from workers.liveness.progress import Laps, Progress
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.group.waiting import charged
+from podembed.orchestrator.group.watch import Deadlines, Silence, Watch
+from podembed.orchestrator.run.beginning import Beginning
+from podembed.workers.checkpoint.shard import ShardReceipt
+from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
+from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
+from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.lease_watch import LeaseTerms
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.progress import Laps, Progress
 
 __all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "WorkerGroup"]
 

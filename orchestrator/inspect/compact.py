@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import Holder, Lease, acquire, read_lineage
-from orchestrator.commit.manifest import Manifest, commit_name
-from orchestrator.commit.writable_store import open_for_writing
-from orchestrator.run.reference import open_run_store
-from workers.checkpoint.files import (
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import Holder, Lease, acquire, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.commit.writable_store import open_for_writing
+from podembed.orchestrator.run.reference import open_run_store
+from podembed.workers.checkpoint.files import (
     TableFiles,
     TablePlan,
     assemble_table,
@@ -26,9 +26,9 @@ from workers.checkpoint.files import (
     write_bucket,
     write_table_metadata,
 )
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 
 def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float] = time.time) -> Manifest:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.inspect.export_formats import Source, write_npy, write_parquet, write_safetensors
-from orchestrator.inspect.rows import BATCH_BYTES
-from orchestrator.run.reference import CommittedState
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.export_formats import Source, write_npy, write_parquet, write_safetensors
+from podembed.orchestrator.inspect.rows import BATCH_BYTES
+from podembed.orchestrator.run.reference import CommittedState
 
 Format = Literal["npy", "parquet", "safetensors"]
 _WRITERS: dict[str, Callable[[BinaryIO, Source], None]] = {

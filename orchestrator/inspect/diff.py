@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.api.text import columns, number, printable
-from orchestrator.commit.manifest import Manifest
-from orchestrator.inspect.row_difference import RowDifference, absolute_differences, differing
-from orchestrator.run.reference import CommittedState
-from workers.checkpoint.bucket_overlap import Cut, overlap, partners
-from workers.checkpoint.files import ArrayFiles, DenseFile, TableFiles, read_bucket_array, read_dense
-from workers.storage.store import Store
+from podembed.orchestrator.api.text import columns, number, printable
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.inspect.row_difference import RowDifference, absolute_differences, differing
+from podembed.orchestrator.run.reference import CommittedState
+from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
+from podembed.workers.checkpoint.files import ArrayFiles, DenseFile, TableFiles, read_bucket_array, read_dense
+from podembed.workers.storage.store import Store
 
 _INFORMATION = ("run_id", "generation", "hosts")
 

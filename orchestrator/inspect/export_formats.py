@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.inspect.rows import row_batches
-from workers.checkpoint.files import ArrayFiles, TableFiles
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.storage.store import Store
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.rows import row_batches
+from podembed.workers.checkpoint.files import ArrayFiles, TableFiles
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.store import Store
 
 ID_COLUMN = "id"
 _SAFETENSORS_TYPES = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.api.text import printable
-from orchestrator.inspect.rows import read_rows
-from orchestrator.run.reference import CommittedState
+from podembed.orchestrator.api.text import printable
+from podembed.orchestrator.inspect.rows import read_rows
+from podembed.orchestrator.run.reference import CommittedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,28 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from orchestrator.api.text import columns, plural, printable
-from orchestrator.commit import checkpoint
-from orchestrator.commit.deletions import read_deletions
-from orchestrator.commit.lease_files import newest_base_file, read_commit_names, read_lineage
-from orchestrator.commit.manifest import Manifest, commit_file, parse_commit_name
-from orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
-from orchestrator.commit.verification import Damage, verify
-from orchestrator.inspect.fsck_leases import lease_findings
-from orchestrator.inspect.fsck_leftovers import Leftover, find_leftovers
-from orchestrator.inspect.fsck_remedies import SHORTER_CHAIN, remedy_of, remedy_of_commit
-from orchestrator.inspect.inspect_run import format_bytes
-from orchestrator.run.history_record import FOLDER as HISTORY_FOLDER
-from orchestrator.run.history_record import read_history
-from orchestrator.run.input_record import CHANGES_FOLDER, read_input
-from orchestrator.run.job_settings import FOLDER as SETTINGS_FOLDER
-from orchestrator.run.job_settings import read_settings
-from orchestrator.run.policy_record import FOLDER, read_policies
-from orchestrator.run.reference import load_named, open_run_store
-from workers.checkpoint.files import DenseFile, TableFiles, describe_bucket, describe_changes
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.text import columns, plural, printable
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.deletions import read_deletions
+from podembed.orchestrator.commit.lease_files import newest_base_file, read_commit_names, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, commit_file, parse_commit_name
+from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
+from podembed.orchestrator.commit.verification import Damage, verify
+from podembed.orchestrator.inspect.fsck_leases import lease_findings
+from podembed.orchestrator.inspect.fsck_leftovers import Leftover, find_leftovers
+from podembed.orchestrator.inspect.fsck_remedies import SHORTER_CHAIN, remedy_of, remedy_of_commit
+from podembed.orchestrator.inspect.inspect_run import format_bytes
+from podembed.orchestrator.run.history_record import FOLDER as HISTORY_FOLDER
+from podembed.orchestrator.run.history_record import read_history
+from podembed.orchestrator.run.input_record import CHANGES_FOLDER, read_input
+from podembed.orchestrator.run.job_settings import FOLDER as SETTINGS_FOLDER
+from podembed.orchestrator.run.job_settings import read_settings
+from podembed.orchestrator.run.policy_record import FOLDER, read_policies
+from podembed.orchestrator.run.reference import load_named, open_run_store
+from podembed.workers.checkpoint.files import DenseFile, TableFiles, describe_bucket, describe_changes
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

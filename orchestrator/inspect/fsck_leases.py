@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.api.records import decode
-from orchestrator.commit.lease import Claim
-from orchestrator.commit.lease_files import generations_with_base, lease_file, read_base, read_claims
-from orchestrator.commit.verification import Damage
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.records import decode
+from podembed.orchestrator.commit.lease import Claim
+from podembed.orchestrator.commit.lease_files import generations_with_base, lease_file, read_base, read_claims
+from podembed.orchestrator.commit.verification import Damage
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 _MAX_CLAIM_BYTES = 1 << 14
 

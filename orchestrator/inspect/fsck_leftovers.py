@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease_files import LEASE_FILE, read_claims, read_lineage
-from orchestrator.commit.manifest import commit_file, parse_commit_name
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease_files import LEASE_FILE, read_claims, read_lineage
+from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from orchestrator.commit.deletions import FOLDER as DELETING
-from orchestrator.commit.run_record import RUN_FILE
-from orchestrator.run.history_record import FOLDER as HISTORY
-from orchestrator.run.input_record import CHANGES_FOLDER, INPUT_FILE
-from orchestrator.run.job_settings import FOLDER as SETTINGS
-from orchestrator.run.policy_record import FOLDER as POLICIES
+from podembed.orchestrator.commit.deletions import FOLDER as DELETING
+from podembed.orchestrator.commit.run_record import RUN_FILE
+from podembed.orchestrator.run.history_record import FOLDER as HISTORY
+from podembed.orchestrator.run.input_record import CHANGES_FOLDER, INPUT_FILE
+from podembed.orchestrator.run.job_settings import FOLDER as SETTINGS
+from podembed.orchestrator.run.policy_record import FOLDER as POLICIES
 
 SHORTER_CHAIN = (
     "a run goes on without the commit that is missing; restore its manifest and files from a copy to be able to go "

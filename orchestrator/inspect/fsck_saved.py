@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.api.text import columns, plural, printable
-from orchestrator.commit.verification import Damage, file_damages
-from orchestrator.inspect.fsck import places_of
-from orchestrator.inspect.inspect_run import format_bytes
-from workers.checkpoint.files import DenseFile, TableFiles
-from workers.stepwise.checkpoint import read_checkpoint
-from workers.stepwise.saved_embedding import CHECKPOINT_FILE, INDEX_FILE, read_index
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.text import columns, plural, printable
+from podembed.orchestrator.commit.verification import Damage, file_damages
+from podembed.orchestrator.inspect.fsck import places_of
+from podembed.orchestrator.inspect.inspect_run import format_bytes
+from podembed.workers.checkpoint.files import DenseFile, TableFiles
+from podembed.workers.stepwise.checkpoint import read_checkpoint
+from podembed.workers.stepwise.saved_embedding import CHECKPOINT_FILE, INDEX_FILE, read_index
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

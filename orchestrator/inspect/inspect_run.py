@@ -9,17 +9,17 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from orchestrator.api.text import columns, plural, printable
-from orchestrator.commit.checkpoint import CommitInfo, list_commits
-from orchestrator.commit.lease import Heartbeat, read_claims, read_heartbeat
-from orchestrator.commit.manifest import TableFiles
-from orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
-from orchestrator.run.history_record import HistoryRecord, read_history
-from orchestrator.run.input_record import AcceptedChange, read_input, shortened
-from orchestrator.run.job_settings import SettingsRecord, read_settings
-from workers.checkpoint.arrays import safe_segment
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.api.text import columns, plural, printable
+from podembed.orchestrator.commit.checkpoint import CommitInfo, list_commits
+from podembed.orchestrator.commit.lease import Heartbeat, read_claims, read_heartbeat
+from podembed.orchestrator.commit.manifest import TableFiles
+from podembed.orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
+from podembed.orchestrator.run.history_record import HistoryRecord, read_history
+from podembed.orchestrator.run.input_record import AcceptedChange, read_input, shortened
+from podembed.orchestrator.run.job_settings import SettingsRecord, read_settings
+from podembed.workers.checkpoint.arrays import safe_segment
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 SHOWN_EVALUATIONS = 8
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

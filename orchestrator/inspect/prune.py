@@ -6,14 +6,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.keep_policies import KeepPolicy
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import MIN_KEPT, Removal, keep_latest
-from orchestrator.commit.lease import Holder, acquire, read_lineage
-from orchestrator.commit.writable_store import open_for_writing
-from orchestrator.run.policy_record import read_policies
-from orchestrator.run.reference import open_run_store
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.keep_policies import KeepPolicy
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import MIN_KEPT, Removal, keep_latest
+from podembed.orchestrator.commit.lease import Holder, acquire, read_lineage
+from podembed.orchestrator.commit.writable_store import open_for_writing
+from podembed.orchestrator.run.policy_record import read_policies
+from podembed.orchestrator.run.reference import open_run_store
 
 
 def prune(

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import numpy as np
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.commit.verification import require_metadata
-from workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged
-from workers.checkpoint.deltas import read_part, read_slice
-from workers.checkpoint.files import (
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit.verification import require_metadata
+from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged
+from podembed.workers.checkpoint.deltas import read_part, read_slice
+from podembed.workers.checkpoint.files import (
     ArrayFiles,
     DeltaPart,
     DenseFile,
@@ -28,9 +28,9 @@ from workers.checkpoint.files import (
     read_bucket_array,
     read_dense,
 )
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.storage.errors import NameNotFound, WrongSize
-from workers.storage.store import Store
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.errors import NameNotFound, WrongSize
+from podembed.workers.storage.store import Store
 
 BATCH_BYTES = 64 << 20
 _MAX_IDS_SHOWN = 5

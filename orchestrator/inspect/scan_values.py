@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.api.text import printable
-from orchestrator.run.reference import CommittedState
-from workers.checkpoint.digest import rows_in_bucket
-from workers.checkpoint.files import TableFiles, read_bucket, read_dense
-from workers.storage.store import Store
+from podembed.orchestrator.api.text import printable
+from podembed.orchestrator.run.reference import CommittedState
+from podembed.workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_dense
+from podembed.workers.storage.store import Store
 
 MAX_SHOWN = 5
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embedding.table_spec import TableSpec
-from orchestrator.api.config import ConfigurationError, WarmStart
-from orchestrator.commit.manifest import Manifest
-from orchestrator.commit.run_record import RunRecord, WarmStartRecord
-from orchestrator.commit.verification import size_damages
-from orchestrator.run.reference import CommittedState, open_commit, split_reference
-from orchestrator.run.warm_start import WarmStartPlan, parse_dense_rule, parse_rules, plan_warm_start
-from workers.storage.store import Store
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.api.config import ConfigurationError, WarmStart
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.run_record import RunRecord, WarmStartRecord
+from podembed.orchestrator.commit.verification import size_damages
+from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
+from podembed.orchestrator.run.warm_start import WarmStartPlan, parse_dense_rule, parse_rules, plan_warm_start
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

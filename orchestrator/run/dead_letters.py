@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from orchestrator.api.errors import DataFailed
-from workers.data.bad_rows import BadRow, too_many
-from workers.input.reader import InputIndex
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, parse_strictly
+from podembed.orchestrator.api.errors import DataFailed
+from podembed.workers.data.bad_rows import BadRow, too_many
+from podembed.workers.input.reader import InputIndex
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 FOLDER = "malformed"
 _MAX_FILE_BYTES = 256 << 20

@@ -4,10 +4,10 @@ to say so.
 
 from __future__ import annotations
 
-from orchestrator.api.config import Result, RunConfig
-from orchestrator.run.history_record import read_history
-from orchestrator.run.run import OpenRun, newest_commit
-from workers.storage.errors import StorageError
+from podembed.orchestrator.api.config import Result, RunConfig
+from podembed.orchestrator.run.history_record import read_history
+from podembed.orchestrator.run.run import OpenRun, newest_commit
+from podembed.workers.storage.errors import StorageError
 
 
 def finished(run: OpenRun, config: RunConfig) -> Result | None:

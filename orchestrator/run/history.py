@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.api.config import Evaluation, Recovery
+from podembed.orchestrator.api.config import Evaluation, Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from orchestrator.api.config import Evaluation
-from orchestrator.api.records import decode, encode, read_document
-from orchestrator.api.save_policies import Order, is_better
-from orchestrator.run.history import History, Window
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.api.config import Evaluation
+from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.orchestrator.api.save_policies import Order, is_better
+from podembed.orchestrator.run.history import History, Window
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
 
 FOLDER = "history"
 MAX_WINDOWS = 2048

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from orchestrator.api.config import ConfigurationError
-from workers.columns.vocabulary import load_vocabulary
-from workers.data.input_files import InputFile
-from workers.input.index import InputIndex
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.columns.vocabulary import load_vocabulary
+from podembed.workers.data.input_files import InputFile
+from podembed.workers.input.index import InputIndex
 
 
 class InputChanged(ConfigurationError):

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from orchestrator.api.records import Record, decode, encode, read_document
-from orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
-from workers.data.input_files import InputFile
-from workers.input.index import InputIndex, changed_files
-from workers.input.lanes import LanePlan
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.records import Record, decode, encode, read_document
+from podembed.orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
+from podembed.workers.data.input_files import InputFile
+from podembed.workers.input.index import InputIndex, changed_files
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 INPUT_FILE = "INPUT.json"
 CHANGES_FOLDER = "input"

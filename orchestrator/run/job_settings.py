@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.records import decode, encode, read_document
-from workers.job.job import JobConfig
-from workers.job.tables import choose_buckets, table_specs
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, parse_strictly
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 FOLDER = "settings"
 _FILE = re.compile(r"g(\d{8,12})\.json")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
-from orchestrator.api.intervals import known_steps
-from orchestrator.api.records import encode, from_document, read_document
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, unseal
+from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.intervals import known_steps
+from podembed.orchestrator.api.records import encode, from_document, read_document
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
 FOLDER = "policies"
 _FILE = re.compile(r"g(\d{8,12})\.json")

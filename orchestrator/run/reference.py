@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import read_commit_names, read_lineage
-from orchestrator.commit.manifest import Manifest, parse_commit_name
-from orchestrator.commit.run_record import RUN_FILE, read_run
-from workers.checkpoint.files import TableFiles
-from workers.stepwise.checkpoint import saved_paths
-from workers.storage.errors import NameNotFound, NotAFolder
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import read_commit_names, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name
+from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
+from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.stepwise.checkpoint import saved_paths
+from podembed.workers.storage.errors import NameNotFound, NotAFolder
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 _MAX_NAMES_SHOWN = 8
 

@@ -19,19 +19,26 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, WarmStart
-from orchestrator.api.errors import JobFailed
-from orchestrator.api.keep_policies import Committed
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import read_committed
-from orchestrator.commit.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
-from orchestrator.commit.manifest import Manifest, commit_file, commit_name, parse_commit_name
-from orchestrator.commit.run_record import RUN_FILE, RunRecord, TableRecord, check_same, find_run, open_or_create
-from orchestrator.commit.storage_wait import at_once
-from orchestrator.commit.writable_store import open_for_writing
-from orchestrator.run.beginning import Beginning, open_beginning, record_of
-from orchestrator.run.input_record import (
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, WarmStart
+from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import read_committed
+from podembed.orchestrator.commit.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_name, parse_commit_name
+from podembed.orchestrator.commit.run_record import (
+    RUN_FILE,
+    RunRecord,
+    TableRecord,
+    check_same,
+    find_run,
+    open_or_create,
+)
+from podembed.orchestrator.commit.storage_wait import at_once
+from podembed.orchestrator.commit.writable_store import open_for_writing
+from podembed.orchestrator.run.beginning import Beginning, open_beginning, record_of
+from podembed.orchestrator.run.input_record import (
     INPUT_FILE,
     check_order,
     differences,
@@ -42,20 +49,20 @@ from orchestrator.run.input_record import (
     write_input,
     write_input_again,
 )
-from orchestrator.run.job_settings import changes, check_change, newest_settings, record_settings
-from orchestrator.run.policy_record import record_policies
-from orchestrator.run.warm_start import parse_rules, refuse_hashed_growth
-from workers.checkpoint.files import TableFiles, assemble_delta, assemble_table
-from workers.checkpoint.shard import ShardReceipt, table_plan
-from workers.device.process import DenseReceipt
-from workers.input.index import check_alike
-from workers.input.reader import InputIndex, LanePlan, build_index
-from workers.input.sources import job_plan
-from workers.job.job import JobConfig, JobReference
-from workers.job.tables import choose_buckets, table_specs
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, parse_strictly
+from podembed.orchestrator.run.job_settings import changes, check_change, newest_settings, record_settings
+from podembed.orchestrator.run.policy_record import record_policies
+from podembed.orchestrator.run.warm_start import parse_rules, refuse_hashed_growth
+from podembed.workers.checkpoint.files import TableFiles, assemble_delta, assemble_table
+from podembed.workers.checkpoint.shard import ShardReceipt, table_plan
+from podembed.workers.device.process import DenseReceipt
+from podembed.workers.input.index import check_alike
+from podembed.workers.input.reader import InputIndex, LanePlan, build_index
+from podembed.workers.input.sources import job_plan
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from embedding.table_spec import TableSpec
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.text import columns
-from orchestrator.commit.manifest import Manifest
-from workers.checkpoint.files import DenseFile, TableFiles
-from workers.host.warm_start import TableStart
-from workers.job.job import DENSE_PARTS, JobConfig
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.text import columns
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.workers.checkpoint.files import DenseFile, TableFiles
+from podembed.workers.host.warm_start import TableStart
+from podembed.workers.job.job import DENSE_PARTS, JobConfig
 
 DENSE = "@dense"
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.commit.lease import Heartbeat, Holder, read_claims, read_heartbeat
-from workers.liveness.process_signs import ProcessSigns
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.orchestrator.commit.lease import Heartbeat, Holder, read_claims, read_heartbeat
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 FROZEN_S = 30.0
 # Of a driver on another machine only the heartbeat can be seen.

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import EXIT_STOPPED
-from orchestrator.commit.lease import Holder
-from orchestrator.supervise.driver_pulse import Look, heartbeat_of
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.commit.lease import Holder
+from podembed.orchestrator.supervise.driver_pulse import Look, heartbeat_of
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120
@@ -29,7 +29,7 @@ _LEFT_IN_ORDER = re.compile(r"^stopped by SIG[A-Z]+ at step \d+ of \d+$", re.MUL
 
 
 class RayJobRunner:
-    """Submits `python -m jobs.cli.main ARGUMENTS` to a cluster.
+    """Submits `python -m podembed ARGUMENTS` to a cluster.
 
     Args:
       address: of the cluster's dashboard, `http://host:8265`.
@@ -88,7 +88,7 @@ class RayJobRunner:
         self.was_stopped_by_others = False
 
     def start(self, arguments: Sequence[str], attempt: int) -> None:
-        self._entrypoint = f"python -m jobs.cli.main {shlex.join(arguments)}"
+        self._entrypoint = f"python -m podembed {shlex.join(arguments)}"
         self._number, self._printed, self._tail = max(attempt, self._number + 1), 0, ""
         self._is_submitted = self._is_told = self._is_killed = self.was_stopped_by_others = False
         self._answered_s = time.monotonic()

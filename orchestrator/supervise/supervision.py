@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
-from orchestrator.api.signals import StopSignals
-from orchestrator.commit.lease import Holder
-from orchestrator.outcomes import EXIT_INTERRUPTED
-from orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, Look, heartbeat_of
-from workers.liveness.process_signs import read_signs
-from workers.liveness.progress import machine_identity
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.lease import Holder
+from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
+from podembed.orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, Look, heartbeat_of
+from podembed.workers.liveness.process_signs import read_signs
+from podembed.workers.liveness.progress import machine_identity
 
 EXIT_USAGE = 2
 FIRST_DELAY_S = 1.0

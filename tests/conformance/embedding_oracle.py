@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
 
 Bag = list[tuple[int, float]]
 

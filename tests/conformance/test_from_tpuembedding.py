@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.replicas.strategies import LocalStrategy
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-tpuembedding.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.replicas.strategies import LocalStrategy
 from tests.conformance.tpu_embedding_suite import OPTIMIZERS, TPUEmbeddingConformance
 
 

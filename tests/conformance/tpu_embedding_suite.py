@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.features.inputs import Sparse
-from embedding.initializers import Constant
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.reduction import ReduceOp
-from embedding.replicas.strategies import get_replica_context
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.features.inputs import Sparse
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.reduction import ReduceOp
+from podembed.embedding.replicas.strategies import get_replica_context
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 from tests.conformance import training_runs as runs
 
 OPTIMIZERS: dict[str, Optimizer] = {

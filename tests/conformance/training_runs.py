@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.inputs import Sparse
-from embedding.features.structures import flatten_with_paths
-from embedding.optimizers import Optimizer
-from embedding.ragged import Ragged
-from embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.inputs import Sparse
+from podembed.embedding.features.structures import flatten_with_paths
+from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 from tests.conformance.embedding_oracle import Bag, Oracle, OracleFeature, OracleTable
 
 BATCH_SIZE = 6

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from embedding.kernels.row_vectors import width_of
-from embedding.optimizers import (
+from podembed.embedding.kernels.row_vectors import width_of
+from podembed.embedding.optimizers import (
     FTRL,
     SGD,
     Adagrad,

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.buckets import MAX_BUCKETS, TARGET_BUCKET_BYTES, BucketLayout, bucket_layout, place, split_evenly
+from podembed.embedding.buckets import (
+    MAX_BUCKETS,
+    TARGET_BUCKET_BYTES,
+    BucketLayout,
+    bucket_layout,
+    place,
+    split_evenly,
+)
 
 Sizes = list[np.ndarray]
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
-from embedding.initializers import Constant, TruncatedNormal
-from embedding.optimizers import SGD
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
+from podembed.embedding.initializers import Constant, TruncatedNormal
+from podembed.embedding.optimizers import SGD
 
 
 def test_defaults_of_a_table():

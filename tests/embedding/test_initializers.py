@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import kstest
 
-from embedding.initializers import (
+from podembed.embedding.initializers import (
     ROWS_PER_SHARD,
     Constant,
     RowId,

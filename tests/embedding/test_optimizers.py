@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.optimizers import (
+from podembed.embedding.optimizers import (
     FTRL,
     SGD,
     Adagrad,

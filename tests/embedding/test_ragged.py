@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.ragged import Ragged, RaggedError
+from podembed.embedding.ragged import Ragged, RaggedError
 
 LISTS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=8)
 

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.keras import sgd_ftrl as keras_optimizers
-from embedding.keras.schedules import ExponentialDecay
-from embedding.keras.sgd_ftrl import SGD, Adam, AdamW
-from embedding.keras.tape import GradientTape
-from embedding.keras.variable import Variable
-from embedding.optimizers import SGD as RowSGD
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-from embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.keras.schedules import ExponentialDecay
+from podembed.embedding.keras.sgd_ftrl import SGD, Adam, AdamW
+from podembed.embedding.keras.tape import GradientTape
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.optimizers import SGD as RowSGD
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
 
 TRACED = "inside a function that JAX traces"
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podembed.workers.job.job import JobConfig
 from tests.small_job import SmallModel, small_job
-from workers.job.job import JobConfig
 
 
 class FailingInit(SmallModel):

@@ -35,11 +35,11 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from orchestrator.api.config import CheckpointConfig, Recovery, RunConfig, ScalingConfig
-from orchestrator.decisions import host_watch
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.trainer import Trainer
-from workers.job.job import JobReference
+from podembed.orchestrator.api.config import CheckpointConfig, Recovery, RunConfig, ScalingConfig
+from podembed.orchestrator.decisions import host_watch
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
 
 COMMIT_EVERY = 20
 DRAIN_S = 600  # time enough for the next commit of the schedule

@@ -13,11 +13,11 @@ import sys
 
 import psutil
 
-from orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from orchestrator.api.errors import JobFailed
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.trainer import Trainer
-from workers.job.job import JobReference
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
 
 
 class Interrupter(SilentReporter):

@@ -15,9 +15,9 @@ import threading
 import time
 from typing import Any
 
-from jobs.cli.main import main
-from orchestrator.api.signals import StopSignals
-from orchestrator.commit.lease import Lease
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.lease import Lease
 
 HANGS_S = 300.0
 taken = threading.Semaphore(0)

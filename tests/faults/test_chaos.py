@@ -23,7 +23,7 @@ def chaos(folder: Path, *arguments: str) -> tuple[int, dict, str]:
     """Exit code, last line and all output of the command."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.cli.main", "chaos", "--folder", str(folder / "runs"), *arguments],
+        [sys.executable, "-m", "podembed", "chaos", "--folder", str(folder / "runs"), *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -69,7 +69,7 @@ def test_commits_survive_kills_and_failing_storage(tmp_path: Path) -> None:
 def test_what_cannot_be_selected_is_refused() -> None:
     for selection in ("F99", "G1", "F6.77"):
         done = subprocess.run(
-            [sys.executable, "-m", "jobs.cli.main", "chaos", "--only", selection],
+            [sys.executable, "-m", "podembed", "chaos", "--only", selection],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -82,7 +82,7 @@ def test_what_cannot_be_selected_is_refused() -> None:
 
 def test_the_list_says_what_each_schedule_does() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.cli.main", "chaos", "--list", "--only", "F6", "--rounds", "2"],
+        [sys.executable, "-m", "podembed", "chaos", "--list", "--only", "F6", "--rounds", "2"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.commit import checkpoint
+from podembed.orchestrator.commit import checkpoint
+from podembed.workers.storage.store import Store
 from tests.faults.elastic_process import COMMIT_EVERY
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.processes import said_by
 from tests.run_state import committed_state
 from tests.small_job import small_job
-from workers.storage.store import Store
 
 pytestmark = is_long
 TIMEOUT_S = 600

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import expected_audit, train_small
 from tests.processes import actor_processes

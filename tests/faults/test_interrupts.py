@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commit.lease import read_commit_names, read_head, read_heartbeat
-from orchestrator.outcomes import EXIT_INTERRUPTED
+from podembed.orchestrator.commit.lease import read_commit_names, read_head, read_heartbeat
+from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
+from podembed.workers.storage.store import Store
 from tests.faults.interrupted_process import HANGS_S
 from tests.jobs.cli.test_main import run
 from tests.run_state import assert_same_bytes, committed_state
-from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 30

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from embedding.buckets import bucket_layout
-from embedding.initializers import Uniform
-from embedding.lookup.sharded import FeatureBinding, ShardedLookup
-from embedding.optimizers import SGD, learning_rate_at
-from embedding.ragged import Ragged
-from embedding.table_spec import TableSpec
-from orchestrator.commit.lease_protocol import Base, head
-from orchestrator.commit.manifest import commit_name, parse_commit_name
-from workers.mesh.frames import HEADER_BYTES, FrameHeader
-from workers.storage.local import LocalFiles
-from workers.storage.store import Store
+from podembed.embedding.buckets import bucket_layout
+from podembed.embedding.initializers import Uniform
+from podembed.embedding.lookup.sharded import FeatureBinding, ShardedLookup
+from podembed.embedding.optimizers import SGD, learning_rate_at
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.commit.lease_protocol import Base, head
+from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
+from podembed.workers.mesh.frames import HEADER_BYTES, FrameHeader
+from podembed.workers.storage.local import LocalFiles
+from podembed.workers.storage.store import Store
 
 NUM_ROWS = 2**33 + 11
 STEP = 2**40 + 3

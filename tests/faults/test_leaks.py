@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commit.lease import read_claims, read_commit_names, read_heartbeat
+from podembed.orchestrator.commit.lease import read_claims, read_commit_names, read_heartbeat
+from podembed.workers.storage.store import Store
 from tests.processes import said_by
-from workers.storage.store import Store
 
 MARK = "PODEMBED_TEST_MARK"
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.api.errors import EXIT_STOPPED
-from orchestrator.cluster.processes import FOLDER_PREFIX, processes_of, session_of
-from orchestrator.commit.lease import read_commit_names, read_heartbeat
+from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, processes_of, session_of
+from podembed.orchestrator.commit.lease import read_commit_names, read_heartbeat
+from podembed.workers.storage.store import Store
 from tests.processes import wait_for
-from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300.0
@@ -66,7 +66,18 @@ def running(small_data: str, tmp_path: Path) -> Iterator[Running]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with output.open("wb") as file:
         program = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli.main", "train", *job, *hosts, "--storage", str(tmp_path), "--name", "run"],
+            [
+                sys.executable,
+                "-m",
+                "podembed.jobs.cli.main",
+                "train",
+                *job,
+                *hosts,
+                "--storage",
+                str(tmp_path),
+                "--name",
+                "run",
+            ],
             cwd=ROOT,
             env=environment | {"TMPDIR": str(temporary)},
             stdout=file,

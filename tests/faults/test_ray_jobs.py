@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.supervise.ray_jobs import RayJobRunner
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
 from tests.processes import free_port
 
 START_S = 120

@@ -20,13 +20,13 @@ TIMEOUT_S = 30
 MOST_MB = 3_000
 # Modules of numba kernels, whose changed bytecode numba would not compile.
 KERNELS = [
-    "workers.columns.column_kernels",
-    "workers.columns.run_kernels",
-    "workers.columns.string_keys",
-    "workers.columns.mixing",
-    "workers.checkpoint.digest",
+    "podembed.workers.columns.column_kernels",
+    "podembed.workers.columns.run_kernels",
+    "podembed.workers.columns.string_keys",
+    "podembed.workers.columns.mixing",
+    "podembed.workers.checkpoint.digest",
 ]
-SCANNERS = ["workers.formats.csv_records", "workers.formats.criteo_lines"]
+SCANNERS = ["podembed.workers.formats.csv_records", "podembed.workers.formats.criteo_lines"]
 
 
 def main() -> int:

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from podembed.workers.columns.vocabulary import Vocabulary
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import CsvData, IdColumn, InputData, NpyData
+from podembed.workers.data.errors import InputError
+from podembed.workers.formats.criteo import convert_criteo
+from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan
+from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
 from tests.workers.formats.parquet_sets import declaration, table_of
-from workers.columns.vocabulary import Vocabulary
-from workers.data.bad_rows import BadRowLog
-from workers.data.batch import Batch
-from workers.data.config import CsvData, IdColumn, InputData, NpyData
-from workers.data.errors import InputError
-from workers.formats.criteo import convert_criteo
-from workers.input.reader import InputIndex, InputReader, build_index, training_plan
-from workers.storage.strict_json import DocumentRefused, parse_strictly, seal, unseal
 
 MOST_STEPS = 60
 
@@ -106,7 +106,7 @@ def csv(content: bytes, *, is_packed: bool = False, max_bad_rows: int = 1000) ->
 
 def prepared_csv(content: bytes) -> None:
     """Every line is a row or a fault, and rows have the columns that were asked for."""
-    from jobs.prepare.forms import CsvForm
+    from podembed.jobs.prepare.forms import CsvForm
 
     form = CsvForm(("user", "label", "note", "price", "tags"), "label", ("price",), ("user", "tags"))
     block = content if content.endswith(b"\n") else content + b"\n"
@@ -121,7 +121,7 @@ def prepared_csv(content: bytes) -> None:
 
 def csv_records(content: bytes) -> None:
     """Where records end does not depend on how the text comes in pieces."""
-    from workers.formats.csv_records import RecordScanner, record_ends
+    from podembed.workers.formats.csv_records import RecordScanner, record_ends
 
     cut = 1 + content[0] % 16 if content else 1
     scanner = RecordScanner("text", delimiter=",")
@@ -185,7 +185,7 @@ def criteo(content: bytes, *, is_packed: bool = False) -> None:
 
 def criteo_lines(content: bytes) -> None:
     """The fast reader of lines agrees with the plain one."""
-    from workers.formats.criteo_lines import Fault, parse_lines, read_line
+    from podembed.workers.formats.criteo_lines import Fault, parse_lines, read_line
 
     block = content if content.endswith(b"\n") else content + b"\n"
     parsed = parse_lines(block)

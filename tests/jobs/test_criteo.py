@@ -6,13 +6,13 @@ import inspect
 
 import pytest
 
-from embedding.optimizers import RowWiseAdagrad
-from jobs.built_in import BUILT_IN_JOBS
-from jobs.criteo import COLUMN_NAMES, criteo, synthetic
-from jobs.models.dlrm import DLRM
-from workers.data.config import DenseColumn
-from workers.job.job import JobError, JobReference
-from workers.job.tables import choose_buckets, table_specs
+from podembed.embedding.optimizers import RowWiseAdagrad
+from podembed.jobs.built_in import BUILT_IN_JOBS
+from podembed.jobs.criteo import COLUMN_NAMES, criteo, synthetic
+from podembed.jobs.models.dlrm import DLRM
+from podembed.workers.data.config import DenseColumn
+from podembed.workers.job.job import JobError, JobReference
+from podembed.workers.job.tables import choose_buckets, table_specs
 
 
 @pytest.mark.parametrize("columns", COLUMN_NAMES)

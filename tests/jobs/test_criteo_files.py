@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.criteo import COLUMN_NAMES, criteo
-from jobs.criteo_files import prepare_files
-from orchestrator.api.config import ConfigurationError
-from workers.data.errors import InputError
-from workers.formats.criteo import CriteoTextError
-from workers.input.reader import InputReader, build_index, training_plan
+from podembed.jobs.criteo import COLUMN_NAMES, criteo
+from podembed.jobs.criteo_files import prepare_files
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.data.errors import InputError
+from podembed.workers.formats.criteo import CriteoTextError
+from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 
 def text_lines(count: int, *, num_integers: int = 13) -> list[str]:

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import RowId
-from embedding.optimizers import SGD
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from jobs.criteo import criteo
-from jobs.prepare.ids import HashedIds
-from jobs.prepare.settings import field_plans
-from workers.columns.decode import Decoder, RawRows
-from workers.columns.id_columns import hashed_rows
-from workers.columns.mixing import combine, mix64
-from workers.columns.string_keys import string_keys
-from workers.columns.vocabulary import text_of
-from workers.data.bad_rows import Origin
-from workers.data.config import IdColumn, ParquetData
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import RowId
+from podembed.embedding.optimizers import SGD
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.jobs.criteo import criteo
+from podembed.jobs.prepare.ids import HashedIds
+from podembed.jobs.prepare.settings import field_plans
+from podembed.workers.columns.decode import Decoder, RawRows
+from podembed.workers.columns.id_columns import hashed_rows
+from podembed.workers.columns.mixing import combine, mix64
+from podembed.workers.columns.string_keys import string_keys
+from podembed.workers.columns.vocabulary import text_of
+from podembed.workers.data.bad_rows import Origin
+from podembed.workers.data.config import IdColumn, ParquetData
 
 PAGE = Path(__file__).parents[2] / "docs" / "input.md"
 VECTOR = re.compile(

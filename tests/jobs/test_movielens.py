@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.data_arguments import data_arguments
-from jobs.movielens import movielens
-from jobs.movielens_files import MovieLensSet, MovieLensSpec, write_movielens
-from orchestrator import RunConfig, ScalingConfig, Trainer
-from orchestrator.api.config import ConfigurationError
-from workers.data.errors import InputError
-from workers.job.job import JobReference
-from workers.job.quality import area_under_curve
+from podembed import RunConfig, ScalingConfig, Trainer
+from podembed.jobs.cli.data_arguments import data_arguments
+from podembed.jobs.movielens import movielens
+from podembed.jobs.movielens_files import MovieLensSet, MovieLensSpec, write_movielens
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.data.errors import InputError
+from podembed.workers.job.job import JobReference
+from podembed.workers.job.quality import area_under_curve
 
 USERS, MOVIES, TASTES = 60, 120, 4
 SPEC = MovieLensSpec(history_length=5, train_negatives=2, eval_candidates=30, recall_k=3)
@@ -194,7 +194,7 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
 def test_it_beats_popularity_on_two_hosts(source: Path, tmp_path: Path, ray_cluster: None) -> None:
     arguments = data_arguments("movielens", [str(source)], [], max_bad_lines=0, notice=print)
     arguments |= {"cache": str(tmp_path), "k": 3, "eval_candidates": 30, "batch_size": 128, "epochs": 6, "dim": 8}
-    job = JobReference(function="jobs.movielens:movielens", arguments=arguments).resolve()
+    job = JobReference(function="podembed.jobs.movielens:movielens", arguments=arguments).resolve()
     config = RunConfig(name="two-hosts", storage_path=str(tmp_path))
     result = Trainer(job, scaling_config=ScalingConfig(num_hosts=2), run_config=config).fit()
     assert job.baseline is not None

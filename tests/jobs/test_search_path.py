@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from jobs.search_path import COMMAND, new_process, without_folder
-from orchestrator.cluster.worker_path import is_searched_first
+from podembed.jobs.search_path import COMMAND, new_process, without_folder
+from podembed.orchestrator.cluster.worker_path import is_searched_first
 from tests.click_logs import click_lines
 
-OWN = {"embedding", "workers", "orchestrator", "jobs", "tests", "benchmarks"}
+OWN = {"podembed", "tests", "benchmarks"}
+# A user's own modules may have the names of our folders.
+OURS_BEFORE = {"embedding", "workers", "orchestrator", "jobs"}
 MY_JOB = """
 from dataclasses import replace
 
-from jobs.chaos.jobs import TinyModel, tiny
-from workers.job.job import JobConfig
+from podembed.jobs.chaos.jobs import TinyModel, tiny
+from podembed.workers.job.job import JobConfig
 
 
 class MyModel(TinyModel):
@@ -43,7 +45,7 @@ class Planted:
         self.folder = folder
         self._told = folder.parent / f"{folder.name}-told"
         folder.mkdir()
-        names = (set(sys.stdlib_module_names) | set(importlib.metadata.packages_distributions())) - OWN
+        names = (set(sys.stdlib_module_names) | set(importlib.metadata.packages_distributions()) | OURS_BEFORE) - OWN
         for name in filter(str.isidentifier, names):
             tell = f"open({str(self._told)!r}, 'a').write('{name} for ' + str(sys.orig_argv) + '\\n')"
             (folder / f"{name}.py").write_text(f"import sys\n{tell}\nraise ImportError('{name} was planted')\n")
@@ -125,7 +127,7 @@ def test_processes_of_a_preparation_run_nothing_of_the_current_folder(planted: P
 def test_workers_find_the_job_there_and_run_nothing_else(
     planted: Planted, small_data: str, ray_cluster: None, tmp_path: Path
 ) -> None:
-    from orchestrator.cluster.connection import cluster_address
+    from podembed.orchestrator.cluster.connection import cluster_address
 
     arguments = ["train", "--job", "my_job:job", "--set", f"folder={small_data}", "--max-steps", "4"]
     arguments += ["--storage", str(tmp_path), "--name", "run", "--hosts", "2", "--threads-per-host", "1"]
@@ -146,8 +148,8 @@ def test_a_folder_is_taken_off_the_path_in_each_of_its_spellings(
 def test_a_program_in_the_current_folder_comes_before_one_that_is_installed(tmp_path: Path) -> None:
     here, installed = tmp_path / "working_dir", tmp_path / "site-packages"
     for folder in (here, installed):
-        (folder / "jobs").mkdir(parents=True)
-        (folder / "jobs" / "cli.py").touch()
+        (folder / "podembed").mkdir(parents=True)
+        (folder / "podembed" / "__main__.py").touch()
     path = [str(here), "/lib", str(installed), "/more"]
     assert without_folder(path, str(here), is_needed=True) == ["/lib", str(here), str(installed), "/more"]
     assert without_folder(path, str(here), is_needed=False) == ["/lib", str(installed), "/more"]

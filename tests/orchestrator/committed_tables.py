@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import Lease
-from orchestrator.commit.manifest import Manifest, commit_name
-from orchestrator.commit.run_record import TableRecord, open_or_create
-from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
-from workers.checkpoint.deltas import PartWriter
-from workers.checkpoint.files import (
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.commit.run_record import TableRecord, open_or_create
+from podembed.workers.checkpoint.deltas import PartWriter
+from podembed.workers.checkpoint.files import (
     BucketReceipt,
     TableFiles,
     TablePlan,
@@ -27,7 +26,8 @@ from workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from workers.storage.store import Store
+from podembed.workers.storage.store import Store
+from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
 
 # Array name → values in row order, `[num_rows, width]`.
 Arrays = Mapping[str, np.ndarray]

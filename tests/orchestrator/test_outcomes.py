@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import CrashLoop, JobFailed
-from orchestrator.api.signals import StoppedAtStart
-from orchestrator.commit.lease import Fenced, Holder, RunIsHeld
-from orchestrator.commit.run_record import RunMismatch
-from orchestrator.outcomes import exit_code
-from orchestrator.run.input_record import InputChanged
-from workers.data.config import DataConfigError
-from workers.data.errors import InputError
-from workers.job.job import JobError
-from workers.job.quality import QualityError
-from workers.storage.errors import StorageError
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import CrashLoop, JobFailed
+from podembed.orchestrator.api.signals import StoppedAtStart
+from podembed.orchestrator.commit.lease import Fenced, Holder, RunIsHeld
+from podembed.orchestrator.commit.run_record import RunMismatch
+from podembed.orchestrator.outcomes import exit_code
+from podembed.orchestrator.run.input_record import InputChanged
+from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.errors import InputError
+from podembed.workers.job.job import JobError
+from podembed.workers.job.quality import QualityError
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.strict_json import DocumentRefused
 
 HOLDER = Holder(submission="s-1", hostname="h", process=7, machine="")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api import config
+from podembed.orchestrator.api import config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-ray-train.md").read_text(encoding="utf-8")
 

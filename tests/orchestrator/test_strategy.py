@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.keras.reducer import default_gradient_reducer
-from embedding.optimizers import SGD, Adagrad
-from embedding.ragged import Ragged
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.replica_context import get_replica_context
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
-from orchestrator.pod import PodLost
-from orchestrator.strategy import PodStrategy
-from workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.keras.reducer import default_gradient_reducer
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.replica_context import get_replica_context
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, latest_checkpoint
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.orchestrator.pod import PodLost
+from podembed.orchestrator.strategy import PodStrategy
+from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
 
 pytestmark = pytest.mark.ray
 
@@ -169,7 +169,7 @@ def test_gradients_may_come_in_a_run_of_their_own(make, strategy):
 
 def test_the_gang_of_devices_can_sum_over_replicas(make, strategy):
     def total(value):
-        from embedding.keras.reducer import default_gradient_reducer
+        from podembed.embedding.keras.reducer import default_gradient_reducer
 
         (summed,) = default_gradient_reducer().sum([jnp.asarray(value)])
         return float(summed[0]), jax.process_count()

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.api.errors import Failure, FailureKind
-from orchestrator.group.worker_errors import failure_of
-from orchestrator.group.worker_group import HostHandles
+from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.group.worker_errors import failure_of
+from podembed.orchestrator.group.worker_group import HostHandles
+from podembed.workers.liveness.process_signs import ProcessSigns
 from tests.simulation.workers import Mesh, Shared, SimulatedDevice, SimulatedHost, Surroundings
 from tests.simulation.world import FakeClock, Fiber, Process, World
-from workers.liveness.process_signs import ProcessSigns
 
 CALL_S = 0.002
 DEATH_NOTICED_S = 0.02

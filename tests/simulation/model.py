@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import Constant
-from embedding.optimizers import SGD, Adagrad
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from orchestrator.commit.run_record import RunRecord, TableRecord
-from workers.checkpoint.files import digest_of
-from workers.checkpoint.shard import table_plan
-from workers.data.config import IdColumn, ParquetData
-from workers.data.input_files import InputFile
-from workers.input.index import InputIndex
-from workers.input.reader import LanePlan, training_plan
-from workers.job.job import JobConfig
-from workers.job.tables import table_specs
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
+from podembed.workers.checkpoint.files import digest_of
+from podembed.workers.checkpoint.shard import table_plan
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.input_files import InputFile
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.reader import LanePlan, training_plan
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import table_specs
 
 NUM_LANES = 4
 BATCH_SIZE = 8

@@ -14,16 +14,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from embedding.table.snapshot import Preimages
-from orchestrator.commit import checkpoint, keep, lease
-from orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
-from orchestrator.commit.manifest import commit_file
-from orchestrator.driver import background_commit
-from orchestrator.run import run as run_folder
-from workers.checkpoint import chunks
-from workers.checkpoint import files as checkpoint_files
-from workers.checkpoint.undo import Undo
-from workers.host import surviving_shard as held_rows
+from podembed.embedding.table.snapshot import Preimages
+from podembed.orchestrator.commit import checkpoint, keep, lease
+from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
+from podembed.orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.driver import background_commit
+from podembed.orchestrator.run import run as run_folder
+from podembed.workers.checkpoint import chunks
+from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.host import surviving_shard as held_rows
 
 
 @contextmanager

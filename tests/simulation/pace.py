@@ -15,18 +15,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.commit import checkpoint, manifest
-from orchestrator.driver import background_commit
+from podembed.orchestrator.commit import checkpoint, manifest
+from podembed.orchestrator.driver import background_commit
+from podembed.workers.checkpoint import arrays as whole_files
+from podembed.workers.checkpoint import background_save, save_pace, undo
+from podembed.workers.checkpoint import shard as shards
+from podembed.workers.host import moves
+from podembed.workers.host import surviving_shard as held_rows
+from podembed.workers.liveness import progress
+from podembed.workers.storage import store as storage
+from podembed.workers.storage.store import Store
 from tests.simulation import witness
 from tests.simulation.world import World
-from workers.checkpoint import arrays as whole_files
-from workers.checkpoint import background_save, save_pace, undo
-from workers.checkpoint import shard as shards
-from workers.host import moves
-from workers.host import surviving_shard as held_rows
-from workers.liveness import progress
-from workers.storage import store as storage
-from workers.storage.store import Store
 
 _from_json = functools.lru_cache(maxsize=256)(manifest.from_json)
 _validate_name = functools.lru_cache(maxsize=8192)(storage.validate_name)

@@ -16,20 +16,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, Result, RunConfig, ScalingConfig
-from orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
-from orchestrator.api.records import encode
-from orchestrator.api.signals import StopSignals
-from orchestrator.commit.lease import Fenced, RunIsHeld, read_claims, read_lineage
-from orchestrator.commit.manifest import Manifest
-from orchestrator.commit.run_record import RUN_FILE
-from orchestrator.decisions.host_watch import HostWatch
-from orchestrator.driver.background_commit import Publish
-from orchestrator.driver.console import SilentReporter
-from orchestrator.driver.driver import Driver
-from orchestrator.group.worker_group import Receipts
-from orchestrator.inspect.fsck import Finding, check_run
-from orchestrator.run.run import OpenRun
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
+from podembed.orchestrator.api.records import encode
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.lease import Fenced, RunIsHeld, read_claims, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.run_record import RUN_FILE
+from podembed.orchestrator.decisions.host_watch import HostWatch
+from podembed.orchestrator.driver.background_commit import Publish
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.driver.driver import Driver
+from podembed.orchestrator.group.worker_group import Receipts
+from podembed.orchestrator.inspect.fsck import Finding, check_run
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.checkpoint.shard import read_dense
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.simulation.backend import SELF_FENCE_S, ReformingBackend, SimulatedBackend, SimulatedHandle
 from tests.simulation.model import Model, the_model
 from tests.simulation.pace import in_simulated_time, kept_results
@@ -38,9 +41,6 @@ from tests.simulation.storage import ONE_SHOT, FaultyFiles, SharedFiles, Simulat
 from tests.simulation.witness import Violation, Witness
 from tests.simulation.workers import Surroundings
 from tests.simulation.world import EndlessSimulation, FakeClock, Fiber, Process, World
-from workers.checkpoint.shard import read_dense
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 # Longest fake time of a run: the faults' own time, and for each of them the longest detection, back-off and recovery.
 LONGEST_S = 3_000.0

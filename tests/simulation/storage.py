@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from podembed.workers.storage.errors import NameNotFound, NameTaken, WrongSize
+from podembed.workers.storage.local import Buffer
+from podembed.workers.storage.retry import RetryPolicy, Waiting
+from podembed.workers.storage.store import Store
 from tests.simulation.world import FakeClock, Process, World
-from workers.storage.errors import NameNotFound, NameTaken, WrongSize
-from workers.storage.local import Buffer
-from workers.storage.retry import RetryPolicy, Waiting
-from workers.storage.store import Store
 
 Answer = TypeVar("Answer")
 

@@ -12,11 +12,11 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from orchestrator.commit.manifest import Manifest, from_json, parse_commit_name
+from podembed.orchestrator.commit.manifest import Manifest, from_json, parse_commit_name
+from podembed.workers.host.surviving_shard import Filled
 from tests.simulation.model import Model
 from tests.simulation.storage import SharedFiles
 from tests.simulation.world import Process, World
-from workers.host.surviving_shard import Filled
 
 
 class Violation(AssertionError):

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedding.lookup.activation_layout import ActivationLayout
-from embedding.table.table import Table
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.table.table import Table
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
+from podembed.workers.device.shared_memory import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
+from podembed.workers.host.host import HostReady, HostSpec, HostWindow, HostWorker
+from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.liveness.progress import Progress, Tracker
+from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
+from podembed.workers.mesh.link import Receive
+from podembed.workers.storage.store import Store
 from tests.simulation.model import Model, next_dense
 from tests.simulation.world import FakeClock, Fiber, Process, World
-from workers.checkpoint.background_save import BackgroundSave
-from workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
-from workers.checkpoint.undo import Undo
-from workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
-from workers.device.shared_memory import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
-from workers.host.host import HostReady, HostSpec, HostWindow, HostWorker
-from workers.host.surviving_shard import Filled, HeldRows
-from workers.liveness.progress import Progress, Tracker
-from workers.mesh.errors import MeshAborted, MeshError, PeerLost
-from workers.mesh.link import Receive
-from workers.storage.store import Store
 
 if TYPE_CHECKING:
     from tests.simulation.backend import Lane

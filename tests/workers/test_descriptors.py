@@ -12,15 +12,15 @@ import sys
 
 import pytest
 
-from workers import descriptors
-from workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
+from podembed.workers import descriptors
+from podembed.workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
 
 # Each runs in a process of its own, since a hard limit cannot be raised again.
 PRELUDE = """
 import os, resource, socket, sys, threading, time
 from tests.workers.mesh.mesh_testing import LOCAL, identity, in_threads, succeed, trade
-from workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
-from workers.mesh.mesh import Mesh, MeshConnectTimeout
+from podembed.workers.descriptors import DescriptorsExhausted, in_use, require_descriptors
+from podembed.workers.mesh.mesh import Mesh, MeshConnectTimeout
 
 def limit(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -123,13 +123,13 @@ except DescriptorsExhausted as error:
 def test_hosts_meet_as_soon_as_there_is_room() -> None:
     said = in_a_process(
         """
-from workers import forming
+from podembed.workers.mesh import setup
 low, high = (Mesh.listen(identity(rank, 2), bind_address=LOCAL) for rank in range(2))
 limit(128, 128)
 # The selectors of both, and no connection.
 held = fill(2)
-is_exhaustion, refused = forming.is_exhaustion, threading.Event()
-forming.is_exhaustion = lambda error: (is_exhaustion(error), refused.set())[0]
+is_exhaustion, refused = setup.is_exhaustion, threading.Event()
+setup.is_exhaustion = lambda error: (is_exhaustion(error), refused.set())[0]
 
 def give_room():
     refused.wait()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.checkpoint.chunks import ChunkReceipt, chunk_name, read_chunk, whole_metadata, write_whole
-from workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
-from workers.storage.store import Store, is_safe_name
+from podembed.workers.checkpoint.chunks import ChunkReceipt, chunk_name, read_chunk, whole_metadata, write_whole
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
+from podembed.workers.storage.store import Store, is_safe_name
 
 _MAX_READABLE_LENGTH = 80
 

@@ -31,17 +31,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding.table.snapshot import SEAT_BYTES, Preimages, share_out
-from embedding.table.table import Table
-from workers.checkpoint.deltas import PART_BYTES
-from workers.checkpoint.digest import rows_in_bucket
-from workers.checkpoint.file_threads import NUM_THREADS, FileThreads
-from workers.checkpoint.save_pace import SavePace
-from workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
-from workers.checkpoint.undo import Undo
-from workers.liveness.progress import Tracker
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.embedding.table.snapshot import SEAT_BYTES, Preimages, share_out
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.deltas import PART_BYTES
+from podembed.workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
+from podembed.workers.checkpoint.save_pace import SavePace
+from podembed.workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 MEMORY_SHARE = 0.1
 # The pre-images' own part may be this much in any case: a tenth of a small shard would be a buffer of a handful of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.checkpoint.digest import rows_in_bucket
 
 
 @dataclass(frozen=True, slots=True)

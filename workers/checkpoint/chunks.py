@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import google_crc32c
 import numpy as np
 
-from workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
-from workers.storage.errors import NameNotFound, StorageError, WrongSize
-from workers.storage.store import Store, validate_name
+from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata, metadata_bytes, parse_metadata
+from podembed.workers.storage.errors import NameNotFound, StorageError, WrongSize
+from podembed.workers.storage.store import Store, validate_name
 
 CRC_BYTES = 4
 _MAX_METADATA_BYTES = 1 << 16

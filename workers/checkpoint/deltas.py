@@ -17,12 +17,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.file_threads import FileThreads
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.storage.errors import NameNotFound, WrongSize
-from workers.storage.store import Store
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.errors import NameNotFound, WrongSize
+from podembed.workers.storage.store import Store
 
 IDS = "ids"
 PART_BYTES = 4 << 20

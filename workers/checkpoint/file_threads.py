@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
-from workers.storage.local import Unsynced
-from workers.storage.store import Store
+from podembed.workers.storage.local import Unsynced
+from podembed.workers.storage.store import Store
 
 Answer = TypeVar("Answer")
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
-from workers.checkpoint.bucket_overlap import Cut, describe_rows
-from workers.checkpoint.chunks import (
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
+from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
+from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     ChunkReceipt,
     read_chunk,
     write_array_metadata,
     write_chunk,
 )
-from workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
-from workers.checkpoint.digest import bucket_digest, rows_in_bucket
-from workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
-from workers.storage.store import Store
+from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
+from podembed.workers.checkpoint.digest import bucket_digest, rows_in_bucket
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
+from podembed.workers.storage.store import Store
 
 __all__ = [
     "ROWS",

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 
-from workers.liveness.progress import RESTING_PHASES, Tracker
+from podembed.workers.liveness.progress import RESTING_PHASES, Tracker
 
 # Of the machine's processors: two hosts on one machine then take a quarter of it.
 SHARE_OF_PROCESSORS = 0.125

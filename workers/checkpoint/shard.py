@@ -14,12 +14,12 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.checkpoint import files as checkpoint_files
-from workers.checkpoint.deltas import PartWriter, read_part
-from workers.checkpoint.file_threads import FileThreads
-from workers.checkpoint.files import (
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.checkpoint.deltas import PartWriter, read_part
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.checkpoint.files import (
     ArrayFiles,
     BucketReceipt,
     DeltaFiles,
@@ -28,8 +28,8 @@ from workers.checkpoint.files import (
     TableFiles,
     TablePlan,
 )
-from workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
-from workers.storage.store import Store
+from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
+from podembed.workers.storage.store import Store
 
 __all__ = [
     "BucketView",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.checkpoint.digest import rows_in_bucket
-from workers.checkpoint.files import ROWS, TablePlan
+from podembed.workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.checkpoint.files import ROWS, TablePlan
 
 MAX_SHOWN = 5
 

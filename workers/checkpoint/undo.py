@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from embedding.table.snapshot import share_out
-from embedding.table.table import Table
-from embedding.table.undo_log import ROW_NUMBER_BYTES, UndoLog
+from podembed.embedding.table.snapshot import share_out
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.undo_log import ROW_NUMBER_BYTES, UndoLog
 
 # The logs of a small shard may take this much in any case.
 MIN_LOG_BYTES = 4 << 20

@@ -16,8 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from workers.storage.store import validate_name
-from workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
+from podembed.workers.storage.store import validate_name
+from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
 
 DTYPE_ATTRIBUTE = "podembed_dtype"
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -12,8 +12,8 @@ import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
-from workers.columns.mixing import mix_word
-from workers.columns.run_kernels import copy_bytes
+from podembed.workers.columns.mixing import mix_word
+from podembed.workers.columns.run_kernels import copy_bytes
 
 _LARGEST_FLOAT32 = np.float32(np.finfo(np.float32).max)
 

@@ -15,18 +15,18 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from embedding.ragged import Ragged
-from workers.columns import id_columns as id_stage
-from workers.columns.column_kernels import frozen, take_numbers
-from workers.columns.gather import Block
-from workers.columns.id_columns import BagLayouts, IdStage
-from workers.columns.labels import refuse_labels
-from workers.columns.vocabulary import Vocabulary
-from workers.data.bad_rows import BadRow, Origin, RowFaults
-from workers.data.batch import PADDING_SAMPLE_ID, Batch
-from workers.data.config import DenseColumn, InputData
-from workers.data.errors import InputError
-from workers.data.times import TimeScale, is_time, words_of
+from podembed.embedding.ragged import Ragged
+from podembed.workers.columns import id_columns as id_stage
+from podembed.workers.columns.column_kernels import frozen, take_numbers
+from podembed.workers.columns.gather import Block
+from podembed.workers.columns.id_columns import BagLayouts, IdStage
+from podembed.workers.columns.labels import refuse_labels
+from podembed.workers.columns.vocabulary import Vocabulary
+from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
+from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
+from podembed.workers.data.config import DenseColumn, InputData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.times import TimeScale, is_time, words_of
 
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding.ragged import Ragged
-from workers.columns.run_kernels import copy_bags, copy_columns, copy_ids, copy_runs, lay_out_bags, plan_runs
-from workers.data.batch import PADDING_SAMPLE_ID, Batch
+from podembed.embedding.ragged import Ragged
+from podembed.workers.columns.run_kernels import copy_bags, copy_columns, copy_ids, copy_runs, lay_out_bags, plan_runs
+from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 
 # The arrays of a block by their place in `Block.addresses`; behind them the offsets and the ids of each feature.
 _LABELS, _WEIGHTS, _SAMPLE_IDS, _DENSE, _SINGLES, _FEATURES = range(6)

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from embedding.ragged import Ragged
-from workers.columns.column_kernels import (
+from podembed.embedding.ragged import Ragged
+from podembed.workers.columns.column_kernels import (
     even_length,
     frozen,
     hash_in_place,
@@ -40,13 +40,13 @@ from workers.columns.column_kernels import (
     take_ids,
     take_splits,
 )
-from workers.columns.mixing import combine
-from workers.columns.string_keys import string_keys
-from workers.columns.vocabulary import Vocabulary, text_of
-from workers.data.bad_rows import RowFaults
-from workers.data.config import IdColumn
-from workers.data.errors import InputError
-from workers.data.times import TimeScale, is_time, words_of
+from podembed.workers.columns.mixing import combine
+from podembed.workers.columns.string_keys import string_keys
+from podembed.workers.columns.vocabulary import Vocabulary, text_of
+from podembed.workers.data.bad_rows import RowFaults
+from podembed.workers.data.config import IdColumn
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.times import TimeScale, is_time, words_of
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.data.bad_rows import RowFaults
-from workers.data.errors import InputError
+from podembed.workers.data.bad_rows import RowFaults
+from podembed.workers.data.errors import InputError
 
 # From so many rows of a row group on, and from this share of it, wrong labels are what the column holds.
 _FEWEST_ROWS = 10

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from workers.columns.mixing import mix_word
+from podembed.workers.columns.mixing import mix_word
 
 _NO_OFFSET = np.uint64(0)
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from workers.columns.column_kernels import frozen
-from workers.columns.string_keys import find_integers, find_strings, num_seats, seat_keys, string_keys
-from workers.data.errors import InputError
-from workers.data.files import read_whole
+from podembed.workers.columns.column_kernels import frozen
+from podembed.workers.columns.string_keys import find_integers, find_strings, num_seats, seat_keys, string_keys
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import read_whole
 
 OUT_OF_VOCABULARY = 0
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")

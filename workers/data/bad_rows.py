@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.data.errors import InputError
+from podembed.workers.data.errors import InputError
 
 _SHOWN_CHARACTERS = 200
 

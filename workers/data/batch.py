@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.ragged import Ragged
-from workers.data.errors import InputError
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.errors import InputError
 
 PADDING_SAMPLE_ID = -1
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
-from workers.data.times import TimeScale, Unit, origin_problem
-from workers.declared_types import check_plain_fields, shown
+from podembed.workers.data.times import TimeScale, Unit, origin_problem
+from podembed.workers.declared_types import check_plain_fields, shown
 
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]

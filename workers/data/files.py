@@ -19,9 +19,9 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from workers.data.errors import InputError
-from workers.storage.errors import StorageError
-from workers.storage.retry import RetryPolicy, call_with_retries
+from podembed.workers.data.errors import InputError
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.retry import RetryPolicy, call_with_retries
 
 DATA_RETRIES = RetryPolicy(max_attempts=12, deadline_s=120.0)
 REQUEST_TIMEOUT_S = 60.0

@@ -24,12 +24,12 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from embedding.features.activations import Activations
-from workers.device.gang_errors import GangError
-from workers.device.shared_memory import HandoverEnd, Record, RecordKind
-from workers.faults.inject import FaultPoints, spoil
-from workers.job.job import DENSE_PARTS, JobConfig
-from workers.liveness.progress import Laps
+from podembed.embedding.features.activations import Activations
+from podembed.workers.device.gang_errors import GangError
+from podembed.workers.device.shared_memory import HandoverEnd, Record, RecordKind
+from podembed.workers.faults.inject import FaultPoints, spoil
+from podembed.workers.job.job import DENSE_PARTS, JobConfig
+from podembed.workers.liveness.progress import Laps
 
 AXIS = "data"
 _COORDINATOR_LOOK_S = 0.01

@@ -18,17 +18,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from workers.checkpoint.save_pace import SavePace
-from workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
-from workers.descriptors import require_for_device
-from workers.device.compile_cache import every_member_writes, use_compile_cache
-from workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
-from workers.device.shared_memory import HandoverEnd, HandoverError, Invitation
-from workers.faults.inject import FaultPlan, FaultPoints
-from workers.faults.storage import with_faults
-from workers.job.job import JobConfig, JobReference
-from workers.liveness.progress import Laps, Progress, Tracker
-from workers.storage.store import Store
+from podembed.workers.checkpoint.save_pace import SavePace
+from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
+from podembed.workers.descriptors import require_for_device
+from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
+from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
+from podembed.workers.device.shared_memory import HandoverEnd, HandoverError, Invitation
+from podembed.workers.faults.inject import FaultPlan, FaultPoints
+from podembed.workers.faults.storage import with_faults
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.progress import Laps, Progress, Tracker
+from podembed.workers.storage.store import Store
 
 _LOOK_S = 0.1
 # Most leaves are small: what making and syncing the two files of one costs, as bytes that take as long to write.

@@ -24,7 +24,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
+from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 
 _RECORD = struct.Struct("<qqqdd")
 _HELLO = struct.Struct("<q32s")

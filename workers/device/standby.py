@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import gc
 
-from workers.job.job import JobConfig, JobReference
+from podembed.workers.job.job import JobConfig, JobReference
 
 
 def prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
     """Imports the job's modules and loads the kernels of its tables from their cache."""
-    from embedding.lookup.compiled import compile_kernels
-    from workers.job.tables import table_specs
+    from podembed.embedding.lookup.compiled import compile_kernels
+    from podembed.workers.job.tables import table_specs
 
     resolved = job.resolve() if isinstance(job, JobReference) else job
     compile_kernels(table_specs(resolved, table_buckets))
@@ -38,7 +38,7 @@ def warm_up(job: JobConfig) -> None:
     import jax.experimental.multihost_utils
     from jax.extend import backend
 
-    from workers.device.model_step import DeviceWorker
+    from podembed.workers.device.model_step import DeviceWorker
 
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     jax.config.update("jax_platforms", "cpu")

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from workers.faults.inject import FaultPoints, flipped
+from podembed.workers.faults.inject import FaultPoints, flipped
 
 Spoil = Callable[[socket.socket, int, int, int, list[memoryview]], list[memoryview]]
 """`spoil(connection, rank, tag, step, views)` gives what is sent in place of the views of one frame."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.faults.plan import (
+from podembed.workers.faults.plan import (
     ACTIONS,
     ERRORS,
     POINTS,
@@ -34,7 +34,7 @@ from workers.faults.plan import (
     parse_plan,
     read_plan,
 )
-from workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
+from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
 
 __all__ = [
     "ACTIONS",

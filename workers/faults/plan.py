@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
+from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly
 
 MAX_PLAN_BYTES = 1 << 20
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from workers.faults.inject import Fault, FaultPoints, HttpError, flipped
-from workers.storage.local import Buffer, Unsynced
-from workers.storage.store import Files, Store
+from podembed.workers.faults.inject import Fault, FaultPoints, HttpError, flipped
+from podembed.workers.storage.local import Buffer, Unsynced
+from podembed.workers.storage.store import Files, Store
 
 LISTING_LAG = 1  # names that a stale listing misses
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from embedding.table.table import Table
-from workers.faults.inject import FaultPoints
+from podembed.embedding.table.table import Table
+from podembed.workers.faults.inject import FaultPoints
 
 BETWEEN, MID = "step.update.between", "step.update.mid"
 

@@ -20,10 +20,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workers.data.files import file_version, locate
-from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, Fault, LineBlock, parse_lines, read_line
-from workers.formats.text import TextError, blocks_of_lines
-from workers.storage.finished_folder import create_once
+from podembed.workers.data.files import file_version, locate
+from podembed.workers.formats.criteo_lines import (
+    CATEGORY_NAMES,
+    INTEGER_NAMES,
+    Fault,
+    LineBlock,
+    parse_lines,
+    read_line,
+)
+from podembed.workers.formats.text import TextError, blocks_of_lines
+from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 1
 MAX_BAD_LINES = 10

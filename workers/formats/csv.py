@@ -13,15 +13,15 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from workers.columns.decode import Decoder, RawRows, check_schema
-from workers.data.bad_rows import Origin, RowFaults
-from workers.data.config import CsvData
-from workers.data.errors import InputError
-from workers.data.files import open_ranges
-from workers.data.input_files import FileLayout, InputFile, RowGroup
-from workers.formats.csv_parser import CsvFault, CsvParser, header_names
-from workers.formats.csv_records import RecordScanner, blocks_of, record_ends
-from workers.formats.unpacking import is_gzip, unpacked
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.data.bad_rows import Origin, RowFaults
+from podembed.workers.data.config import CsvData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import open_ranges
+from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
+from podembed.workers.formats.csv_records import RecordScanner, blocks_of, record_ends
+from podembed.workers.formats.unpacking import is_gzip, unpacked
 
 BLOCK_BYTES = 64 << 20
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from workers.data.times import parse_times
-from workers.formats.csv_records import has_stray_text
+from podembed.workers.data.times import parse_times
+from podembed.workers.formats.csv_records import has_stray_text
 
 # Its functions are made when it is imported, so type checkers do not know them.
 pc: Any = pyarrow.compute

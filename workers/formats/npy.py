@@ -14,12 +14,12 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from workers.columns.decode import Decoder, RawRows, check_schema
-from workers.data.bad_rows import Origin
-from workers.data.config import NpyData
-from workers.data.errors import InputError
-from workers.data.files import file_version, one_line, open_ranges
-from workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.data.bad_rows import Origin
+from podembed.workers.data.config import NpyData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import file_version, one_line, open_ranges
+from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 
 _ENDING = "labels.npy"
 # What comes before the text of a header, and the longest text that numpy reads from a file that nobody vouches for.

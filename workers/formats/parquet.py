@@ -8,12 +8,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
-from workers.data.bad_rows import Origin
-from workers.data.config import InputData
-from workers.data.errors import InputError
-from workers.data.files import local_path, one_line, open_ranges, unreadable
-from workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
+from podembed.workers.data.bad_rows import Origin
+from podembed.workers.data.config import InputData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import local_path, one_line, open_ranges, unreadable
+from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 
 _MAGIC = b"PAR1"
 # The length of the footer in four bytes, and the four of `_MAGIC`.

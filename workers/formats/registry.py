@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from workers.columns.decode import Decoder, RawRows
-from workers.data.config import CsvData, InputData, NpyData
-from workers.data.files import file_version
-from workers.data.input_files import FileLayout, InputFile, RowGroup
-from workers.formats.csv import OpenedCsv, csv_layout
-from workers.formats.npy import OpenedNpy, npy_layout, npy_version
-from workers.formats.parquet import OpenedParquet, parquet_layout
+from podembed.workers.columns.decode import Decoder, RawRows
+from podembed.workers.data.config import CsvData, InputData, NpyData
+from podembed.workers.data.files import file_version
+from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.formats.csv import OpenedCsv, csv_layout
+from podembed.workers.formats.npy import OpenedNpy, npy_layout, npy_version
+from podembed.workers.formats.parquet import OpenedParquet, parquet_layout
 
 
 class OpenedFile(Protocol):

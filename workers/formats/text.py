@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from workers.data.errors import InputError
-from workers.data.files import open_ranges
-from workers.formats import unpacking
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import open_ranges
+from podembed.workers.formats import unpacking
 
 BLOCK_BYTES = 8 << 20
 _LONGEST_LINE_BYTES = 1 << 20

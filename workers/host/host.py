@@ -17,39 +17,46 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from embedding.lookup.compiled import compile_kernels
-from embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
-from embedding.lookup.prefetch import Part
-from embedding.lookup.sharded import FeatureBinding, Prepared, ShardedLookup
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.checkpoint.background_save import BackgroundSave
-from workers.checkpoint.shard import ShardReceipt, TableFiles
-from workers.checkpoint.undo import Undo
-from workers.data.bad_rows import BadRowLog
-from workers.data.batch import Batch
-from workers.device.shared_memory import HandoverEnd, HandoverError, HandoverLayout, HandoverServer, Record, RecordKind
-from workers.faults.frames import frame_spoiler
-from workers.faults.inject import FaultPoints
-from workers.faults.storage import with_faults
-from workers.faults.updates import arm_updates
-from workers.host.ids import Early, IdExchange
-from workers.host.restore import fill_shard
-from workers.host.same_machine import Neighbour, meet
-from workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from workers.host.surviving_shard import Filled, HeldRows
-from workers.host.vectors import Splits, VectorExchange
-from workers.host.warm_start import TableStart, begin_tables
-from workers.input.read_ahead import ReadAhead
-from workers.input.reader import evaluation_plan
-from workers.input.sources import job_plan, open_reader
-from workers.job.sample_losses import sample_losses
-from workers.job.tables import feature_bindings, learning_rates, table_specs
-from workers.liveness.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
-from workers.mesh.handshake import MeshIdentity
-from workers.mesh.mesh import Mesh, MeshOptions
-from workers.storage.store import Store
+from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
+from podembed.embedding.lookup.compiled import compile_kernels
+from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
+from podembed.embedding.lookup.prefetch import Part
+from podembed.embedding.lookup.sharded import FeatureBinding, Prepared, ShardedLookup
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.shard import ShardReceipt, TableFiles
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.data.batch import Batch
+from podembed.workers.device.shared_memory import (
+    HandoverEnd,
+    HandoverError,
+    HandoverLayout,
+    HandoverServer,
+    Record,
+    RecordKind,
+)
+from podembed.workers.faults.frames import frame_spoiler
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.faults.storage import with_faults
+from podembed.workers.faults.updates import arm_updates
+from podembed.workers.host.ids import Early, IdExchange
+from podembed.workers.host.restore import fill_shard
+from podembed.workers.host.same_machine import Neighbour, meet
+from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
+from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.host.vectors import Splits, VectorExchange
+from podembed.workers.host.warm_start import TableStart, begin_tables
+from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.input.reader import evaluation_plan
+from podembed.workers.input.sources import job_plan, open_reader
+from podembed.workers.job.sample_losses import sample_losses
+from podembed.workers.job.tables import feature_bindings, learning_rates, table_specs
+from podembed.workers.liveness.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.storage.store import Store
 
 READ_AHEAD_BATCHES = 4
 # A survivor of a fault that is still reading input after so long is not waited for.

@@ -12,10 +12,10 @@ from enum import IntFlag
 
 import numpy as np
 
-from embedding.lookup.owner_pooled import PooledRequest
-from embedding.lookup.sharded import Prepared
-from workers.mesh.frames import Tag
-from workers.mesh.mesh import Mesh
+from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.sharded import Prepared
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh import Mesh
 
 # Where no host found early vectors worth sending, all look again in every step whose number is a multiple of this.
 EARLY_RETRY_STEPS = 64

@@ -22,13 +22,13 @@ from functools import partial
 
 import numpy as np
 
-from embedding.table.table import Table
-from workers.checkpoint.file_threads import FileThreads
-from workers.checkpoint.files import TableFiles, has_digest
-from workers.mesh.errors import FrameError
-from workers.mesh.frames import Tag
-from workers.mesh.mesh import Mesh
-from workers.storage.store import Store
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.checkpoint.files import TableFiles, has_digest
+from podembed.workers.mesh.errors import FrameError
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.storage.store import Store
 
 # What may be under way to one host; as much again may be there to be proved.
 ROUND_BYTES = 8 << 20

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from embedding.table.table import Table
-from workers.checkpoint.shard import TableFiles
-from workers.host.spec import HostSpec
-from workers.host.surviving_shard import Filled, HeldRows
-from workers.liveness.progress import Tracker
-from workers.mesh.mesh import Mesh
-from workers.storage.store import Store
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.shard import TableFiles
+from podembed.workers.host.spec import HostSpec
+from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.storage.store import Store
 
 
 def fill_shard(

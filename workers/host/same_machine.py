@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.device.shared_memory import HandoverLayout
-from workers.liveness.progress import machine_identity
-from workers.mesh.frames import Tag
-from workers.mesh.mesh import Mesh
+from podembed.workers.device.shared_memory import HandoverLayout
+from podembed.workers.liveness.progress import machine_identity
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh import Mesh
 
 _ASK_STEP, _ANSWER_STEP = -2, -1
 _MAX_ASK_BYTES = 4096

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.data.bad_rows import BadRow
-from workers.device.shared_memory import Invitation
-from workers.faults.plan import FaultPlan
-from workers.input.index import InputIndex
-from workers.job.job import JobConfig, JobReference
+from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.device.shared_memory import Invitation
+from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.input.index import InputIndex
+from podembed.workers.job.job import JobConfig, JobReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

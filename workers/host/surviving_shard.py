@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.checkpoint.files import has_digest
-from workers.checkpoint.shard import TableFiles, check_table, read_shard
-from workers.checkpoint.undo import log_bytes
-from workers.host.moves import ROUND_BYTES, BucketExchange, Moved, Place
-from workers.liveness.memory import let_go
-from workers.mesh.mesh import Mesh
-from workers.storage.store import Store
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.files import has_digest
+from podembed.workers.checkpoint.shard import TableFiles, check_table, read_shard
+from podembed.workers.checkpoint.undo import log_bytes
+from podembed.workers.host.moves import ROUND_BYTES, BucketExchange, Moved, Place
+from podembed.workers.liveness.memory import let_go
+from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from embedding.lookup.activation_layout import ActivationLayout
-from embedding.lookup.owner_pooled import PooledLookup, PooledRequest
-from embedding.lookup.prefetch import Part, Split, mask_bytes
-from embedding.lookup.sharded import Prepared, ShardedLookup
-from workers.mesh.frames import Tag
-from workers.mesh.mesh import Mesh
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest
+from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
+from podembed.embedding.lookup.sharded import Prepared, ShardedLookup
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.mesh import Mesh
 
 Splits = Mapping[int, Split | None]
 """By host. Those that arrive from a host say which of the vectors that it sends are early."""

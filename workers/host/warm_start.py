@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding.table.table import Table
-from workers.checkpoint.bucket_overlap import Cut, overlap, partners
-from workers.checkpoint.files import TableFiles, read_bucket, read_bucket_array
-from workers.storage.store import Store
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
+from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_bucket_array
+from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

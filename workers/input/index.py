@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from workers.columns.decode import kinds_of
-from workers.columns.vocabulary import Vocabulary, load_vocabulary
-from workers.data.config import InputData
-from workers.data.errors import InputError
-from workers.data.files import file_version, local_path, locate, unreadable
-from workers.data.input_files import InputFile, RowGroup
-from workers.formats.registry import read_layout, version_of
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary
+from podembed.workers.data.config import InputData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import file_version, local_path, locate, unreadable
+from podembed.workers.data.input_files import InputFile, RowGroup
+from podembed.workers.formats.registry import read_layout, version_of
 
 FOOTER_THREADS = 16
 INDEX_DEADLINE_S = 600.0

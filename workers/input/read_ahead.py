@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from workers.data.batch import Batch
+from podembed.workers.data.batch import Batch
 
 GET_TIMEOUT_S = 300.0
 CLOSE_DEADLINE_S = 30.0

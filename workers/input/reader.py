@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from workers.columns.decode import Decoder
-from workers.columns.gather import Block, Part, WindowShape, interleave
-from workers.data.bad_rows import BadRowLog
-from workers.data.batch import Batch
-from workers.data.config import InputData, ReadOrder
-from workers.data.errors import InputError
-from workers.data.files import unreadable
-from workers.data.input_files import RowGroup
-from workers.formats.registry import OpenedFile, open_file
-from workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies
-from workers.input.lanes import EpochOrder, LanePlan, Piece
+from podembed.workers.columns.decode import Decoder
+from podembed.workers.columns.gather import Block, Part, WindowShape, interleave
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import InputData, ReadOrder
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import unreadable
+from podembed.workers.data.input_files import RowGroup
+from podembed.workers.formats.registry import OpenedFile, open_file
+from podembed.workers.input.index import InputIndex, build_index, check_unchanged, read_vocabularies
+from podembed.workers.input.lanes import EpochOrder, LanePlan, Piece
 
 __all__ = [
     "InputError",

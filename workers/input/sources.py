@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from workers.data.bad_rows import BadRowLog
-from workers.data.config import InputData
-from workers.input.index import InputIndex
-from workers.input.lanes import LanePlan
-from workers.input.read_ahead import StepReader
-from workers.input.reader import InputReader, training_plan
-from workers.job.job import JobConfig
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.data.config import InputData
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.read_ahead import StepReader
+from podembed.workers.input.reader import InputReader, training_plan
+from podembed.workers.job.job import JobConfig
 
 
 @runtime_checkable

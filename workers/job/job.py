@@ -8,22 +8,24 @@ not said here (`orchestrator.api.config`).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.feature_order import FeatureOrder
-from embedding.optimizers import Adagrad, Optimizer
-from workers.data.config import InputData
-from workers.declared_types import check_plain_fields
-from workers.job.folder import search_last
-from workers.job.ranking import Baseline, Metric
-from workers.job.types import type_problem
-from workers.storage.strict_json import DocumentRefused, parse_strictly
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.embedding.optimizers import Adagrad, Optimizer
+from podembed.workers.data.config import InputData
+from podembed.workers.declared_types import check_plain_fields
+from podembed.workers.job.folder import search_last
+from podembed.workers.job.ranking import Baseline, Metric
+from podembed.workers.job.types import type_problem
+from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 if TYPE_CHECKING:
     import jax
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 # First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
 DENSE_PARTS = ("params", "optimizer")
 # Packages whose constructors say themselves what is wrong with their arguments.
-_DECLARING = ("embedding", "workers", "orchestrator")
+_DECLARING = ("podembed.embedding", "podembed.workers", "podembed.orchestrator")
+# Where the jobs that come with the program lie, and the package under which earlier versions recorded them.
+_OURS, _OURS_BEFORE = "podembed.jobs.", "jobs."
 WIRE_DTYPES = ("float32", "bfloat16")
 
 
@@ -276,12 +280,12 @@ class JobReference:
         module_name, _, function_name = self.function.partition(":")
         if not module_name or module_name.startswith(".") or not function_name:
             raise JobError(
-                f"Found job '{self.function}'. Expected package.module:function, such as jobs.criteo:synthetic."
+                f"Found job '{self.function}'. Expected package.module:function, such as my_package.my_module:my_job."
             )
         if self.folder:
             search_last(self.folder, for_package=module_name.partition(".")[0])
         try:
-            function = getattr(importlib.import_module(module_name), function_name)
+            function = getattr(importlib.import_module(_current_name(module_name)), function_name)
         except (ImportError, AttributeError) as error:
             raise JobError(
                 f"Found job '{self.function}', which cannot be imported ({error}). Expected package.module:function. "
@@ -305,12 +309,34 @@ class JobReference:
         return {"function": self.function, "arguments": json.loads(json.dumps(dict(self.arguments)))}
 
 
+def _current_name(module: str) -> str:
+    """The name of a job's module today: earlier versions recorded our jobs as `jobs.criteo`, without `podembed`.
+
+    A user's own package `jobs` keeps its name.
+    """
+    if not module.startswith(_OURS_BEFORE):
+        return module
+    ours = importlib.util.find_spec(_OURS + module.removeprefix(_OURS_BEFORE))
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    if ours is None or (found is not None and not _is_same_file(ours.origin, found.origin)):
+        return module
+    return ours.name
+
+
+def _is_same_file(first: str | None, second: str | None) -> bool:
+    # In a checkout, the folder of our jobs lies where a user's would.
+    return first is not None and second is not None and os.path.realpath(first) == os.path.realpath(second)
+
+
 def _place_of_declaration(error: Exception) -> str | None:
     """Where a job's function called what refused its arguments, if that was a declaration of ours, whose words say what
     to mend; None for an error of the function's own, which its traceback explains.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    names = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames]
+    names = [".".join(str(frame.f_globals.get("__name__", "")).split(".")[:2]) for frame, _ in frames]
     if type(error) not in (ValueError, TypeError) or names[-1] not in _DECLARING or not str(error).startswith("Found "):
         return None
     at = next((at for at in reversed(range(len(frames))) if names[at] not in _DECLARING), None)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from workers.job.quality import QualityError, Scores
+from podembed.workers.job.quality import QualityError, Scores
 
 
 class Metric(Protocol):

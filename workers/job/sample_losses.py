@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workers.job.job import Loss
-from workers.job.quality import cross_entropies
+from podembed.workers.job.job import Loss
+from podembed.workers.job.quality import cross_entropies
 
 
 def sample_losses(loss: Loss | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embedding.lookup.sharded import FeatureBinding
-from embedding.optimizers import learning_rate_at
-from embedding.table_spec import TableSpec
-from workers.job.job import JobConfig
+from podembed.embedding.lookup.sharded import FeatureBinding
+from podembed.embedding.optimizers import learning_rate_at
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.job.job import JobConfig
 
 
 def choose_buckets(job: JobConfig) -> tuple[int, ...]:

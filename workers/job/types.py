@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import Optimizer
-from workers.data.config import InputData
-from workers.declared_types import shown
-from workers.job.ranking import Baseline
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import Optimizer
+from podembed.workers.data.config import InputData
+from podembed.workers.declared_types import shown
+from podembed.workers.job.ranking import Baseline
 
 
 def type_problem(fields: Mapping[str, Any]) -> str | None:

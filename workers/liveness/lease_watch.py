@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.retry import RetryPolicy
-from workers.storage.store import Store
-from workers.storage.strict_json import unseal
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.retry import RetryPolicy
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import unseal
 
 EXIT_FENCED = 86
 _MAX_LEASE_BYTES = 1 << 14

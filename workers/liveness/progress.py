@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from workers.faults.inject import FaultPoints
+from podembed.workers.faults.inject import FaultPoints
 
 # Phases in which a host does nothing itself but waits: for other hosts, or for its device process.
 DEVICE_PHASE = "device"

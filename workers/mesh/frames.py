@@ -17,7 +17,7 @@ from typing import Any, cast
 import google_crc32c
 import numpy as np
 
-from workers.mesh.errors import FrameError, MeshUsageError
+from podembed.workers.mesh.errors import FrameError, MeshUsageError
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
 

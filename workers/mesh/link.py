@@ -14,9 +14,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.faults.frames import Spoil
-from workers.mesh.errors import ExchangeTimeout, FrameError, MeshUsageError, PeerLost
-from workers.mesh.frames import (
+from podembed.workers.faults.frames import Spoil
+from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, MeshUsageError, PeerLost
+from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     TRAILER_BYTES,
     Buffer,

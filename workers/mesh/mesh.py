@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workers.descriptors import require_for_host
-from workers.faults.frames import Spoil
-from workers.mesh.aborting import AbortSignal
-from workers.mesh.errors import (
+from podembed.workers.descriptors import require_for_host
+from podembed.workers.faults.frames import Spoil
+from podembed.workers.mesh.aborting import AbortSignal
+from podembed.workers.mesh.errors import (
     ExchangeTimeout,
     FrameError,
     HandshakeRefused,
@@ -30,12 +30,12 @@ from workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
-from workers.mesh.handshake import MeshIdentity
-from workers.mesh.link import Link, LinkRules, Receive, farewell_for
-from workers.mesh.link_silence import NOTABLE_S, silence_s
-from workers.mesh.setup import Address, Forming, Refusal, Refusals, open_listener
-from workers.mesh.statistics import ExchangeStatistics
+from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for
+from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
+from podembed.workers.mesh.setup import Address, Forming, Refusal, Refusals, open_listener
+from podembed.workers.mesh.statistics import ExchangeStatistics
 
 __all__ = [
     "ExchangeStatistics",

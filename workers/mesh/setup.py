@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from errno import EHOSTUNREACH, EINPROGRESS, ENETUNREACH, ETIMEDOUT
 from functools import partial
 
-from workers.descriptors import exhausted, is_exhaustion
-from workers.mesh.aborting import AbortSignal
-from workers.mesh.errors import HandshakeRefused, MeshConnectTimeout, MeshUsageError
-from workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
-from workers.mesh.link_silence import ask_when_quiet
+from podembed.workers.descriptors import exhausted, is_exhaustion
+from podembed.workers.mesh.aborting import AbortSignal
+from podembed.workers.mesh.errors import HandshakeRefused, MeshConnectTimeout, MeshUsageError
+from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
+from podembed.workers.mesh.link_silence import ask_when_quiet
 
 Address = tuple[str, int]
 

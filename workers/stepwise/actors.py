@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 
-from embedding.engine.order import OrderError
-from workers.actors import _leave_signals_to_the_driver
-from workers.liveness.progress import machine_identity
-from workers.stepwise.host import StepwiseDevice, StepwiseHost, StepwiseSpec
-from workers.storage.errors import StorageError
+from podembed.embedding.engine.order import OrderError
+from podembed.workers.actors import _leave_signals_to_the_driver
+from podembed.workers.liveness.progress import machine_identity
+from podembed.workers.stepwise.host import StepwiseDevice, StepwiseHost, StepwiseSpec
+from podembed.workers.storage.errors import StorageError
 
 _REFUSALS: dict[str, type[Exception]] = {
     "order": OrderError,

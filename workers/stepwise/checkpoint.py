@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from embedding.table.table_storage import SavedCheckpoint, WrittenTables
-from workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
-from workers.checkpoint.zarr_metadata import DTYPES
-from workers.stepwise.saved_embedding import (
+from podembed.embedding.table.table_storage import SavedCheckpoint, WrittenTables
+from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
+from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.stepwise.saved_embedding import (
     CHECKPOINT_FILE,
     FORMAT_VERSION,
     INDEX_FILE,
@@ -33,9 +33,9 @@ from workers.stepwise.saved_embedding import (
     text,
     whole,
 )
-from workers.storage.errors import NameNotFound, NotAFolder
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.workers.storage.errors import NameNotFound, NotAFolder
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 _CHECKPOINT = re.compile(r"ckpt-([1-9][0-9]{0,17})")
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embedding.engine.engine import EngineMetrics, EngineSpec, HostEngine, LearningRates, Share
-from embedding.lookup.compiled import compile_kernels
-from embedding.lookup.feature_lookup import Pieces
-from embedding.replicas.replica_context import ReplicaContext, in_replica
-from embedding.table.table_storage import WrittenTables
-from workers.mesh.frames import Tag
-from workers.mesh.handshake import MeshIdentity
-from workers.mesh.mesh import Mesh, MeshOptions
-from workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
+from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, HostEngine, LearningRates, Share
+from podembed.embedding.lookup.compiled import compile_kernels
+from podembed.embedding.lookup.feature_lookup import Pieces
+from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
+from podembed.embedding.table.table_storage import WrittenTables
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.handshake import MeshIdentity
+from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,13 +290,13 @@ class StepwiseDevice:
 
     def reserve_coordinator(self, address: str) -> str:
         """As `DeviceProcess.reserve_coordinator`."""
-        from workers.device.process import DeviceProcess
+        from podembed.workers.device.process import DeviceProcess
 
         return DeviceProcess().reserve_coordinator(address)
 
     def join(self, coordinator: str, num_hosts: int, host: int, timeout_s: float) -> None:
         """Becomes a member of the gang of JAX processes."""
-        from workers.device.model_step import join_gang
+        from podembed.workers.device.model_step import join_gang
 
         join_gang(coordinator=coordinator, num_processes=num_hosts, process=host, timeout_s=int(timeout_s))
         self._host, self._num_hosts = host, num_hosts
@@ -319,7 +319,7 @@ class StepwiseDevice:
     def close(self) -> None:
         """Leaves the gang. All members must leave within its deadline."""
         if self._is_in_gang:
-            from workers.device.model_step import leave_gang
+            from podembed.workers.device.model_step import leave_gang
 
             leave_gang()
             self._is_in_gang = False

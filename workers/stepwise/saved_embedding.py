@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from embedding.table.table import Table
-from embedding.table.table_storage import SavedTable, WrittenTables
-from embedding.table_spec import TableSpec
-from workers.checkpoint.chunks import chunk_name
-from workers.checkpoint.files import (
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.table_storage import SavedTable, WrittenTables
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.chunks import chunk_name
+from podembed.workers.checkpoint.files import (
     ROWS,
     ArrayFiles,
     BucketReceipt,
@@ -33,12 +33,12 @@ from workers.checkpoint.files import (
     write_bucket,
     write_table_metadata,
 )
-from workers.checkpoint.shard import CheckpointMismatch
-from workers.checkpoint.zarr_metadata import ArrayMetadata
-from workers.storage.documents import read_document as read_bytes
-from workers.storage.errors import NameNotFound, StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, beyond_limits, seal, unseal
+from podembed.workers.checkpoint.shard import CheckpointMismatch
+from podembed.workers.checkpoint.zarr_metadata import ArrayMetadata
+from podembed.workers.storage.documents import read_document as read_bytes
+from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, beyond_limits, seal, unseal
 
 INDEX_FILE = "embedding.json"
 # Of a checkpoint with more than tables, see `workers.stepwise.checkpoint`.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workers.storage.errors import NotAPlainFile, WrongSize
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.workers.storage.errors import NotAPlainFile, WrongSize
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 def read_document(store: Store, name: str, *, max_bytes: int) -> bytes:

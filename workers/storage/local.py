@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from workers.storage.errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
+from podembed.workers.storage.errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
 
 Answer = TypeVar("Answer")
 Buffer = bytes | bytearray | memoryview

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from workers.storage.errors import (
+from podembed.workers.storage.errors import (
     AccessRefused,
     NameNotFound,
     NameTaken,
@@ -30,9 +30,9 @@ from workers.storage.errors import (
     UnsafeName,
     WrongSize,
 )
-from workers.storage.local import Buffer, LocalFiles, Unsynced
-from workers.storage.remote import RemoteFiles
-from workers.storage.retry import RetryPolicy, Waiting, call_with_retries
+from podembed.workers.storage.local import Buffer, LocalFiles, Unsynced
+from podembed.workers.storage.remote import RemoteFiles
+from podembed.workers.storage.retry import RetryPolicy, Waiting, call_with_retries
 
 Answer = TypeVar("Answer")
 

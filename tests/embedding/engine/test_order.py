@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedding.engine.order import OrderError, StepOrder
+from podembed.embedding.engine.order import OrderError, StepOrder
 
 
 class Recorded:

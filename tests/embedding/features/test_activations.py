@@ -12,13 +12,13 @@ import numpy as np
 import optax
 import pytest
 
-import embedding
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.activations import Activations
-from embedding.features.feature_order import FeatureOrder
-from embedding.optimizers import SGD
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
+import podembed.embedding
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.activations import Activations
+from podembed.embedding.features.feature_order import FeatureOrder
+from podembed.embedding.optimizers import SGD
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 
 NAMES = ["user", "c10", "c2", "age"]
 
@@ -42,7 +42,7 @@ def test_it_is_a_read_only_mapping():
     assert found == {"a": 2, "b": 1, "c": 3}
     assert dict(found) == {"b": 1, "a": 2, "c": 3}
     assert repr(found) == "Activations({'b': 1, 'a': 2, 'c': 3})"
-    assert embedding.Activations is Activations
+    assert podembed.embedding.Activations is Activations
     with pytest.raises(TypeError):
         found["a"] = 1  # type: ignore[index]
     with pytest.raises(KeyError, match=r"no feature 'z' among the activations. Expected one of \['b', 'a', 'c'\]"):
@@ -98,14 +98,14 @@ def test_a_step_by_step_model_may_read_in_order(container):
     ids = {name: np.arange(3) for name in NAMES}
     for config, wrap_ids, wrap in ((tables, dict, Activations), (container(tables), container, lambda values: values)):
         with LocalStrategy().scope():
-            embedding = TPUEmbedding(config, 3, SGD(0.1))
-        embedding.enqueue(wrap_ids(ids))
-        values = wrap(embedding.dequeue())
+            podembed.embedding = TPUEmbedding(config, 3, SGD(0.1))
+        podembed.embedding.enqueue(wrap_ids(ids))
+        values = wrap(podembed.embedding.dequeue())
         score = jax.value_and_grad(lambda v: side_by_side(v).sum())
         (plain, gradients), (jitted, _) = score(values), jax.jit(score)(values)
         np.testing.assert_allclose(jitted, plain, rtol=1e-5)
         np.testing.assert_allclose(plain, side_by_side({name: values[name] for name in NAMES}).sum(), rtol=1e-5)
-        embedding.apply_gradients(gradients)
+        podembed.embedding.apply_gradients(gradients)
 
 
 class TestFeatureOrder:

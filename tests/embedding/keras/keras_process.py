@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.sgd_ftrl import SGD, Adam
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.sgd_ftrl import SGD, Adam
+from podembed.embedding.keras.variable import Variable
 
 
 def main(address: str, num_processes: int, index: int) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embedding.keras.optimizer import Optimizer
-from embedding.keras.sgd_ftrl import SGD
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.optimizer import Optimizer
+from podembed.embedding.keras.sgd_ftrl import SGD
+from podembed.embedding.keras.variable import Variable
 
 
 def test_averages_start_as_copies_and_are_not_trainable():

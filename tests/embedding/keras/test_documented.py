@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.keras import schedules
-from embedding.keras import sgd_ftrl as keras_optimizers
-from embedding.keras.tape import GradientTape
-from embedding.keras.variable import Variable
+from podembed.embedding.keras import schedules
+from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.keras.tape import GradientTape
+from podembed.embedding.keras.variable import Variable
 
 OUR_PAGE = Path(__file__).parents[3] / "docs" / "optimizers.md"
 

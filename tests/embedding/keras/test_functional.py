@@ -11,12 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.keras.functional import KerasState
-from embedding.keras.optimizer import Optimizer
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.schedules import CosineDecayRestarts, PiecewiseConstantDecay
-from embedding.keras.sgd_ftrl import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, RMSprop
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.functional import KerasState
+from podembed.embedding.keras.optimizer import Optimizer
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.schedules import CosineDecayRestarts, PiecewiseConstantDecay
+from podembed.embedding.keras.sgd_ftrl import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, RMSprop
+from podembed.embedding.keras.variable import Variable
 
 PARAMS = {"dense": {"kernel": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2), "bias": np.zeros(2, np.float32)}}
 PATHS = ["dense/bias", "dense/kernel"]

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.keras.clipping import clipped
-from embedding.keras.optimizer import Optimizer
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
-from embedding.keras.sgd_ftrl import SGD, Adam
-from embedding.keras.tape import GradientTape
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.clipping import clipped
+from podembed.embedding.keras.optimizer import Optimizer
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
+from podembed.embedding.keras.sgd_ftrl import SGD, Adam
+from podembed.embedding.keras.tape import GradientTape
+from podembed.embedding.keras.variable import Variable
 
 
 class Recording(Optimizer):

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.keras.reducer import AllProcesses, OneProcess, default_gradient_reducer
-from embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.reducer import AllProcesses, OneProcess, default_gradient_reducer
+from podembed.embedding.keras.row_slices import RowSlices
 from tests.processes import free_port
 
 REPOSITORY = Path(__file__).parents[3]

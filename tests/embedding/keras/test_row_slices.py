@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.row_slices import RowSlices
 
 
 def dense_of(rows, values, shape):

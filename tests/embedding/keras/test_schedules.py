@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.keras import schedules
-from embedding.keras.schedules import (
+from podembed.embedding.keras import schedules
+from podembed.embedding.keras.schedules import (
     CosineDecay,
     CosineDecayRestarts,
     ExponentialDecay,
@@ -20,7 +20,7 @@ from embedding.keras.schedules import (
     PiecewiseConstantDecay,
     PolynomialDecay,
 )
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.variable import Variable
 
 STEPS = (0, 1, 3, 7, 9, 21)
 # Values of tf.keras.optimizers.schedules of TensorFlow 2.9.3 (CPU) at STEPS.

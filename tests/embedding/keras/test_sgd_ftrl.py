@@ -12,11 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.keras import sgd_ftrl as keras_optimizers
-from embedding.keras.row_slices import RowSlices
-from embedding.keras.schedules import CosineDecay, ExponentialDecay
-from embedding.keras.sgd_ftrl import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Ftrl, Nadam, Optimizer, RMSprop
-from embedding.keras.variable import Variable
+from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.embedding.keras.row_slices import RowSlices
+from podembed.embedding.keras.schedules import CosineDecay, ExponentialDecay
+from podembed.embedding.keras.sgd_ftrl import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    Nadam,
+    Optimizer,
+    RMSprop,
+)
+from podembed.embedding.keras.variable import Variable
 from tests.embedding.keras import keras_oracle
 
 CASES = [

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.keras.tape import GradientTape, gradients_of
-from embedding.keras.variable import Variable
+from podembed.embedding.keras.tape import GradientTape, gradients_of
+from podembed.embedding.keras.variable import Variable
 
 
 @pytest.fixture

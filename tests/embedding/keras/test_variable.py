@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded
+from podembed.embedding.keras.variable import Variable, assignments_refused, bound, reads_recorded
 
 
 def test_dtypes_are_those_of_jax_and_64_bit_integers_stay_exact():

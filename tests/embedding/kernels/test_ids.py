@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.kernels.ids import chain_all_rows
-from embedding.lookup.compiled import merge, num_seats, route, row_of_each_id, unique_ids
+from podembed.embedding.kernels.ids import chain_all_rows
+from podembed.embedding.lookup.compiled import merge, num_seats, route, row_of_each_id, unique_ids
 from tests.embedding import reference
 
 ANY_ID = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 0, 2**63 - 1, -(2**63)]))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.kernels.arrays import aligned_empty, aligned_zeros
-from embedding.lookup.compiled import gather, pool, sum_gradients
+from podembed.embedding.kernels.arrays import aligned_empty, aligned_zeros
+from podembed.embedding.lookup.compiled import gather, pool, sum_gradients
 from tests.embedding import reference
 
 DIMS = [1, 3, 8, 16, 17, 64, 256]

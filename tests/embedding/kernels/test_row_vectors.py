@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.kernels.arrays import matrix_of, plain, row_addresses
-from embedding.kernels.row_vectors import clip, jit, load, power, splat, store, total, width_of
+from podembed.embedding.kernels.arrays import matrix_of, plain, row_addresses
+from podembed.embedding.kernels.row_vectors import clip, jit, load, power, splat, store, total, width_of
 
 
 @pytest.mark.parametrize(

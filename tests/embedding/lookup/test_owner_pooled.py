@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.kernels.arrays import aligned_empty
-from embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
-from embedding.lookup.sharded import FeatureBinding
-from embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.ragged import Ragged
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
+from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
+from podembed.embedding.lookup.sharded import FeatureBinding
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 DIMS = (8, 5, 16)
 NUM_ROWS = (40, 7, 300)

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.lookup.placement import place_tables
-from embedding.optimizers import SGD, Adagrad
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.table_spec import TableSpec
 
 
 def spec(at: int, num_rows: int, num_buckets: int = 8, rule=None) -> TableSpec:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
-from embedding.lookup import compiled as kernels
-from embedding.lookup import prefetch as early
-from embedding.lookup.prefetch import Part, Split, mask_bytes
-from embedding.optimizers import SGD, Adam
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
+from podembed.embedding.lookup import compiled as kernels
+from podembed.embedding.lookup import prefetch as early
+from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
+from podembed.embedding.optimizers import SGD, Adam
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
 from tests.embedding.lookup import test_owner_pooled as test_pooled_lookup
 from tests.embedding.lookup import test_sharded as test_lookup

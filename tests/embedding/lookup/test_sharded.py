@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.buckets import BucketLayout, place
-from embedding.initializers import Constant
-from embedding.lookup.sharded import FeatureBinding, Prepared, ShardedLookup
-from embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
-from embedding.ragged import Ragged
-from embedding.table_spec import TableSpec
+from podembed.embedding.buckets import BucketLayout, place
+from podembed.embedding.initializers import Constant
+from podembed.embedding.lookup.sharded import FeatureBinding, Prepared, ShardedLookup
+from podembed.embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table_spec import TableSpec
 
 COMBINERS = ("sum", "mean", "sqrtn")
 RATE = 0.1

@@ -8,10 +8,10 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.features.inputs import Sparse, read_input
-from embedding.ragged import Ragged
-from embedding.replicas.batch_shares import rows_of, split_over
-from embedding.replicas.per_replica import PerReplica, local_value
+from podembed.embedding.features.inputs import Sparse, read_input
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.batch_shares import rows_of, split_over
+from podembed.embedding.replicas.per_replica import PerReplica, local_value
 
 ROWS = [[5, 6], [], [7], [1, 1, 2], [9]]
 

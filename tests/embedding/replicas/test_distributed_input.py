@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from embedding.features.inputs import Sparse
-from embedding.ragged import Ragged
-from embedding.replicas.distributed_input import DistributedDataset, InputContext, datasets_from_function
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.features.inputs import Sparse
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.distributed_input import DistributedDataset, InputContext, datasets_from_function
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.strategies import LocalStrategy
 
 
 def batches(num_samples, batch_size):

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.replicas.cross_replica import CrossReplica
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.reduction import ReduceOp
-from embedding.replicas.replica_context import ReplicaContext, in_replica
+from podembed.embedding.replicas.cross_replica import CrossReplica
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.reduction import ReduceOp
+from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
 
 
 class Replicas(CrossReplica):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.kernels.arrays import aligned_zeros
-from embedding.kernels.snapshots import GROUP_ROWS
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.table.snapshot import Preimages, share_out
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.kernels.arrays import aligned_zeros
+from podembed.embedding.kernels.snapshots import GROUP_ROWS
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.table.snapshot import Preimages, share_out
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 NUM_ROWS = 2 * GROUP_ROWS + 7
 

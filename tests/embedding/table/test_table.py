@@ -10,13 +10,13 @@ import pickle
 import numpy as np
 import pytest
 
-from embedding.buckets import BucketLayout
-from embedding.config import TableConfig
-from embedding.initializers import RowId, TruncatedNormal
-from embedding.lookup.compiled import compile_kernels
-from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import RowId, TruncatedNormal
+from podembed.embedding.lookup.compiled import compile_kernels
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
 
 
 def spec_of(num_rows=37, dim=3, num_buckets=8, optimizer=None, initializer=None, name="users"):

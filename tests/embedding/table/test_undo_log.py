@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.table.table import Table
-from embedding.table.undo_log import UndoLog
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.undo_log import UndoLog
+from podembed.embedding.table_spec import TableSpec
 
 NUM_ROWS = 29
 

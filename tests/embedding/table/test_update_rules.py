@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.initializers import Uniform
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad, SlotSpec
-from embedding.table.table import Table
-from embedding.table.update_rules import custom_rule
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Uniform
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    RowWiseAdagrad,
+    SlotSpec,
+)
+from podembed.embedding.table.table import Table
+from podembed.embedding.table.update_rules import custom_rule
+from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
 
 NUM_ROWS = 12

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config
 
 
 def test_the_error_names_table_and_field_and_survives_a_process_boundary():

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, learning_rate_at
-from embedding.tpu_config.learning_rate_tags import (
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, learning_rate_at
+from podembed.embedding.tpu_config.learning_rate_tags import (
     TaggedLearningRate,
     check_learning_rates,
     learning_rate_tags,
     number_of_tags,
 )
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration
 
 
 def table(rate=None, name=None):

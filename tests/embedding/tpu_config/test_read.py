@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.config import QuantizationConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, learning_rate_at
-from embedding.tpu_config.checks import UnsupportedConfigField
-from embedding.tpu_config.learning_rate_tags import TaggedLearningRate, check_learning_rates
-from embedding.tpu_config.read import from_config
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
+from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, learning_rate_at
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField
+from podembed.embedding.tpu_config.learning_rate_tags import TaggedLearningRate, check_learning_rates
+from podembed.embedding.tpu_config.read import from_config
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
 
 UNSUPPORTED_OPTIMIZERS = (
     "momentum",

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration, parse_config, serialize_config
 
 # Message: [(number, name, type)]. "+" repeated, "|" in the oneof, otherwise a message, an enum in <>, or float unless
 # f, b, i, l, s.
@@ -250,7 +250,7 @@ def other():
     descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
 if {first}:
     other()
-from embedding.tpu_config.schema import parse_config, serialize_config
+from podembed.embedding.tpu_config.schema import parse_config, serialize_config
 if not {first}:
     other()
 assert serialize_config(parse_config(bytes([0x10, 2]))) == bytes([0x10, 2])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import embedding.tpu_config.serialized as config_proto
-from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
-from embedding.tpu_config.serialized import (
+import podembed.embedding.tpu_config.serialized as config_proto
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
+from podembed.embedding.tpu_config.serialized import (
     TPUEmbeddingConfiguration,
     from_config,
     parse_config,

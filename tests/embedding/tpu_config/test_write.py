@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad
-from embedding.tpu_config.checks import UnsupportedConfigField
-from embedding.tpu_config.schema import TPUEmbeddingConfiguration
-from embedding.tpu_config.write import to_config
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, CustomRowOptimizer, RowWiseAdagrad
+from podembed.embedding.tpu_config.checks import UnsupportedConfigField
+from podembed.embedding.tpu_config.schema import TPUEmbeddingConfiguration
+from podembed.embedding.tpu_config.write import to_config
 
 Pair = namedtuple("Pair", "y x")
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer, SlotSpec
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, CustomRowOptimizer, Optimizer, SlotSpec
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 
 IDS = {"a": np.array([1, 2]), "b": np.array([3, 3])}
 

@@ -8,17 +8,17 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.keras.sgd_ftrl import Adam as KerasAdam
-from embedding.keras.variable import Variable
-from embedding.optimizers import SGD, Adagrad, Adam
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.serving import TPUEmbeddingForServing
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.keras.sgd_ftrl import Adam as KerasAdam
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.optimizers import SGD, Adagrad, Adam
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
 
 
 def declared(optimizer=None, *, num_rows=50, dim=3):

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.inputs import Sparse
-from embedding.keras.variable import Variable
-from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.ragged import Ragged
-from embedding.replicas.per_replica import PerReplica
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.inputs import Sparse
+from podembed.embedding.keras.variable import Variable
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.per_replica import PerReplica
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 
 
 def table(name="t", **keywords):

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD, Adagrad
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.serving import TPUEmbeddingForServing
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
 
 
 def declared():

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD, Adagrad
-from embedding.ragged import Ragged
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_config.serialized import serialize_config, to_config
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_config.serialized import serialize_config, to_config
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 
 BATCH_SIZE = 3
 

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.inputs import Sparse
-from embedding.keras.sgd_ftrl import SGD as DenseSGD
-from embedding.keras.tape import GradientTape
-from embedding.optimizers import SGD, Adagrad
-from embedding.ragged import Ragged
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.inputs import Sparse
+from podembed.embedding.keras.sgd_ftrl import SGD as DenseSGD
+from podembed.embedding.keras.tape import GradientTape
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing, serving_embedding_lookup
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4) + 1
 

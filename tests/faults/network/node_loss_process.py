@@ -19,11 +19,11 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
-from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
 from tests.processes import actor_processes
-from workers.job.job import JobReference
 
 
 class NodeTaker(SilentReporter):

@@ -13,11 +13,11 @@ import sys
 import time
 from typing import Any
 
-from orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, RunConfig, ScalingConfig
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.outcomes import exit_code
-from orchestrator.trainer import Trainer
-from workers.job.job import JobReference
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.outcomes import exit_code
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
 
 COMMIT_EVERY = 10
 LEASE_TIMEOUT_S = 10.0

@@ -20,9 +20,9 @@ os.environ.update(RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")
 import ray
 from ray.cluster_utils import Cluster
 
-from orchestrator.api.config import ScalingConfig
-from orchestrator.cluster.ray_backend import RayBackend
-from orchestrator.group.worker_group import HostHandles
+from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.group.worker_group import HostHandles
 from tests.faults.elastic_process import ports
 
 ANSWER_S = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
 from tests.orchestrator.driver.test_equality import train_small
 from tests.processes import actor_processes
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.commit.lease import read_head, read_lineage
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.commit.lease import read_head, read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.storage.store import Store
 from tests.faults.network.partition_cluster import PATIENCE_S, Driver, PartedCluster, parted_cluster, workers_on
 from tests.faults.network.partition_process import LEASE_TIMEOUT_S
 from tests.jobs.cli.test_main import run
@@ -26,7 +27,6 @@ from tests.orchestrator.driver.test_equality import expected_audit
 from tests.processes import wait_for
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.storage.store import Store
 
 pytestmark = [is_long, pytest.mark.ray, pytest.mark.slow]
 STEPS = 150

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from orchestrator.outcomes import exit_code
-from orchestrator.trainer import Trainer
-from workers.job.job import JobReference
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.outcomes import exit_code
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
 
 
 def main() -> int:

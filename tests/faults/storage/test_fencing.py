@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.api.errors import EXIT_FENCED
-from orchestrator.commit.lease import read_claims, read_head, read_lineage
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.commit.lease import read_claims, read_head, read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run
 from tests.long_tests import is_long
 from tests.processes import wait_for
-from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0

@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
-from orchestrator.commit.lease import read_head, read_lineage
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.commit.lease import read_head, read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.run_state import committed_state
 from tests.small_job import small_job
-from workers.storage.store import Store
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 180
@@ -32,7 +32,7 @@ TIMEOUT_S = 180
 @contextlib.contextmanager
 def training(folder: str, storage: str) -> Iterator[psutil.Process]:
     """`podembed train` on two hosts of a cluster of its own; far more steps than anybody waits for."""
-    command = [sys.executable, "-m", "jobs.cli.main", "train", "--job", "tests.small_job:small_job"]
+    command = [sys.executable, "-m", "podembed", "train", "--job", "tests.small_job:small_job"]
     command += ["--set", f"folder={folder}", "epochs=5000", "--storage", storage, "--name", "run"]
     command += ["--hosts", "2", "--threads-per-host", "1", "--checkpoint-every", "5"]
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.chaos.record import Place, Seen, by_fault, read_record
-from jobs.chaos.schedule import RunShape, curated
+from podembed.jobs.chaos.record import Place, Seen, by_fault, read_record
+from podembed.jobs.chaos.schedule import RunShape, curated
 from tests.jobs.chaos.faults_page import PAGE, RECORD, campaign, cell, written
 
 ONE = Seen(

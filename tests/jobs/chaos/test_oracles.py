@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from jobs.chaos.jobs import AUDIT, NUM_ROWS
-from jobs.chaos.oracles import Judgement, Measure, judge, times_of, visits
-from jobs.chaos.round import Round
-from jobs.chaos.schedule import Schedule, kill
-from jobs.chaos.table import as_json, render
-from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.driver.console import SilentReporter
-from orchestrator.driver.event_log import Event
-from orchestrator.run.reference import open_commit
-from orchestrator.trainer import Trainer
-from workers.faults.inject import FaultRecord
-from workers.job.job import JobReference
+from podembed.jobs.chaos.jobs import AUDIT, NUM_ROWS
+from podembed.jobs.chaos.oracles import Judgement, Measure, judge, times_of, visits
+from podembed.jobs.chaos.round import Round
+from podembed.jobs.chaos.schedule import Schedule, kill
+from podembed.jobs.chaos.table import as_json, render
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.driver.event_log import Event
+from podembed.orchestrator.run.reference import open_commit
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.faults.inject import FaultRecord
+from podembed.workers.job.job import JobReference
 
 STEPS = 40
 FAULT = kill("step.update", "host 0", step=12)
@@ -28,10 +28,10 @@ FAULT = kill("step.update", "host 0", step=12)
 
 def train(folder: Path, name: str, **settings: Any) -> str:
     settings = {"folder": str(folder / "data"), **settings}
-    arguments = {"function": "jobs.chaos.jobs:tiny", "arguments": settings, "num_rows": NUM_ROWS}
+    arguments = {"function": "podembed.jobs.chaos.jobs:tiny", "arguments": settings, "num_rows": NUM_ROWS}
     return (
         Trainer(
-            JobReference(function="jobs.chaos.jobs:audited", arguments=arguments),
+            JobReference(function="podembed.jobs.chaos.jobs:audited", arguments=arguments),
             scaling_config=ScalingConfig(in_process=True),
             run_config=RunConfig(
                 name=name,
@@ -158,7 +158,7 @@ def test_a_run_that_committed_nothing_is_not_finished(runs: dict[str, str], tmp_
 
 
 def test_what_is_left_is_found(runs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.chaos.oracles.GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr("podembed.jobs.chaos.oracles.GONE_WITHIN_S", 0.0)
     (Path(runs["same"]) / "commit" / ".tmp-1").write_bytes(b"")
     delayed = replace(RECORD, action="delay")
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chaos.record import Seen, keep, read_record
-from workers.storage.strict_json import DocumentRefused
+from podembed.jobs.chaos.record import Seen, keep, read_record
+from podembed.workers.storage.strict_json import DocumentRefused
 
 ONE = Seen(
     label="F10.1",

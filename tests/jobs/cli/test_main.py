@@ -19,9 +19,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
-from jobs.built_in import parse_settings
-from jobs.cli.main import Command, Resume, Train, default_storage, main
-from orchestrator.api.config import ConfigurationError
+from podembed.jobs.built_in import parse_settings
+from podembed.jobs.cli.main import Command, Resume, Train, default_storage, main
+from podembed.orchestrator.api.config import ConfigurationError
 from tests.run_state import committed_state
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def test_flags_are_few() -> None:
 def test_help_does_not_wait_for_jax_or_ray() -> None:
     program = (
         "import sys\n"
-        "from jobs.cli.main import main\n"
+        "from podembed.jobs.cli.main import main\n"
         "try:\n    main(['train', '--help'])\n"
         "finally:\n    print('loaded', sorted({'jax', 'ray', 'numba'} & set(sys.modules)))\n"
     )
@@ -274,7 +274,7 @@ def podembed(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProc
 def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
     """As the message about jobs that cannot be imported promises."""
     (tmp_path / "my_job.py").write_text(
-        "from workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'not a job'\n"
+        "from podembed.workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'not a job'\n"
     )
     done = podembed(["train", "--job", "my_job:job"], tmp_path)
     assert done.returncode == 87
@@ -286,14 +286,14 @@ def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
 )
 def test_hosts_are_a_number_or_a_range(text: str, hosts: int | tuple[int, int]) -> None:
     """What cannot work is refused by the config."""
-    from jobs.cli.launch import parse_hosts
+    from podembed.jobs.cli.launch import parse_hosts
 
     assert parse_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "-", "2-", "-2", "two", "2-8-9", "2.5", "2 - 8"])
 def test_hosts_that_are_neither_are_refused(text: str) -> None:
-    from jobs.cli.launch import parse_hosts
+    from podembed.jobs.cli.launch import parse_hosts
 
     with pytest.raises(ConfigurationError, match="Expected a number such as 4, or a range such as 2-8"):
         parse_hosts(text)
@@ -351,7 +351,7 @@ def test_training_goes_on_when_nobody_reads_its_lines(small_data: str, tmp_path:
     [("500", 500), ("1epoch", 40), ("2epochs", 80), ("0.5epoch", 20), ("1/8epoch", 5), ("0.25 epoch", 10), ("-3", -3)],
 )
 def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
-    from jobs.cli.launch import parse_interval
+    from podembed.jobs.cli.launch import parse_interval
 
     assert parse_interval("--eval-every", text, 40) == steps
 
@@ -373,7 +373,7 @@ def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
     ],
 )
 def test_an_interval_that_is_neither_or_not_whole_is_refused(text: str, words: str) -> None:
-    from jobs.cli.launch import parse_interval
+    from podembed.jobs.cli.launch import parse_interval
 
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         parse_interval("--eval-every", text, 40)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.cli.summary import summary
-from orchestrator.api.config import CheckpointConfig, Evaluation, Recovery, Result
-from orchestrator.run.history_record import HistoryRecord, RecordedEvaluation
+from podembed.jobs.cli.summary import summary
+from podembed.orchestrator.api.config import CheckpointConfig, Evaluation, Recovery, Result
+from podembed.orchestrator.run.history_record import HistoryRecord, RecordedEvaluation
+from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job
-from workers.job.job import JobConfig
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.main import main
-from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.commit.lease import Holder, acquire, read_lineage
-from orchestrator.commit.manifest import commit_file, commit_name
-from orchestrator.driver.console import SilentReporter
-from orchestrator.trainer import Trainer
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.commit.lease import Holder, acquire, read_lineage
+from podembed.orchestrator.commit.manifest import commit_file, commit_name
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import B_ROWS, NUM_ROWS, small_job
-from workers.storage.store import Store
 
 NUM_STEPS, COMMIT_EVERY = 12, 3
 COMMITS = tuple(
@@ -247,7 +247,7 @@ def test_the_tools_need_no_jax_and_no_ray(trained: Path) -> None:
     """They are for machines that only hold the files, and nobody waits for JAX to learn that a run is intact."""
     program = (
         "import sys\n"
-        "from jobs.cli.main import main\n"
+        "from podembed.jobs.cli.main import main\n"
         "try:\n"
         "    main(sys.argv[1:])\n"
         "finally:\n"

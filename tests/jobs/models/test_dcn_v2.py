@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from jobs.criteo import MODELS, criteo
-from jobs.models.dcn_v2 import DCNv2
-from jobs.models.dlrm import DLRM
-from workers.job.job import JobError
+from podembed.jobs.criteo import MODELS, criteo
+from podembed.jobs.models.dcn_v2 import DCNv2
+from podembed.jobs.models.dlrm import DLRM
+from podembed.workers.job.job import JobError
 
 WIDTHS = {"a": 4, "b": 3}
 

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.features.activations import Activations
-from jobs.chaos.jobs import AUDIT, Audited, TinyModel
-from jobs.models.dcn_v2 import DCNv2
-from jobs.models.dlrm import DLRM
-from jobs.models.two_towers import TwoTowers
-from workers.data.config import IdColumn, ParquetData
-from workers.job.job import JobConfig
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.features.activations import Activations
+from podembed.jobs.chaos.jobs import AUDIT, Audited, TinyModel
+from podembed.jobs.models.dcn_v2 import DCNv2
+from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.models.two_towers import TwoTowers
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.job.job import JobConfig
 
 # Sorted, these are c10, c2, c9, user.
 NAMES = ("user", "c9", "c10", "c2")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jobs.models import interaction, interaction_cpu
+from podembed.jobs.models import interaction, interaction_cpu
 
 
 @pytest.mark.parametrize(("num_samples", "num_vectors", "dim"), [(5, 2, 1), (33, 27, 64), (7, 4, 200), (16, 9, 12)])

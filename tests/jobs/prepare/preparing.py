@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.prepare.settings import CRITEO_FIELDS, IdKind, PrepareSettings, criteo_dense, field_plans
+from podembed.jobs.prepare.settings import CRITEO_FIELDS, IdKind, PrepareSettings, criteo_dense, field_plans
 
 
 def criteo_settings(

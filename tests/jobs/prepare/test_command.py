@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cli.data_arguments import data_arguments, plan_arguments
-from jobs.prepare.command import Prepare, settings_of
-from jobs.prepare.prepared_set import read_prepared
-from jobs.prepare.settings import PrepareError
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.jobs.cli.data_arguments import data_arguments, plan_arguments
+from podembed.jobs.prepare.command import Prepare, settings_of
+from podembed.jobs.prepare.prepared_set import read_prepared
+from podembed.jobs.prepare.settings import PrepareError
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.workers.data.config import DenseColumn
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.job.job import JobError, JobReference
 from tests.click_logs import click_lines
 from tests.jobs.cli.test_main import run
-from workers.data.config import DenseColumn
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.job.job import JobError, JobReference
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(data: str, eval_data: str | None = None) -> dict[str, object]:
     found = data_arguments("criteo", [data], [eval_data] if eval_data else [], max_bad_lines=0, notice=print)
-    return {"function": "jobs.criteo:criteo", "arguments": found}
+    return {"function": "podembed.jobs.criteo:criteo", "arguments": found}
 
 
 @pytest.mark.parametrize("kind", ["vocabulary", "hash"])

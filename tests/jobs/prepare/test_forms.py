@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.prepare.forms import CriteoForm, CsvForm, open_form
-from jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.jobs.prepare.forms import CriteoForm, CsvForm, open_form
+from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.workers.data.config import DenseColumn
+from podembed.workers.formats.criteo_lines import FIELD_NAMES, read_line
 from tests.click_logs import click_lines
-from workers.data.config import DenseColumn
-from workers.formats.criteo_lines import FIELD_NAMES, read_line
 
 FORM = CsvForm(("click", "price", "city", "extra"), "click", ("price",), ("city",))
 

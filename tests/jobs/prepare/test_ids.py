@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
-from workers.columns.decode import Decoder, RawRows
-from workers.columns.vocabulary import Vocabulary
-from workers.data.bad_rows import Origin
-from workers.data.config import IdColumn, ParquetData
+from podembed.jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabulary, counts_of, read_vocabulary, summed
+from podembed.workers.columns.decode import Decoder, RawRows
+from podembed.workers.columns.vocabulary import Vocabulary
+from podembed.workers.data.bad_rows import Origin
+from podembed.workers.data.config import IdColumn, ParquetData
 
 # A value is a line of its vocabulary file; prepared text has no line end within a value.
 WORDS = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1, max_size=3)

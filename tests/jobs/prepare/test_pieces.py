@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.prepare.pieces import plan_pieces
-from workers.formats.text import TextError
+from podembed.jobs.prepare.pieces import plan_pieces
+from podembed.workers.formats.text import TextError
 
 # Lengths of lines; a 0 is a blank line.
 FILES = st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=30), min_size=1, max_size=5)

@@ -17,18 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.prepare.preparation import Prepared, Progress, prepare
-from jobs.prepare.prepared_set import read_prepared
-from jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
+from podembed.jobs.prepare.prepared_set import read_prepared
+from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
+from podembed.workers.columns.id_columns import hashed_rows
+from podembed.workers.data.config import DenseColumn
+from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
+from podembed.workers.formats.text import TextError
+from podembed.workers.storage.finished_folder import FolderError
 from tests.click_logs import click_lines
 from tests.jobs.prepare.prepare_process import run
 from tests.jobs.prepare.preparing import contents, criteo_settings
 from tests.processes import wait_for
-from workers.columns.id_columns import hashed_rows
-from workers.data.config import DenseColumn
-from workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
-from workers.formats.text import TextError
-from workers.storage.finished_folder import FolderError
 
 ROOT = Path(__file__).parents[3]
 

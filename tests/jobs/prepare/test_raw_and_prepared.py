@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.prepare.preparation import Prepared, prepare
-from jobs.prepare.settings import IdKind, PrepareSettings, field_plans
+from podembed.jobs.prepare.preparation import Prepared, prepare
+from podembed.jobs.prepare.settings import IdKind, PrepareSettings, field_plans
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import CsvData, DenseColumn, IdColumn, InputData, ParquetData
+from podembed.workers.formats.criteo import convert_criteo
+from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 from tests.click_logs import click_lines
 from tests.jobs.prepare.preparing import criteo_settings
-from workers.data.batch import Batch
-from workers.data.config import CsvData, DenseColumn, IdColumn, InputData, ParquetData
-from workers.formats.criteo import convert_criteo
-from workers.input.reader import InputReader, build_index, evaluation_plan
 
 FIELDS = ("city", "shop")
 ROWS = [

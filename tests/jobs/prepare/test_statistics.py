@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.prepare import statistics
-from jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
+from podembed.jobs.prepare import statistics
+from podembed.jobs.prepare.statistics import FieldTally, NumberTally, bin_edges, merged
 
 NUMBERS = st.lists(st.one_of(st.none(), st.floats(-(2.0**60), 2.0**60)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig
 
 
 @pytest.mark.parametrize("name", ["", ".", "../clicks", "team/../../clicks", "/clicks", "team//clicks", "clicks/"])

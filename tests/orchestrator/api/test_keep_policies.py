@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.config import CheckpointConfig
-from orchestrator.api.keep_policies import Committed, KeepBest, KeepEvery, KeepLatest, KeepPolicy, kept
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.keep_policies import Committed, KeepBest, KeepEvery, KeepLatest, KeepPolicy, kept
 
 
 def lineage(*entries: tuple[int, float | None]) -> list[Committed]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.records import decode, encode, from_document, to_document
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.api.records import decode, encode, from_document, to_document
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

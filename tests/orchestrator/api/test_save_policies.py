@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig
-from orchestrator.api.keep_policies import Committed
-from orchestrator.api.save_policies import (
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.api.save_policies import (
     AfterEvaluation,
     EverySeconds,
     EverySteps,
@@ -16,8 +16,8 @@ from orchestrator.api.save_policies import (
     is_due,
     next_known,
 )
-from orchestrator.decisions.failure import Schedule
-from orchestrator.driver.saves import Saves
+from podembed.orchestrator.decisions.failure import Schedule
+from podembed.orchestrator.driver.saves import Saves
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import trainer
-from orchestrator.api.config import RunConfig, ScalingConfig
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from orchestrator.driver.console import SilentReporter
+from podembed.orchestrator import trainer
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.workers.liveness.process_signs import read_signs
 from tests.processes import wait_for
 from tests.small_job import small_job
-from workers.liveness.process_signs import read_signs
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_a_program_that_ignores_closed_terminals_goes_on_ignoring_them() -> None
 
 def test_what_is_said_after_the_terminal_is_gone_is_no_error() -> None:
     text = (
-        "import os, sys, time; from orchestrator.api.signals import StopSignals\n"
+        "import os, sys, time; from podembed.orchestrator.api.signals import StopSignals\n"
         "with StopSignals() as stop:\n"
         "    print('ready', flush=True)\n"
         # `signal.pause` would wait for ever where the signal came before it.
@@ -128,7 +128,7 @@ def test_outside_the_main_thread_signals_are_left_alone_but_requests_work() -> N
 
 
 PRINTING = """
-from orchestrator.api.signals import StopSignals
+from podembed.orchestrator.api.signals import StopSignals
 with StopSignals() as stop:
     while stop.reason is None:
         print("x" * 4000, flush=True)

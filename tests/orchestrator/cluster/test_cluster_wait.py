@@ -8,10 +8,10 @@ import socket
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import TooFewHosts
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from orchestrator.cluster.cluster_wait import await_cluster
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import TooFewHosts
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.cluster.cluster_wait import await_cluster
 from tests.clock import FakeClock
 
 

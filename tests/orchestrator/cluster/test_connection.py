@@ -17,9 +17,9 @@ PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 exec(sys.argv[3])
-from orchestrator import ray_connection
-from orchestrator.api.config import ConfigurationError
-from orchestrator.cluster.own_cluster import OwnCluster
+from podembed.orchestrator.cluster import connection
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.cluster.own_cluster import OwnCluster
 
 def started(self, *arguments, **settings):
     print("begins with", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -27,7 +27,7 @@ def started(self, *arguments, **settings):
 
 OwnCluster.__init__ = started
 try:
-    with ray_connection.connected(2):
+    with connection.connected(2):
         pass
 except ConfigurationError as error:
     print(error)
@@ -76,20 +76,20 @@ def test_a_later_ray_whose_tokens_are_unknown_is_refused_in_words(
 LEAVING = """
 import socket, sys, threading
 import ray
-from orchestrator import ray_connection
+from podembed.orchestrator.cluster import connection
 
 has_begun = threading.Event()
 def shutdown(**settings):
     has_begun.set()
     threading.Event().wait()
 ray.shutdown = shutdown
-ray_connection.LEAVE_S = 0.1
+connection.LEAVE_S = 0.1
 with socket.create_server(("127.0.0.1", 0)) as head:
-    ray_connection.cluster_address = lambda: f"127.0.0.1:{head.getsockname()[1]}"
-    connection = ray_connection._ForeignConnection(print)
-    print(connection.answers(), connection.lost())
-connection.close()
-print(has_begun.is_set(), ray_connection.is_left_behind())
+    connection.cluster_address = lambda: f"127.0.0.1:{head.getsockname()[1]}"
+    foreign = connection._ForeignConnection(print)
+    print(foreign.answers(), foreign.lost())
+foreign.close()
+print(has_begun.is_set(), connection.is_left_behind())
 """
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ScalingConfig
-from orchestrator.cluster.device_notices import device_notices
-from orchestrator.cluster.ray_backend import RayBackend
-from workers.device.process import DeviceReady
+from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.cluster.device_notices import device_notices
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.workers.device.process import DeviceReady
 
 
 def ready(platform: str, kind: str, num_devices: int = 1) -> DeviceReady:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, TooFewHosts
-from orchestrator.cluster.head_watch import IDLE_PATIENCE_S, LOOK_S, PATIENCE_S, HeadWatch
+from podembed.orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, TooFewHosts
+from podembed.orchestrator.cluster.head_watch import IDLE_PATIENCE_S, LOOK_S, PATIENCE_S, HeadWatch
 from tests.clock import FakeClock
 
 ADDRESS = "10.0.0.1:6379"

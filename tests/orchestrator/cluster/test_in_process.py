@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.api.config import (
+from podembed.orchestrator.api.config import (
     CheckpointConfig,
     ConfigurationError,
     FailureConfig,
@@ -22,24 +22,24 @@ from orchestrator.api.config import (
     RunConfig,
     ScalingConfig,
 )
-from orchestrator.api.errors import JobFailed, WorkerRefused
-from orchestrator.api.signals import StopSignals
-from orchestrator.cluster.in_process import InProcessBackend
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import read_claims, read_heartbeat
-from orchestrator.driver.console import Reporter, SilentReporter, WindowReport
-from orchestrator.driver.driver import Driver
-from orchestrator.group.survivors import Groups
-from orchestrator.group.worker_group import HostHandles
-from orchestrator.run.finished import finished
-from orchestrator.run.history_record import read_history
-from orchestrator.run.run import create_run, open_run
-from orchestrator.trainer import Trainer, fit
+from podembed.orchestrator.api.errors import JobFailed, WorkerRefused
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.cluster.in_process import InProcessBackend
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import read_claims, read_heartbeat
+from podembed.orchestrator.driver.console import Reporter, SilentReporter, WindowReport
+from podembed.orchestrator.driver.driver import Driver
+from podembed.orchestrator.group.survivors import Groups
+from podembed.orchestrator.group.worker_group import HostHandles
+from podembed.orchestrator.run.finished import finished
+from podembed.orchestrator.run.history_record import read_history
+from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.trainer import Trainer, fit
+from podembed.workers.job.job import JobReference
+from podembed.workers.storage.errors import StoreUnavailable
+from podembed.workers.storage.store import Store
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.job.job import JobReference
-from workers.storage.errors import StoreUnavailable
-from workers.storage.store import Store
 
 STEPS = 24
 
@@ -168,8 +168,8 @@ def test_training_goes_on_while_heartbeats_cannot_be_written(
         def notice(self, text: str) -> None:
             self.notices.append(text)
 
-    monkeypatch.setattr("orchestrator.driver.driver.HEARTBEAT_S", 0.0)
-    monkeypatch.setattr("orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.driver.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     job = small_job(folder=small_data, audit=False)
     result = Driver(
         create_run(str(tmp_path / "run"), job, None),
@@ -224,8 +224,8 @@ def test_hosts_that_live_on_hear_of_their_driver_with_each_heartbeat(
     def refuse(self: Store, name: str, data: bytes) -> None:
         raise StoreUnavailable(f"replace '{name}'", attempts=1, elapsed_s=0.0, last=ConnectionError("away"))
 
-    monkeypatch.setattr("orchestrator.driver.driver.HEARTBEAT_S", 0.0)
-    monkeypatch.setattr("orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.driver.driver.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("podembed.orchestrator.commit.lease.HEARTBEAT_EVERY_S", 0.0)
     monkeypatch.setattr(Groups, "greet", lambda self, all_workers=False: greeted.append(all_workers))
     run = create_run(str(tmp_path / "run"), small_job(folder=small_data, audit=False), None)
     monkeypatch.setattr(Store, "replace", refuse)
@@ -370,7 +370,8 @@ def test_after_a_failure_the_run_is_free_and_its_commits_stand(small_data: str, 
 def test_data_that_breaks_while_training_is_named(small_data: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    for path in Path(small_data).iterdir():
+    # Other tests write data of their own into folders beside these files.
+    for path in Path(small_data).glob("*.parquet"):
         (folder / path.name).write_bytes(path.read_bytes())
     job = small_job(folder=str(folder), audit=False)
     run = create_run(str(tmp_path / "run"), job, None)
@@ -471,7 +472,7 @@ def test_a_finished_run_starts_nothing(small_data: str, tmp_path: Path, monkeypa
     train(small_data, tmp_path / "run", evaluate=True, eval_every_steps=10)
     record = read_history(Store(tmp_path / "run"))
     assert [made.step for made in record.evaluations] == [10, 20, STEPS]
-    monkeypatch.setattr("orchestrator.trainer.InProcessBackend", NoBackend)
+    monkeypatch.setattr("podembed.orchestrator.trainer.InProcessBackend", NoBackend)
     run = open_run(str(tmp_path / "run"))
     scaling = ScalingConfig(in_process=True)
     claims = read_claims(run.store)

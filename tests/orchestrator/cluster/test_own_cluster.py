@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
-from orchestrator.cluster.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
-from orchestrator.cluster.processes import FOLDER_PREFIX
-from orchestrator.outcomes import exit_code
-from orchestrator.supervise.supervision import Again, after_exit
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, ClusterNotStarted
+from podembed.orchestrator.cluster.own_cluster import LONGEST_SOCKET_BYTES, OwnCluster, socket_base
+from podembed.orchestrator.cluster.processes import FOLDER_PREFIX
+from podembed.orchestrator.outcomes import exit_code
+from podembed.orchestrator.supervise.supervision import Again, after_exit
 from tests.processes import wait_for
 
 
@@ -81,7 +81,7 @@ def test_a_program_that_is_killed_before_its_keeper_runs_leaves_nothing() -> Non
         compiled.mkdir()
         # It ends before a keeper can have imported anything.
         program = (
-            "import os, sys; from orchestrator.cluster.own_cluster import OwnCluster; "
+            "import os, sys; from podembed.orchestrator.cluster.own_cluster import OwnCluster; "
             "OwnCluster(1, environment=os.environ, left=[sys.argv[1]]); os.kill(os.getpid(), 9)"
         )
         subprocess.run([sys.executable, "-c", program, str(compiled)], env=dict(os.environ) | {"TMPDIR": base})

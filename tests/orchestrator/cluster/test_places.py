@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 import time
 
-from orchestrator.cluster.places import taking_connections
+from podembed.orchestrator.cluster.places import taking_connections
 from tests.workers.mesh.mesh_testing import LOCAL
 from tests.workers.mesh.test_link_silence import without_answer
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.processes import (
+from podembed.orchestrator.cluster.processes import (
     FOLDER_PREFIX,
     LOCK_NAME,
     VARIABLE,

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError, ScalingConfig
-from orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
-from orchestrator.cluster.connection import Connection
-from orchestrator.cluster.ray_backend import RayBackend, RayCall, RayHandle, _Reservation
-from orchestrator.cluster.ray_nodes import RayNodes
-from orchestrator.group.worker_group import HostHandles
-from orchestrator.strategy import _Outcomes
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
+from podembed.orchestrator.cluster.connection import Connection
+from podembed.orchestrator.cluster.ray_backend import RayBackend, RayCall, RayHandle, _Reservation
+from podembed.orchestrator.cluster.ray_nodes import RayNodes
+from podembed.orchestrator.group.worker_group import HostHandles
+from podembed.orchestrator.strategy import _Outcomes
 
 
 def test_room_that_was_taken_in_the_middle_of_a_run_is_waited_for_and_a_first_start_is_refused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cluster.worker_environment import ALLOCATOR, accelerators_of, worker_environment
+from podembed.orchestrator.cluster.worker_environment import ALLOCATOR, accelerators_of, worker_environment
 
 
 def environment(kind: str, resources: dict[str, float], threads: int | None = None, **environ: str) -> dict[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import Holder, Lease, acquire
-from orchestrator.commit.manifest import Manifest, commit_name
-from orchestrator.commit.run_record import RunRecord, TableRecord
-from workers.checkpoint.files import TablePlan, assemble_table, write_bucket, write_dense, write_table_metadata
-from workers.storage.store import Store
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import Holder, Lease, acquire
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
+from podembed.workers.checkpoint.files import TablePlan, assemble_table, write_bucket, write_dense, write_table_metadata
+from podembed.workers.storage.store import Store
 
 TABLES = {"users": (37, 4, {"rows": 3, "accumulator": 1}), "items": (5, 1, {"rows": 2, "m": 2, "v": 2})}
 RECORD = RunRecord(

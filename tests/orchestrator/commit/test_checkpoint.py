@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.checkpoint import CommitRefused, NoLoadableCommit
-from orchestrator.commit.lease import Fenced, read_lineage
-from orchestrator.commit.manifest import Manifest, commit_file, commit_name
-from orchestrator.commit.run_record import open_or_create
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.checkpoint import CommitRefused, NoLoadableCommit
+from podembed.orchestrator.commit.lease import Fenced, read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_name
+from podembed.orchestrator.commit.run_record import open_or_create
+from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.storage import strict_json
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.commit.checkpoint_samples import (
     RECORD,
     TABLES,
@@ -23,11 +28,6 @@ from tests.orchestrator.commit.checkpoint_samples import (
     write_attempt,
     write_next,
 )
-from workers.checkpoint.files import read_bucket, read_dense
-from workers.storage import strict_json
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
 
 
 @pytest.fixture(params=["local", "memory"])

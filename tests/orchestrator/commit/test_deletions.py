@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.keep_policies import Committed
-from orchestrator.commit.deletions import FOLDER
-from orchestrator.commit.keep import keep_latest
-from orchestrator.commit.manifest import commit_file
-from orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.api.keep_policies import Committed
+from podembed.orchestrator.commit.deletions import FOLDER
+from podembed.orchestrator.commit.keep import keep_latest
+from podembed.orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import flip_byte, random_table, run_with
-from workers.storage.store import Store
 
 STEPS = (10, 20, 30, 40, 50, 60, 70)
 # 10 and 20 are before all that stay, 40 and 50 between them.

@@ -21,20 +21,20 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.keras.sgd_ftrl import Adam
-from orchestrator.api.config import CheckpointConfig
-from orchestrator.commit import checkpoint, lease, manifest, run_record
-from orchestrator.inspect.describe import export
-from orchestrator.run import history, history_record, job_settings
-from orchestrator.run.reference import open_commit
+from podembed.embedding.keras.sgd_ftrl import Adam
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.commit import checkpoint, lease, manifest, run_record
+from podembed.orchestrator.inspect.describe import export
+from podembed.orchestrator.run import history, history_record, job_settings
+from podembed.orchestrator.run.reference import open_commit
+from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.device.model_step import DeviceWorker
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import seal
 from tests.orchestrator.cluster.test_in_process import train
 from tests.orchestrator.commit.checkpoint_samples import TABLES, take, values_of, write_next
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, random_table
 from tests.small_job import small_job
-from workers.checkpoint import files as checkpoint_files
-from workers.device.model_step import DeviceWorker
-from workers.storage.store import Store
-from workers.storage.strict_json import seal
 
 PAGE = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
 MASK = (1 << 64) - 1

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.keep_policies import KeepBest, KeepEvery
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import keep_latest, read_committed
-from orchestrator.commit.lease import Fenced, read_lineage
-from orchestrator.commit.manifest import commit_file
+from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import keep_latest, read_committed
+from podembed.orchestrator.commit.lease import Fenced, read_lineage
+from podembed.orchestrator.commit.manifest import commit_file
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take, write_next
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED
-from orchestrator.commit.lease import (
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED
+from podembed.orchestrator.commit.lease import (
     HEARTBEAT_EVERY_S,
     HEARTBEAT_FRESH_S,
     Fenced,
@@ -25,10 +25,10 @@ from orchestrator.commit.lease import (
     read_heartbeat,
     read_lineage,
 )
-from orchestrator.commit.manifest import commit_name
-from workers.storage.errors import StorageError, StoreUnavailable
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
+from podembed.orchestrator.commit.manifest import commit_name
+from podembed.workers.storage.errors import StorageError, StoreUnavailable
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 
 class Clock:

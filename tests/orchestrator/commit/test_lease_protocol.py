@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, is_fenced, lineage, propose
-from orchestrator.commit.manifest import commit_name
+from podembed.orchestrator.commit.lease_protocol import (
+    Base,
+    DriverState,
+    Phase,
+    after,
+    head,
+    is_fenced,
+    lineage,
+    propose,
+)
+from podembed.orchestrator.commit.manifest import commit_name
 
 
 def name(step: int, generation: int) -> str:

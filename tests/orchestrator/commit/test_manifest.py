@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.commit.manifest import Manifest, commit_name, from_json, parse_commit_name, problems, to_json
-from orchestrator.commit.verification import verify
+from podembed.orchestrator.commit.manifest import Manifest, commit_name, from_json, parse_commit_name, problems, to_json
+from podembed.orchestrator.commit.verification import verify
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 from tests.orchestrator.commit.checkpoint_samples import write_attempt
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, seal, unseal
 
 STORE = Store("memory://manifest-samples/run")
 NAME = "s000000010-g00000002"

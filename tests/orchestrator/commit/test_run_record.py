@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.errors import EXIT_CONFIGURATION
-from orchestrator.commit.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
+from podembed.orchestrator.commit.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 from tests.orchestrator.commit.checkpoint_samples import RECORD
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, seal, unseal
 
 
 @pytest.fixture

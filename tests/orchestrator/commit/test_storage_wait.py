@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.api.signals import StoppedAtStart, StopSignals
-from orchestrator.commit.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
+from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.commit.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
+from podembed.workers.storage.errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 from tests.clock import FakeClock
-from workers.storage.errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 
 AWAY = StoreUnavailable("read 'x'", attempts=6, elapsed_s=60.0, last=TimeoutError("slow"))
 

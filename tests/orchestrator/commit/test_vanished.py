@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, Result
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import Fenced, acquire, read_claims, read_lineage
-from orchestrator.commit.vanished import RunVanished
-from orchestrator.driver.console import SilentReporter
-from orchestrator.inspect.fsck import check_run
-from orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
+from podembed.orchestrator.api.config import CheckpointConfig, Result
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import Fenced, acquire, read_claims, read_lineage
+from podembed.orchestrator.commit.vanished import RunVanished
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, holder, take
 from tests.orchestrator.committed_tables import flip_byte
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 FIRST, SECOND, LAST = "s000000010-g00000001", "s000000020-g00000001", f"s{STEPS:09d}-g00000001"
 

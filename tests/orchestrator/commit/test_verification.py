@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.manifest import Manifest, commit_file
-from orchestrator.commit.verification import verify
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.manifest import Manifest, commit_file
+from podembed.orchestrator.commit.verification import verify
+from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
-from workers.checkpoint.files import read_bucket, read_dense
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
-from orchestrator.commit.writable_store import open_for_writing
-from orchestrator.inspect.compact import compact
-from orchestrator.inspect.prune import prune
-from orchestrator.run.run import create_run, open_run
-from orchestrator.trainer import Trainer
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.commit.writable_store import open_for_writing
+from podembed.orchestrator.inspect.compact import compact
+from podembed.orchestrator.inspect.prune import prune
+from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
+from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take
 from tests.small_job import small_job
-from workers.job.job import JobReference
-from workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
-from workers.storage.store import Store
 
 
 class FolderFileSystem(type(fsspec.filesystem("file"))):

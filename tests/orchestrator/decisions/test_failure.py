@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.config import CheckpointConfig, ConfigurationError
-from orchestrator.api.errors import (
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.errors import (
     CrashLoop,
     Failure,
     FailureKind,
@@ -20,7 +20,7 @@ from orchestrator.api.errors import (
     is_host_fault,
     listed,
 )
-from orchestrator.decisions.failure import (
+from podembed.orchestrator.decisions.failure import (
     CALL_CPU_S,
     CALLS_PER_HOST,
     LONGEST_WINDOW_S,
@@ -36,7 +36,7 @@ from orchestrator.decisions.failure import (
     window_end,
     window_target_s,
 )
-from orchestrator.driver.saves import Saves
+from podembed.orchestrator.driver.saves import Saves
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 
@@ -298,7 +298,7 @@ def test_what_ran_out_of_memory_is_told_by_type() -> None:
     import numpy as np
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.group.worker_errors import failure_of
+    from podembed.orchestrator.group.worker_errors import failure_of
 
     with pytest.raises(MemoryError) as caught:
         np.empty(1 << 50)
@@ -311,7 +311,7 @@ def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
     """A gang member that dies with its whole machine is noticed by JAX before Ray."""
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.group.worker_errors import failure_of
+    from podembed.orchestrator.group.worker_errors import failure_of
 
     lost = failure_of("device 0", JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
     own = failure_of("device 0", JaxRuntimeError("INTERNAL: a custom call raised"))
@@ -323,8 +323,8 @@ def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
 def test_an_accelerator_gang_that_broke_is_told_from_one_that_cannot_be() -> None:
     from jax.errors import JaxRuntimeError
 
-    from orchestrator.group.worker_errors import failure_of
-    from workers.device.gang_errors import GangError
+    from podembed.orchestrator.group.worker_errors import failure_of
+    from podembed.workers.device.gang_errors import GangError
 
     nccl = "INTERNAL: NCCL operation {} failed: {}. Last NCCL warning(error) log entry (may be unrelated) '{}'"
     lost = failure_of("device 0", JaxRuntimeError(nccl.format("ncclGroupEnd()", "remote process exited", "")))

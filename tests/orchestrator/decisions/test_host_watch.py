@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
-from orchestrator.api.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
-from orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
-from orchestrator.decisions.membership import Node, Rules
+from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
+from podembed.orchestrator.api.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
+from podembed.orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
+from podembed.orchestrator.decisions.membership import Node, Rules
+from podembed.workers.liveness.progress import Progress
 from tests.clock import FakeClock
-from workers.liveness.progress import Progress
 
 DIED, PEER, ERROR = FailureKind.DIED, FailureKind.PEER, FailureKind.ERROR
 

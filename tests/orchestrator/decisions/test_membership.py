@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.decisions.membership import (
+from podembed.orchestrator.decisions.membership import (
     Change,
     LeaveAfterWindow,
     LeaveAtCommit,

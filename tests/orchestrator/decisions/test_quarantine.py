@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.decisions.quarantine import Quarantine
+from podembed.orchestrator.decisions.quarantine import Quarantine
 
 EMPTY = Quarantine(after=2, first_s=30.0, period_s=1_000.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.decisions.stragglers import imbalance, is_notable, own_work_s, slow_hosts, work_ratios
+from podembed.orchestrator.decisions.stragglers import imbalance, is_notable, own_work_s, slow_hosts, work_ratios
 
 
 def phases(**seconds: float) -> dict[str, float]:

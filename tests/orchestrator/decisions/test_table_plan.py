@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.lookup.placement import place_tables
-from orchestrator.decisions.table_plan import plan, render, summary
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.lookup.placement import place_tables
+from podembed.orchestrator.decisions.table_plan import plan, render, summary
+from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs
 from tests.small_job import B_ROWS, small_job
-from workers.job.tables import choose_buckets, features_per_table, table_specs
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 7])

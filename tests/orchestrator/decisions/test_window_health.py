@@ -4,9 +4,9 @@ from step times.
 
 from __future__ import annotations
 
-from orchestrator.api.config import FailureConfig
-from orchestrator.decisions.window_health import WINDOWS, WindowHealth
-from workers.host.host import HostWindow
+from podembed.orchestrator.api.config import FailureConfig
+from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
+from podembed.workers.host.host import HostWindow
 
 
 def window(phase_s: dict[str, float], *rows: int) -> HostWindow:

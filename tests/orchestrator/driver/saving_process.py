@@ -16,23 +16,23 @@ from typing import TypeVar
 
 import numpy as np
 
-from embedding.config import TableConfig
-from embedding.initializers import Constant
-from embedding.optimizers import SGD
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import keep_latest
-from orchestrator.commit.lease import Lease
-from orchestrator.commit.manifest import Manifest, commit_name
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import keep_latest
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.digest import bucket_digest
+from podembed.workers.checkpoint.files import assemble_table
+from podembed.workers.checkpoint.shard import table_plan
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.storage import local as local_files
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
-from workers.checkpoint.background_save import BackgroundSave
-from workers.checkpoint.digest import bucket_digest
-from workers.checkpoint.files import assemble_table
-from workers.checkpoint.shard import table_plan
-from workers.liveness.progress import Tracker
-from workers.storage import local as local_files
-from workers.storage.store import Store
 
 Answer = TypeVar("Answer")
 COUNTS = "counts"

@@ -13,18 +13,24 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, Result
-from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
-from orchestrator.commit import checkpoint
-from orchestrator.driver.background_commit import FULL_AT_STOP_S, BackgroundCommits, FailedSave, Patience, SavesFailed
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.group.worker_group import WorkerGroup
+from podembed.orchestrator.api.config import CheckpointConfig, Result
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.driver.background_commit import (
+    FULL_AT_STOP_S,
+    BackgroundCommits,
+    FailedSave,
+    Patience,
+    SavesFailed,
+)
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.workers.storage.errors import NameTaken
+from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.group.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
 from tests.run_state import assert_same_bytes, committed_state, tables_of
-from workers.storage.errors import NameTaken
-from workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

@@ -10,10 +10,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from orchestrator.api.config import Evaluation, Recovery
-from orchestrator.driver.console import ConsoleReporter, SilentReporter, WindowReport, format_bytes, format_duration
+from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.orchestrator.driver.console import (
+    ConsoleReporter,
+    SilentReporter,
+    WindowReport,
+    format_bytes,
+    format_duration,
+)
+from podembed.workers.job.ranking import Baseline
 from tests.clock import FakeClock
-from workers.job.ranking import Baseline
 
 
 def report(step: int, *, total_steps: int = 100, committed: bool = True, staleness: int = 0) -> WindowReport:

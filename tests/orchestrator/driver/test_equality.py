@@ -18,21 +18,21 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.initializers import initial_rows
-from orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from orchestrator.commit import checkpoint
-from orchestrator.commit.run_record import RunMismatch, read_run
-from orchestrator.driver.console import SilentReporter, WindowReport
-from orchestrator.trainer import Trainer
+from podembed.embedding.initializers import initial_rows
+from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.run_record import RunMismatch, read_run
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.sources import job_plan
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.processes import actor_processes
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import BATCH_SIZE, NUM_ROWS, small_job
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.input.sources import job_plan
-from workers.job.job import JobConfig, JobReference
-from workers.job.tables import choose_buckets, table_specs
-from workers.storage.store import Store
 
 NUM_STEPS = 50
 COMMIT_EVERY = 10

@@ -15,20 +15,27 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, with_metric
-from orchestrator.commit import checkpoint
-from orchestrator.driver.console import SilentReporter
-from orchestrator.driver.evaluations import evaluation_of, require_metric
-from orchestrator.run.policy_record import read_policies
-from orchestrator.trainer import Trainer
+from podembed.orchestrator.api.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    with_metric,
+)
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
+from podembed.orchestrator.run.policy_record import read_policies
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.files import locate
+from podembed.workers.host.spec import ScoredSamples
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import QualityError, Scores
+from podembed.workers.job.ranking import LogLoss
+from podembed.workers.job.sample_losses import sample_losses
+from podembed.workers.storage.store import Store
 from tests.small_job import small_job
-from workers.data.files import locate
-from workers.host.spec import ScoredSamples
-from workers.job.job import JobConfig
-from workers.job.quality import QualityError, Scores
-from workers.job.ranking import LogLoss
-from workers.job.sample_losses import sample_losses
-from workers.storage.store import Store
 
 
 def squared(scores: jax.Array, labels: jax.Array) -> jax.Array:

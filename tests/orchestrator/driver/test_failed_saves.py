@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, FailureConfig, Result
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import parse_commit_name
-from orchestrator.driver import background_commit, driver
-from orchestrator.driver.background_commit import BackgroundCommits, SavesFailed
-from orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Result
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.driver import background_commit, driver
+from podembed.orchestrator.driver.background_commit import BackgroundCommits, SavesFailed
+from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.driver.test_background_commit import PATIENCE_S, Watcher, before_each_file
 from tests.run_state import assert_same_bytes, committed_state
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=10)
 

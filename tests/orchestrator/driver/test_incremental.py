@@ -12,30 +12,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cli.main import main
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
-from orchestrator.api.errors import WorkerRefused
-from orchestrator.commit import checkpoint
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import Manifest, parse_commit_name, problems
-from orchestrator.driver.console import SilentReporter
-from orchestrator.inspect.compact import compact
-from orchestrator.inspect.describe import export
-from orchestrator.inspect.diff import diff
-from orchestrator.inspect.extract import extract
-from orchestrator.inspect.fsck import check_run, render
-from orchestrator.inspect.inspect_run import describe
-from orchestrator.inspect.inspect_run import render as render_run
-from orchestrator.inspect.prune import prune
-from orchestrator.run.reference import open_commit
-from orchestrator.trainer import Trainer
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WarmStart,
+)
+from podembed.orchestrator.api.errors import WorkerRefused
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name, problems
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.inspect.compact import compact
+from podembed.orchestrator.inspect.describe import export
+from podembed.orchestrator.inspect.diff import diff
+from podembed.orchestrator.inspect.extract import extract
+from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.inspect.inspect_run import describe
+from podembed.orchestrator.inspect.inspect_run import render as render_run
+from podembed.orchestrator.inspect.prune import prune
+from podembed.orchestrator.run.reference import open_commit
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.files import read_dense
+from podembed.workers.job.job import JobReference
+from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.run_state import assert_same_bytes, committed_state, tables_of
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.files import read_dense
-from workers.job.job import JobReference
-from workers.storage.store import Store
 
 CHAIN = CheckpointConfig(every_steps=4, num_to_keep=None, full_every=3)
 

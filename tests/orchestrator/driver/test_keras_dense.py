@@ -11,11 +11,11 @@ from typing import Any
 import optax
 import pytest
 
-from embedding.keras import schedules
-from embedding.keras import sgd_ftrl as keras_optimizers
-from orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from orchestrator.driver.console import SilentReporter
-from orchestrator.trainer import Trainer
+from podembed.embedding.keras import schedules
+from podembed.embedding.keras import sgd_ftrl as keras_optimizers
+from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.trainer import Trainer
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 

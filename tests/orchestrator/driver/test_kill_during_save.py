@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import keep_latest
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import parse_commit_name
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import keep_latest
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.checkpoint.files import read_bucket
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
 from tests.orchestrator.driver.saving_process import COUNTS, live, live_and_train
-from workers.checkpoint.files import read_bucket
-from workers.storage.store import Store
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.orchestrator.driver.saving_process"])

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD
-from orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from orchestrator.api.errors import JobFailed
-from orchestrator.commit import checkpoint
-from orchestrator.driver.console import SilentReporter
-from orchestrator.trainer import Trainer
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import Store
 from tests.small_job import small_job
-from workers.job.job import JobConfig
-from workers.storage.store import Store
 
 
 def rates(step: int, rate: float) -> Callable[..., Any]:

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.api.config import Result
-from orchestrator.commit.run_record import read_run
-from orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.api.config import Result
+from podembed.orchestrator.commit.run_record import read_run
+from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import COMMIT_EVERY, Killer, PlainJax, train_small
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.storage.store import Store
 
 NUM_STEPS = 14
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.group.filling_alarms import filling_alarms
-from workers.host.surviving_shard import Filled
+from podembed.orchestrator.group.filling_alarms import filling_alarms
+from podembed.workers.host.surviving_shard import Filled
 
 
 def test_nothing_is_said_where_all_is_well() -> None:

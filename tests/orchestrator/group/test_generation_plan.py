@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding.buckets import place
-from orchestrator.group.generation_plan import renumbered
-from orchestrator.group.survivors import who_goes_on
+from podembed.embedding.buckets import place
+from podembed.orchestrator.group.generation_plan import renumbered
+from podembed.orchestrator.group.survivors import who_goes_on
 
 
 @pytest.mark.parametrize(

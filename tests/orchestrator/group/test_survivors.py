@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import Failure, FailureKind
-from orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
-from orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
+from podembed.orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
 from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 
 QUICK = Deadlines(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.api.errors import Failure, FailureKind, cause
-from orchestrator.group.waiting import blocked, charged, severed
-from workers.liveness.progress import Progress
+from podembed.orchestrator.api.errors import Failure, FailureKind, cause
+from podembed.orchestrator.group.waiting import blocked, charged, severed
+from podembed.workers.liveness.progress import Progress
 
 
 def at(phase: str, *waits_for: str, step: int = 812, phase_s: float = 12.0) -> Progress:

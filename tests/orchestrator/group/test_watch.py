@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import FailureKind
-from orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
+from podembed.orchestrator.api.errors import FailureKind
+from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.progress import Progress
 from tests.clock import FakeClock
-from workers.liveness.process_signs import ProcessSigns
-from workers.liveness.progress import Progress
 
 DEADLINES = Deadlines()
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import Failure, FailureKind, WorkerFailure
-from orchestrator.group.worker_errors import failure_of
-from orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.group.worker_errors import failure_of
+from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
+from podembed.workers.liveness.progress import Progress
+from podembed.workers.mesh.errors import MeshConnectTimeout
 from tests.clock import FakeClock
-from workers.liveness.progress import Progress
-from workers.mesh.errors import MeshConnectTimeout
 
 NEVER = object()
 QUICK = Deadlines(start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_s=20.0, poll_s=0.01)

@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.inspect.describe import Format, export
-from orchestrator.inspect.rows import row_batches
-from orchestrator.run.reference import CommittedState, open_commit
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.describe import Format, export
+from podembed.orchestrator.inspect.rows import row_batches
+from podembed.orchestrator.run.reference import CommittedState, open_commit
+from podembed.workers.checkpoint.chunks import ChunkDamaged
 from tests.orchestrator.committed_tables import (
     SampleTable,
     commit_tables,
@@ -30,7 +31,6 @@ from tests.orchestrator.committed_tables import (
     run_with,
     two_tables,
 )
-from workers.checkpoint.chunks import ChunkDamaged
 
 TABLES = two_tables()
 # Enough for one, two or all positions of the four buckets of `users` rows.

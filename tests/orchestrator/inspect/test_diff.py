@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.inspect.diff import RunDifference, diff, render
-from orchestrator.inspect.row_difference import RowDifference
-from orchestrator.run.reference import open_commit
+from podembed.orchestrator.inspect.diff import RunDifference, diff, render
+from podembed.orchestrator.inspect.row_difference import RowDifference
+from podembed.orchestrator.run.reference import open_commit
+from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows, overlap, partners
+from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, run_with, two_tables
-from workers.checkpoint.bucket_overlap import Cut, describe_rows, overlap, partners
-from workers.storage.store import Store
 
 
 def recut(table: SampleTable, num_buckets: int) -> SampleTable:
@@ -231,6 +231,6 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     other = np.where(rng.random((101, 3)) < 0.2, one + 1, one).astype(np.float32)
     whole, cut = RowDifference(), RowDifference()
     whole.add(one, other, first_row=2, row_stride=4)
-    monkeypatch.setattr("orchestrator.inspect.row_difference._BLOCK_ELEMENTS", 21)
+    monkeypatch.setattr("podembed.orchestrator.inspect.row_difference._BLOCK_ELEMENTS", 21)
     cut.add(one, other, first_row=2, row_stride=4)
     assert cut == whole

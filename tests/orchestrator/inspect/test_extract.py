@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.inspect.extract import extract, render
-from orchestrator.inspect.rows import row_batches
-from orchestrator.run.reference import CommittedState, open_commit, split_reference
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.extract import extract, render
+from podembed.orchestrator.inspect.rows import row_batches
+from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import create_run, flip_byte, run_with, two_tables
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.storage.store import Store
 
 TABLES = two_tables()
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.config import CheckpointConfig
-from orchestrator.commit.lease import read_lineage
-from orchestrator.inspect.fsck import check_run, render
-from orchestrator.run.run import OpenRun, open_run
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.run.run import OpenRun, open_run
+from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import train
-from workers.storage.store import Store
 
 FLIPS_A_FILE = 3
 DATA_FILES = 8  # of some hundred, each of which the check reads as the others of its kind

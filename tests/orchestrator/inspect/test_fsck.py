@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.keep_policies import KeepEvery
-from orchestrator.commit import checkpoint
-from orchestrator.commit.keep import keep_latest
-from orchestrator.commit.lease import read_lineage
-from orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
-from orchestrator.inspect.fsck import RunCheck, check_run, render
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.keep_policies import KeepEvery
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.keep import keep_latest
+from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, to_json
+from podembed.orchestrator.inspect.fsck import RunCheck, check_run, render
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, run_with, two_tables
-from workers.storage.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import Adagrad
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.checkpoint import Checkpoint
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from orchestrator.api.config import ConfigurationError
-from orchestrator.inspect.fsck_saved import CheckedSave, check_saves, render
-from orchestrator.run.reference import open_run_store
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import Adagrad
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.checkpoint import Checkpoint
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inspect.fsck_saved import CheckedSave, check_saves, render
+from podembed.orchestrator.run.reference import open_run_store
+from podembed.workers.stepwise.checkpoint import saved_paths
 from tests.jobs.cli.test_main import run as podembed
-from workers.stepwise.checkpoint import saved_paths
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cli.main import main
-from orchestrator.commit import checkpoint
-from orchestrator.commit.manifest import Manifest, commit_file
-from orchestrator.commit.run_record import WarmStartRecord, open_or_create
-from orchestrator.inspect.inspect_run import describe, format_age, format_bytes, reading_example, render
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.manifest import Manifest, commit_file
+from podembed.orchestrator.commit.run_record import WarmStartRecord, open_or_create
+from podembed.orchestrator.inspect.inspect_run import describe, format_age, format_bytes, reading_example, render
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import RECORD, TABLES, take, values_of, write_next
-from workers.storage.store import Store
 
 NOW_UNIX_S = 1_700_000_000.0 + 3600
 

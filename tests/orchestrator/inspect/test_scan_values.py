@@ -7,8 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from orchestrator.inspect.scan_values import scan_values
-from orchestrator.run.reference import open_commit
+from podembed.orchestrator.inspect.scan_values import scan_values
+from podembed.orchestrator.run.reference import open_commit
 from tests.jobs.cli.test_main import run
 from tests.orchestrator.committed_tables import commit_tables, create_run, two_tables
 

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
-from orchestrator.driver.console import SilentReporter
-from orchestrator.inspect.fsck import check_run
-from orchestrator.outcomes import exit_code
-from orchestrator.run.dead_letters import FOLDER, DeadLetters
-from orchestrator.trainer import Trainer
+from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.outcomes import exit_code
+from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.job.job import JobConfig
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 from tests.small_job import small_job, write_small_data
-from workers.data.bad_rows import BadRow
-from workers.job.job import JobConfig
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
 
 BAD_ROWS = (3, 250, 251, 599)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.api.config import Evaluation
-from orchestrator.run.history import History
+from podembed.orchestrator.api.config import Evaluation
+from podembed.orchestrator.run.history import History
 
 
 def trained(history: History, first: int, steps: int, *, seconds: float, at_s: float, generation: int = 1) -> float:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.config import Evaluation
-from orchestrator.inspect.fsck import check_run
-from orchestrator.inspect.inspect_run import describe, render
-from orchestrator.run import history_record
-from orchestrator.run.history import History
-from orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
+from podembed.orchestrator.api.config import Evaluation
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.inspect.inspect_run import describe, render
+from podembed.orchestrator.run import history_record
+from podembed.orchestrator.run.history import History
+from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord, RecordedEvaluation, read_history
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
 
 
 def train(history: History, generation: int, *bounds: int, evaluate: bool = True) -> None:

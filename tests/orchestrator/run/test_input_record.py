@@ -12,15 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.inspect.inspect_run import describe, render
-from orchestrator.run.input_change import InputChanged
-from orchestrator.run.input_record import check_order, differences, read_changes, read_input, record_change, write_input
-from orchestrator.run.run import OpenRun, create_run, open_run
+from podembed.orchestrator.inspect.inspect_run import describe, render
+from podembed.orchestrator.run.input_change import InputChanged
+from podembed.orchestrator.run.input_record import (
+    check_order,
+    differences,
+    read_changes,
+    read_input,
+    record_change,
+    write_input,
+)
+from podembed.orchestrator.run.run import OpenRun, create_run, open_run
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.input.reader import InputIndex, LanePlan, build_index, training_plan
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.storage.store import Store
 from tests.small_job import small_job, write_small_data
-from workers.data.config import IdColumn, ParquetData
-from workers.input.reader import InputIndex, LanePlan, build_index, training_plan
-from workers.job.job import JobConfig, JobReference
-from workers.storage.store import Store
 
 
 def job(*, folder: str) -> JobConfig:
@@ -86,7 +93,7 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
 
 def opened_at(run: OpenRun, monkeypatch: pytest.MonkeyPatch, step: int) -> OpenRun:
     """The run as it is when its newest commit is of that step."""
-    monkeypatch.setattr("orchestrator.run.run.newest_commit", lambda run: type("Commit", (), {"step": step}))
+    monkeypatch.setattr("podembed.orchestrator.run.run.newest_commit", lambda run: type("Commit", (), {"step": step}))
     monkeypatch.setattr(OpenRun, "head_step", lambda self, lease: step)
     return open_run(run.url, accept_input_change=True)
 

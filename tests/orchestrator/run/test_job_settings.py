@@ -11,23 +11,23 @@ from typing import Any
 import optax
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import Adagrad, Adam
-from jobs.chaos.jobs import TinyModel
-from orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig
-from orchestrator.commit.run_record import RunMismatch
-from orchestrator.driver.console import SilentReporter
-from orchestrator.inspect.fsck import check_run
-from orchestrator.inspect.inspect_run import describe, render
-from orchestrator.run.job_settings import changes, check_change, read_settings, record_settings
-from orchestrator.run.run import create_run, open_run
-from orchestrator.trainer import fit
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import Adagrad, Adam
+from podembed.jobs.chaos.jobs import TinyModel
+from podembed.orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.commit.run_record import RunMismatch
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.inspect.inspect_run import describe, render
+from podembed.orchestrator.run.job_settings import changes, check_change, read_settings, record_settings
+from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.trainer import fit
+from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.committed_tables import flip_byte
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import DIM, SmallModel, small_job
-from workers.job.job import JobConfig, JobError, JobReference
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused
 
 FUNCTION = "tests.small_job:small_job"
 

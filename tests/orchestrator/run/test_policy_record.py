@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import launch
-from jobs.cli.main import Resume, Train
-from orchestrator.api.config import CheckpointConfig, ConfigurationError
-from orchestrator.api.records import encode
-from orchestrator.api.save_policies import OnBest
-from orchestrator.inspect.fsck import check_run
-from orchestrator.run.policy_record import PolicyRecord, read_policies, record_policies
+from podembed.jobs.cli import launch
+from podembed.jobs.cli.main import Resume, Train
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.records import encode
+from podembed.orchestrator.api.save_policies import OnBest
+from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies, record_policies
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, seal
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, seal
 
 ALL = CheckpointConfig(num_to_keep=7, keep_every_steps=100, keep_best=2, metric="log_loss", on_best=True)
 
@@ -116,7 +116,16 @@ def test_prune_keeps_what_the_run_keeps(tmp_path: Path) -> None:
     lease.release()
 
     def prune(*flags: str) -> list[str]:
-        command = [sys.executable, "-m", "jobs.cli.main", "prune", str(tmp_path / "run"), "--keep", "2", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "podembed.jobs.cli.main",
+            "prune",
+            str(tmp_path / "run"),
+            "--keep",
+            "2",
+            *flags,
+        ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         return [name[7:10] for name in store.children("commit")]
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.commit.lease import RunIsHeld
-from orchestrator.commit.run_record import RunMismatch
-from orchestrator.run.input_record import InputChanged
-from orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit.lease import RunIsHeld
+from podembed.orchestrator.commit.run_record import RunMismatch
+from podembed.orchestrator.run.input_record import InputChanged
+from podembed.orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
+from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.storage.strict_json import DocumentRefused
 from tests.small_job import NUM_LANES, small_job, write_small_data
-from workers.data.config import DataConfigError
-from workers.data.errors import InputError
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.job.job import JobConfig, JobError, JobReference
-from workers.storage.strict_json import DocumentRefused
 
 CHANGES: dict[str, object] = {}
 

@@ -10,22 +10,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.initializers import initial_rows
-from orchestrator.api.config import CheckpointConfig, ConfigurationError, Result, RunConfig, ScalingConfig, WarmStart
-from orchestrator.api.errors import WorkerRefused
-from orchestrator.commit import checkpoint
-from orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
-from orchestrator.driver.console import SilentReporter
-from orchestrator.run.run import create_run, open_run
-from orchestrator.run.warm_start import WarmStartRefused
-from orchestrator.trainer import Trainer, fit
+from podembed.embedding.initializers import initial_rows
+from podembed.orchestrator.api.config import (
+    CheckpointConfig,
+    ConfigurationError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WarmStart,
+)
+from podembed.orchestrator.api.errors import WorkerRefused
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.run.warm_start import WarmStartRefused
+from podembed.orchestrator.trainer import Trainer, fit
+from podembed.workers.job.job import JobReference
+from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed
 from tests.orchestrator.driver.test_equality import expected_audit
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from workers.job.job import JobReference
-from workers.job.tables import choose_buckets, table_specs
-from workers.storage.store import Store
 
 SOURCE_STEPS = 13
 STEPS = 6
@@ -56,7 +63,7 @@ def train(
 
 def train_source(folder: str, path: Path, *, steps: int) -> Result:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("orchestrator.run.run.choose_buckets", lambda job: BUCKETS)
+        patched.setattr("podembed.orchestrator.run.run.choose_buckets", lambda job: BUCKETS)
         return train(job_of(folder), path, steps=steps)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
-from embedding.table_spec import TableSpec
-from orchestrator.api.config import ConfigurationError
-from orchestrator.commit.manifest import Manifest
-from orchestrator.run.warm_start import (
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.run.warm_start import (
     DenseRule,
     RuleKind,
     TableRule,
@@ -24,10 +24,10 @@ from orchestrator.run.warm_start import (
     plan_warm_start,
     refuse_hashed_growth,
 )
+from podembed.workers.data.config import IdColumn
+from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, random_table, run_with
 from tests.small_job import small_job
-from workers.data.config import IdColumn
-from workers.storage.store import Store
 
 NUM_ROWS, DIM = 37, 3
 

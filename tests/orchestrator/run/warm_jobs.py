@@ -7,10 +7,10 @@ from typing import Any
 
 import optax
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD, Adagrad
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.workers.job.job import JobConfig
 from tests.small_job import B_ROWS, DIM, SmallModel, small_job
-from workers.job.job import JobConfig
 
 
 class WiderModel(SmallModel):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.signals import StopSignals
-from orchestrator.commit.lease import Heartbeat, Holder, acquire
-from orchestrator.supervise import driver_pulse, supervision
-from orchestrator.supervise.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
-from orchestrator.supervise.supervision import LocalRunner, supervise
-from workers.liveness.process_signs import ProcessSigns
-from workers.storage.store import Store
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.lease import Heartbeat, Holder, acquire
+from podembed.orchestrator.supervise import driver_pulse, supervision
+from podembed.orchestrator.supervise.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
+from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.storage.store import Store
 
 US = Holder(submission="us", hostname="h", process=7, machine="m")
 
@@ -80,8 +80,8 @@ def test_only_the_heartbeat_of_our_own_driver_is_seen(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os, signal, sys
-from orchestrator.commit.lease import Holder, acquire
-from workers.storage.store import Store
+from podembed.orchestrator.commit.lease import Holder, acquire
+from podembed.workers.storage.store import Store
 first = sys.argv[2] == "1"
 lease = acquire(Store(sys.argv[1]), holder=Holder.current("attempt"), take_over=True)
 if first:

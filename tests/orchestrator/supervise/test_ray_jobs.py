@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.config import ConfigurationError
-from orchestrator.api.errors import EXIT_STOPPED
-from orchestrator.supervise import ray_jobs
-from orchestrator.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import EXIT_STOPPED
+from podembed.orchestrator.supervise import ray_jobs
+from podembed.orchestrator.supervise.ray_jobs import LOST_EXIT_CODE, RayJobRunner
 
 
 @dataclass

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.errors import EXIT_CRASH_LOOP, EXIT_STOPPED
-from orchestrator.api.signals import StopSignals
-from orchestrator.supervise.supervision import LONGEST_DELAY_S, Again, Done, LocalRunner, Stop, after_exit, supervise
+from podembed.orchestrator.api.errors import EXIT_CRASH_LOOP, EXIT_STOPPED
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.supervise.supervision import (
+    LONGEST_DELAY_S,
+    Again,
+    Done,
+    LocalRunner,
+    Stop,
+    after_exit,
+    supervise,
+)
 
 
 @pytest.mark.parametrize("exit_code", [1, 2, 86, 87, 130])

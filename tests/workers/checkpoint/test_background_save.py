@@ -12,21 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.initializers import Constant
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from embedding.table.snapshot import SEAT_BYTES
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
+from podembed.embedding.table.snapshot import SEAT_BYTES
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
+from podembed.workers.checkpoint.files import assemble_delta
+from podembed.workers.checkpoint.shard import ShardReceipt, read_shard
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.checkpoint.test_shard import assembled, write_live
-from workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
-from workers.checkpoint.files import assemble_delta
-from workers.checkpoint.shard import ShardReceipt, read_shard
-from workers.liveness.progress import Tracker
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from workers.checkpoint.chunks import (
+from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     ChunkReceipt,
     chunk_name,
@@ -29,9 +29,9 @@ from workers.checkpoint.chunks import (
     write_chunk,
     write_whole,
 )
-from workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
-from workers.storage.errors import NameTaken
-from workers.storage.store import Store
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
+from podembed.workers.storage.errors import NameTaken
+from podembed.workers.storage.store import Store
 
 V, ROWS_PER_BUCKET, DIM = 4, 5, 3
 

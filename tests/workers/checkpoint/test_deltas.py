@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedding.optimizers import Adagrad, Adam, RowWiseAdagrad
-from embedding.table.table import Table
-from tests.workers.checkpoint.test_shard import assembled, contents, shards, spec
-from workers.checkpoint import deltas as delta_files
-from workers.checkpoint.background_save import BackgroundSave
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.deltas import problems_of
-from workers.checkpoint.files import (
+from podembed.embedding.optimizers import Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint import deltas as delta_files
+from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.deltas import problems_of
+from podembed.workers.checkpoint.files import (
     TableFiles,
     TablePlan,
     assemble_delta,
@@ -30,9 +29,10 @@ from workers.checkpoint.files import (
     write_bucket,
     write_table_metadata,
 )
-from workers.checkpoint.shard import read_shard
-from workers.liveness.progress import Tracker
-from workers.storage.store import Store
+from podembed.workers.checkpoint.shard import read_shard
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.storage.store import Store
+from tests.workers.checkpoint.test_shard import assembled, contents, shards, spec
 
 SPECS = (
     spec("users", 203, 3, 8, Adagrad(0.1)),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from workers.checkpoint.digest import bucket_digest, format_digest, row_hashes, rows_in_bucket
+from podembed.workers.checkpoint.digest import bucket_digest, format_digest, row_hashes, rows_in_bucket
 
 MASK = (1 << 64) - 1
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.checkpoint.file_threads import SYNC_FILES, FileThreads
-from workers.storage.errors import NameTaken, StorageFull
-from workers.storage.store import Store
+from podembed.workers.checkpoint.file_threads import SYNC_FILES, FileThreads
+from podembed.workers.storage.errors import NameTaken, StorageFull
+from podembed.workers.storage.store import Store
 
 PATIENCE_S = 120.0
 

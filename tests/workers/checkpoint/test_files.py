@@ -10,9 +10,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.digest import rows_in_bucket
-from workers.checkpoint.files import (
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.checkpoint.files import (
     BucketReceipt,
     TableFiles,
     TablePlan,
@@ -24,7 +24,7 @@ from workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
-from workers.storage.store import Store, is_safe_name
+from podembed.workers.storage.store import Store, is_safe_name
 
 ATTEMPT = "s000000010-g00000001"
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.config import TableConfig
-from embedding.lookup.placement import place_tables
-from embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.shard import read_shard, table_plan
+from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import write_live
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.files import TableFiles, assemble_table
-from workers.checkpoint.shard import read_shard, table_plan
-from workers.storage.store import Store
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.1)]
 Hosts = list[list[Table]]

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from workers.checkpoint.save_pace import LONGEST_GRACE_S, SavePace
-from workers.liveness.progress import Tracker
+from podembed.workers.checkpoint.save_pace import LONGEST_GRACE_S, SavePace
+from podembed.workers.liveness.progress import Tracker
 
 
 @dataclass

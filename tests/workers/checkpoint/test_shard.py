@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding.buckets import BucketLayout, place
-from embedding.config import TableConfig
-from embedding.optimizers import SGD, Adagrad, Adam, Optimizer
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.file_threads import FileThreads
-from workers.checkpoint.files import TableFiles, assemble_table
-from workers.checkpoint.shard import (
+from podembed.embedding.buckets import BucketLayout, place
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.file_threads import FileThreads
+from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.shard import (
     CheckpointMismatch,
     ShardReceipt,
     read_dense,
@@ -29,8 +29,8 @@ from workers.checkpoint.shard import (
     write_dense,
     write_shard,
 )
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 
 ATTEMPT = "s000000010-g00000001"
 

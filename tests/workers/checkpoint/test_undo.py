@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.optimizers import Adagrad, Adam, Optimizer
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import Adagrad, Adam, Optimizer
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.liveness.progress import Tracker
 from tests.workers.checkpoint.test_background_save import PATIENCE_S, GatedStore
-from workers.checkpoint.background_save import BackgroundSave
-from workers.checkpoint.undo import Undo
-from workers.liveness.progress import Tracker
 
 
 def table_of(optimizer: Optimizer, *, num_rows: int = 900, name: str = "t") -> Table:
@@ -154,7 +154,7 @@ def test_before_the_first_commit_nothing_is_known_and_after_it_there_is() -> Non
 
 
 def test_a_full_log_stops_nobody_and_names_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.checkpoint.undo.MIN_LOG_BYTES", 0)
+    monkeypatch.setattr("podembed.workers.checkpoint.undo.MIN_LOG_BYTES", 0)
     dense = Adam(0.1, lazy_adam=False)
     tables = [table_of(Adagrad(0.1)), table_of(Adagrad(0.1), name="quiet"), table_of(dense, name="all")]
     host = Host(tables, share=0.02)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, metadata_bytes, parse_metadata
-from workers.storage.errors import UnsafeName
-from workers.storage.strict_json import DocumentRefused
+from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, metadata_bytes, parse_metadata
+from podembed.workers.storage.errors import UnsafeName
+from podembed.workers.storage.strict_json import DocumentRefused
 
 GOOD = ArrayMetadata(
     path="data/a", shape=(4, 5, 3), chunk_shape=(1, 5, 3), dtype=np.dtype("float32"), attributes={"k": [1, {"x": None}]}

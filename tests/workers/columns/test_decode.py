@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.columns.decode import Decoder, RawRows, check_schema
-from workers.columns.gather import Block
-from workers.columns.mixing import mix64
-from workers.columns.string_keys import string_keys
-from workers.columns.vocabulary import Vocabulary, text_of
-from workers.data.bad_rows import Origin
-from workers.data.batch import Batch
-from workers.data.config import DenseColumn, IdColumn, ParquetData
-from workers.data.errors import InputError
+from podembed.workers.columns.decode import Decoder, RawRows, check_schema
+from podembed.workers.columns.gather import Block
+from podembed.workers.columns.mixing import mix64
+from podembed.workers.columns.string_keys import string_keys
+from podembed.workers.columns.vocabulary import Vocabulary, text_of
+from podembed.workers.data.bad_rows import Origin
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.errors import InputError
 
 ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)
 SIZE = 50

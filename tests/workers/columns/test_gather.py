@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.ragged import Ragged
+from podembed.embedding.ragged import Ragged
+from podembed.workers.columns.gather import Block, Part, WindowShape, interleave
+from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 from tests.workers.formats.parquet_sets import assert_same
-from workers.columns.gather import Block, Part, WindowShape, interleave
-from workers.data.batch import PADDING_SAMPLE_ID, Batch
 
 NUM_DENSE = 2
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import CsvData, NpyData, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.small_job import small_job
-from workers.data.batch import Batch
-from workers.data.config import CsvData, NpyData, ParquetData
-from workers.data.errors import InputError
-from workers.input.index import build_index
-from workers.input.reader import InputReader, training_plan
 
 
 def read(data: ParquetData | CsvData | NpyData) -> Batch:

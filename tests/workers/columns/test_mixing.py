@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workers.columns.mixing import combine, mix64, permutation
+from podembed.workers.columns.mixing import combine, mix64, permutation
 
 
 def test_mixing_is_the_published_finalizer() -> None:

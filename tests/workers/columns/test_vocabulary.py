@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.columns.mixing import mix64
-from workers.columns.string_keys import string_keys
-from workers.columns.vocabulary import Vocabulary, load_vocabulary, text_of
-from workers.data.config import CsvData, IdColumn
-from workers.data.errors import InputError
-from workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.columns.mixing import mix64
+from podembed.workers.columns.string_keys import string_keys
+from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary, text_of
+from podembed.workers.data.config import CsvData, IdColumn
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 
 words = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding.ragged import Ragged
-from workers.data.batch import Batch, BatchError
-from workers.data.errors import InputError
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch, BatchError
+from podembed.workers.data.errors import InputError
 
 
 def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False) -> Batch:

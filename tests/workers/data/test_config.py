@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from workers.data.config import DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.config import DataConfigError, DenseColumn, IdColumn, ParquetData
 
 
 def test_short_forms_stand_for_the_long_ones() -> None:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
-from workers.data.errors import InputError
-from workers.data.times import TimeScale
-from workers.input.index import build_index
-from workers.input.reader import InputReader, training_plan
+from podembed.workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.times import TimeScale
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 
 UNIT_S = {
     "ns": Fraction(1, 10**9),

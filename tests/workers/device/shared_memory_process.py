@@ -13,8 +13,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from embedding.lookup.activation_layout import ActivationLayout
-from workers.device.shared_memory import HandoverEnd, HandoverError, HandoverLayout, Invitation, Record, RecordKind
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.workers.device.shared_memory import (
+    HandoverEnd,
+    HandoverError,
+    HandoverLayout,
+    Invitation,
+    Record,
+    RecordKind,
+)
 
 PATIENCE_S = 120.0
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import pytest
 
+from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from tests.processes import free_port
-from workers.device.compile_cache import every_member_writes, use_compile_cache
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0
@@ -113,7 +113,7 @@ TORN = """
 import sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from workers.device.compile_cache import every_member_writes, use_compile_cache
+from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 assert use_compile_cache(sys.argv[1])
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/", 1)[1]))

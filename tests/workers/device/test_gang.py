@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+from podembed.workers.device.gang_errors import GangError
+from podembed.workers.device.model_step import DeviceWorker, join_gang
 from tests.processes import free_port
 from tests.small_job import small_job
 from tests.workers.device import gang_process
 from tests.workers.device.gang_process import NUM_PROCESSES, NUM_STEPS, WEIGHT_SUM, share
 from tests.workers.device.test_model_step import NUM_SAMPLES, Plain
-from workers.device.gang_errors import GangError
-from workers.device.model_step import DeviceWorker, join_gang
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0

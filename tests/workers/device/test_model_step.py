@@ -13,13 +13,13 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.features.activations import Activations
+from podembed.embedding.features.activations import Activations
+from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, sigmoid_binary_cross_entropy
+from podembed.workers.device.process import DeviceProcess, _not_finite
+from podembed.workers.device.shared_memory import HandoverEnd, HandoverServer, HandoverTimeout, Record, RecordKind
+from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job
 from tests.workers.device.shared_memory_process import PATIENCE_S, handover_layout
-from workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, sigmoid_binary_cross_entropy
-from workers.device.process import DeviceProcess, _not_finite
-from workers.device.shared_memory import HandoverEnd, HandoverServer, HandoverTimeout, Record, RecordKind
-from workers.job.job import JobConfig
 
 NUM_SAMPLES = 24
 

@@ -22,9 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES
-from tests.workers.device.shared_memory_process import PATIENCE_S, handover_layout, to_json
-from workers.device.shared_memory import (
+from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES
+from podembed.workers.device.shared_memory import (
     HandoverEnd,
     HandoverError,
     HandoverLayout,
@@ -34,6 +33,7 @@ from workers.device.shared_memory import (
     Record,
     RecordKind,
 )
+from tests.workers.device.shared_memory_process import PATIENCE_S, handover_layout, to_json
 
 LAYOUT = handover_layout(5, 3, (4, 3), num_buffers=2)
 ROOT = Path(__file__).parents[3]
@@ -139,7 +139,7 @@ def test_the_death_of_the_host_ends_the_devices_wait() -> None:
     program = (
         "import sys, time\n"
         "from tests.workers.device.shared_memory_process import handover_layout, to_json\n"
-        "from workers.device.shared_memory import HandoverServer\n"
+        "from podembed.workers.device.shared_memory import HandoverServer\n"
         "server = HandoverServer(handover_layout(2, 1, [1]), generation=1)\n"
         "print(to_json(server.invitation), flush=True)\n"
         "end = server.accept(timeout_s=120)\n"

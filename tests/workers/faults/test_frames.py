@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from podembed.workers.faults.frames import frame_spoiler
+from podembed.workers.faults.inject import FaultPoints, read_records
+from podembed.workers.faults.plan import Fault, FaultPlan
+from podembed.workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed, trade
-from workers.faults.frames import frame_spoiler
-from workers.faults.inject import FaultPoints, read_records
-from workers.faults.plan import Fault, FaultPlan
-from workers.mesh.mesh import ExchangeTimeout, FrameError, Mesh, MeshError, MeshOptions, PeerLost
 
 
 def spoilt_trades(folder: Path, action: str, *, payload_crc: bool = False, **arguments: Any) -> list[Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workers.faults.inject import FaultPoints, ProcessActs, flipped, read_records, spoil
-from workers.faults.plan import Fault, FaultPlan
+from podembed.workers.faults.inject import FaultPoints, ProcessActs, flipped, read_records, spoil
+from podembed.workers.faults.plan import Fault, FaultPlan
 
 
 class Watched:
@@ -144,7 +144,7 @@ def test_a_flip_turns_one_bit() -> None:
 
 def test_a_killed_process_leaves_its_record(tmp_path: Path) -> None:
     code = (
-        "import sys; from workers.faults.inject import *\n"
+        "import sys; from podembed.workers.faults.inject import *\n"
         "plan = FaultPlan(folder=sys.argv[1], faults=(Fault(point='step.update', action='kill'),))\n"
         "FaultPoints.of(plan, 'host 0').hit('step.update', step=1)\n"
     )

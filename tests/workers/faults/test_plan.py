@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.faults.plan import POINTS, Fault, FaultPlan, FaultPlanError, parse_plan
+from podembed.workers.faults.plan import POINTS, Fault, FaultPlan, FaultPlanError, parse_plan
 
 
 def test_a_plan_survives_its_json() -> None:

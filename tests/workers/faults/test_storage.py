@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from workers.faults.inject import FaultPoints, ProcessActs
-from workers.faults.plan import Fault, FaultPlan
-from workers.faults.storage import with_faults
-from workers.storage.errors import StorageFull, StoreUnavailable
-from workers.storage.retry import Waiting
-from workers.storage.store import Store
+from podembed.workers.faults.inject import FaultPoints, ProcessActs
+from podembed.workers.faults.plan import Fault, FaultPlan
+from podembed.workers.faults.storage import with_faults
+from podembed.workers.storage.errors import StorageFull, StoreUnavailable
+from podembed.workers.storage.retry import Waiting
+from podembed.workers.storage.store import Store
 
 
 class Struck(Exception):

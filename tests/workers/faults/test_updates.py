@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.initializers import Constant
-from embedding.optimizers import SGD
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.faults.inject import FaultPoints
-from workers.faults.plan import Fault, FaultPlan
-from workers.faults.updates import arm_updates
+from podembed.embedding.config import TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import SGD
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.faults.plan import Fault, FaultPlan
+from podembed.workers.faults.updates import arm_updates
 
 
 def table(name: str) -> Table:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workers.data.batch import Batch
-from workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
 
 VOCABULARY_SIZE = 1 << 20
 

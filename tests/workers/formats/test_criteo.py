@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.formats import criteo as criteo_text
+from podembed.workers.formats import text as text_lines
+from podembed.workers.formats.criteo import ConversionReport, CriteoTextError, convert_criteo
+from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
+from podembed.workers.formats.text import TextError
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.storage.finished_folder import FolderError
 from tests.workers.formats.test_criteo_lines import line_with
-from workers.data.config import DenseColumn, IdColumn, ParquetData
-from workers.data.errors import InputError
-from workers.formats import criteo as criteo_text
-from workers.formats import text as text_lines
-from workers.formats.criteo import ConversionReport, CriteoTextError, convert_criteo
-from workers.formats.criteo_lines import CATEGORY_NAMES, FIELD_NAMES, INTEGER_NAMES, read_line
-from workers.formats.text import TextError
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.storage.finished_folder import FolderError
 
 
 def good_lines(count: int, *, seed: int = 0) -> list[bytes]:

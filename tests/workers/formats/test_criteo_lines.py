@@ -4,7 +4,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from workers.formats.criteo_lines import FIELD_NAMES, NUM_CATEGORIES, NUM_INTEGERS, Fault, parse_lines, read_line
+from podembed.workers.formats.criteo_lines import (
+    FIELD_NAMES,
+    NUM_CATEGORIES,
+    NUM_INTEGERS,
+    Fault,
+    parse_lines,
+    read_line,
+)
 
 labels = st.sampled_from([b"0", b"1"])
 integers = st.just(b"") | st.integers(-(2**31), 2**31 - 1).map(lambda value: str(value).encode())

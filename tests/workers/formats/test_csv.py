@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data.bad_rows import BadRow, BadRowLog
-from workers.data.batch import Batch
-from workers.data.config import CsvData, DataConfigError, IdColumn
-from workers.data.errors import InputError
-from workers.formats import csv as csv_files
-from workers.formats import csv_records
-from workers.formats.csv_records import RecordScanner, record_ends
-from workers.input.reader import InputReader, build_index, evaluation_plan
+from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import CsvData, DataConfigError, IdColumn
+from podembed.workers.data.errors import InputError
+from podembed.workers.formats import csv as csv_files
+from podembed.workers.formats import csv_records
+from podembed.workers.formats.csv_records import RecordScanner, record_ends
+from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 
 SIZES = {"user": 100, "tags": 1000, "places": 50}
 

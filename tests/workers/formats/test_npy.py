@@ -9,10 +9,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from workers.data.batch import Batch
-from workers.data.config import DataConfigError, DenseColumn, IdColumn, NpyData
-from workers.data.errors import InputError
-from workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import DataConfigError, DenseColumn, IdColumn, NpyData
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 NUM_ROWS = (17, 5)
 

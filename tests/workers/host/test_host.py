@@ -19,24 +19,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workers.host.same_machine
-from embedding.buckets import place, split_evenly
-from embedding.config import FeatureConfig, TableConfig
-from embedding.initializers import initial_rows
-from embedding.optimizers import SGD
+from podembed.embedding.buckets import place, split_evenly
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import initial_rows
+from podembed.embedding.optimizers import SGD
+from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.shard import CheckpointMismatch, table_plan
+from podembed.workers.data.errors import InputError
+from podembed.workers.device.shared_memory import (
+    HandoverError,
+    HandoverLost,
+    HandoverTimeout,
+    Invitation,
+    Record,
+    RecordKind,
+)
+from podembed.workers.host.host import HostReady, HostSpec, HostWorker
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import table_specs
+from podembed.workers.mesh.errors import MeshError
+from podembed.workers.storage.store import Store
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import NUM_LANES, NUM_ROWS, small_job
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
-from workers.checkpoint.files import TableFiles, assemble_table
-from workers.checkpoint.shard import CheckpointMismatch, table_plan
-from workers.data.errors import InputError
-from workers.device.shared_memory import HandoverError, HandoverLost, HandoverTimeout, Invitation, Record, RecordKind
-from workers.host.host import HostReady, HostSpec, HostWorker
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.job.job import JobConfig
-from workers.job.tables import table_specs
-from workers.mesh.errors import MeshError
-from workers.storage.store import Store
 
 RATE = 0.5
 # Of tables a, b and bags: with several buckets a table is spread over the hosts and its rows travel, with one it lies
@@ -253,7 +259,7 @@ def take_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     TCP.
     """
     asked = itertools.count()
-    monkeypatch.setattr(workers.neighbours, "machine_identity", lambda: f"machine {next(asked)}")
+    monkeypatch.setattr("podembed.workers.host.same_machine.machine_identity", lambda: f"machine {next(asked)}")
 
 
 @pytest.mark.parametrize(("num_hosts", "machines"), [(1, 1), (2, 1), (2, 2), (5, 1), (5, 5)])

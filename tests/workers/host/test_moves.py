@@ -19,17 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.table.table import Table
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.host.moves import BucketExchange, _by_round
+from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.mesh.errors import FrameError, MeshError
+from podembed.workers.mesh.frames import HEADER_BYTES, Tag
+from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_deltas import Hosts
 from tests.workers.checkpoint.test_moving_buckets import hosts_of, save, spec_of, state_of
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
-from workers.checkpoint.files import TableFiles
-from workers.host.moves import BucketExchange, _by_round
-from workers.host.surviving_shard import Filled, HeldRows
-from workers.mesh.errors import FrameError, MeshError
-from workers.mesh.frames import HEADER_BYTES, Tag
-from workers.mesh.mesh import Mesh, MeshOptions
-from workers.storage.store import Store
 
 COMMIT = "s000000001-g00000001"
 ROOMY = 1e9
@@ -270,7 +270,7 @@ def test_what_leaves_takes_no_more_memory_than_there_was(tmp_path: Path, monkeyp
     """
     move = swap(tmp_path)
     size = move.hosts[0][0].spec.bucket_bytes
-    monkeypatch.setattr("workers.checkpoint.undo.MIN_LOG_BYTES", 0)
+    monkeypatch.setattr("podembed.workers.checkpoint.undo.MIN_LOG_BYTES", 0)
     move.cut(undo_share=1.5 * size / (4 * size))
     assert [len(held.leaving) for held in move.helds] == [1, 1]
     with meshes(2) as ranks:
@@ -283,9 +283,9 @@ def test_what_leaves_takes_no_more_memory_than_there_was(tmp_path: Path, monkeyp
 PEAK = """
 import resource
 import numpy as np
-from embedding.table.table import Table
+from podembed.embedding.table.table import Table
 from tests.workers.checkpoint.test_moving_buckets import spec_of
-from workers.host.surviving_shard import HeldRows
+from podembed.workers.host.surviving_shard import HeldRows
 
 def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding.buckets import split_evenly
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import SGD
+from podembed.embedding.buckets import split_evenly
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import SGD
+from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.host.ids import EARLY_RETRY_STEPS
+from podembed.workers.job.job import JobConfig, JobError
 from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.host.test_host import RATE, Dense, Pod, pod, take_for_strangers
-from workers.checkpoint.files import TableFiles
-from workers.host.ids import EARLY_RETRY_STEPS
-from workers.job.job import JobConfig, JobError
 
 # Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before
 # touched.

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding.buckets import place, split_evenly
+from podembed.embedding.buckets import place, split_evenly
+from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.device.shared_memory import HandoverError
+from podembed.workers.host.host import HostWorker
+from podembed.workers.host.moves import BucketExchange
+from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import table_specs
+from podembed.workers.mesh.errors import MeshBroken, MeshError
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import small_job
 from tests.workers.host.test_host import OneLineDevice, Pod
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
-from workers.checkpoint.files import TableFiles
-from workers.device.shared_memory import HandoverError
-from workers.host.host import HostWorker
-from workers.host.moves import BucketExchange
-from workers.host.surviving_shard import Filled
-from workers.job.job import JobConfig
-from workers.job.tables import table_specs
-from workers.mesh.errors import MeshBroken, MeshError
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 BASE = "s000000005-g00000003"
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.host.same_machine
-from embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.workers.device.shared_memory import HandoverLayout
+from podembed.workers.host.same_machine import meet
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
-from workers.device.shared_memory import HandoverLayout
-from workers.host.same_machine import meet
 
 LAYOUT = HandoverLayout(num_dense=2, activations=ActivationLayout(num_samples=4, widths=(8, 8, 4), owners=(0, 1, -1)))
 
@@ -71,7 +70,7 @@ def test_a_memory_that_is_too_short_is_not_used(descriptors: list[int]) -> None:
 
 def test_hosts_of_different_machines_do_not_share(descriptors: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter(range(100))
-    monkeypatch.setattr(workers.neighbours, "machine_identity", lambda: f"machine {next(asked)}")
+    monkeypatch.setattr("podembed.workers.host.same_machine.machine_identity", lambda: f"machine {next(asked)}")
     assert met(descriptors[:2]) == [{}, {}]
 
 

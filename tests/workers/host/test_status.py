@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.decisions.stragglers import imbalance, is_notable
+from podembed.orchestrator.decisions.stragglers import imbalance, is_notable
+from podembed.workers.device.shared_memory import Record
+from podembed.workers.liveness.progress import Progress
 from tests.small_job import B_ROWS, small_job, write_small_data
 from tests.workers.host.test_host import BUCKETS, done, pod
 from tests.workers.mesh.mesh_testing import PATIENCE_S
-from workers.device.shared_memory import Record
-from workers.liveness.progress import Progress
 
 
 def wait_for(look: Callable[[], Progress], is_so: Callable[[Progress], bool]) -> Progress:

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.optimizers import Adagrad
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import Adagrad
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.host.surviving_shard import HeldRows
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import assembled, write_live
-from workers.checkpoint.files import TableFiles
-from workers.host.surviving_shard import HeldRows
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
 
 BUCKETS = 8
 ATTEMPT = "s000000004-g00000001"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding.lookup.activation_layout import ActivationLayout
-from embedding.lookup.owner_pooled import PooledLookup
-from embedding.lookup.sharded import Prepared
+from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.sharded import Prepared
+from podembed.workers.host.vectors import VectorExchange
+from podembed.workers.mesh.frames import Tag
 from tests.embedding.lookup import test_sharded as test_lookup
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes
-from workers.host.vectors import VectorExchange
-from workers.mesh.frames import Tag
 
 STEP = 3
 

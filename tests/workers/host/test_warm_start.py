@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding.config import TableConfig
-from embedding.optimizers import SGD, Adagrad, Adam, Optimizer
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from orchestrator.commit.manifest import Manifest
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.digest import rows_in_bucket
+from podembed.workers.host.warm_start import TableStart, begin_tables, read_buckets
+from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import SampleTable, flip_byte, random_table, run_with
 from tests.run_state import tables_of
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.digest import rows_in_bucket
-from workers.host.warm_start import TableStart, begin_tables, read_buckets
-from workers.storage.store import Store
 
 NUM_ROWS, DIM = 37, 3
 

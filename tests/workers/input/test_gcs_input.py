@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import filesystem_of
+from podembed.workers.input.reader import InputReader, build_index, training_plan
 from tests.processes import free_port
 from tests.workers.formats.parquet_sets import assert_same
 from tests.workers.input.test_order import write_files
 from tests.workers.input.test_remote_input import moved, read_all
-from workers.data.errors import InputError
-from workers.data.files import filesystem_of
-from workers.input.reader import InputReader, build_index, training_plan
 
 BUCKET = "runs"
 

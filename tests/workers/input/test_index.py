@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
 from tests.workers.formats.parquet_sets import declaration, table_of, write_set
-from workers.data.config import IdColumn, ParquetData
-from workers.data.errors import InputError
-from workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
 
 
 def test_files_are_listed_in_order_with_their_row_groups(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data.config import DataConfigError
-from workers.input.lanes import LanePlan
+from podembed.workers.data.config import DataConfigError
+from podembed.workers.input.lanes import LanePlan
 
 plans = st.builds(
     lambda rows, num_lanes, per_step, seed, shuffle: LanePlan(

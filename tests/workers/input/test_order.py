@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.buckets import split_evenly
+from podembed.embedding.buckets import split_evenly
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import CsvData, IdColumn, InputData, NpyData, ParquetData
+from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
 from tests.workers.formats.parquet_sets import assert_same
-from workers.data.bad_rows import BadRowLog
-from workers.data.batch import Batch
-from workers.data.config import CsvData, IdColumn, InputData, NpyData, ParquetData
-from workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
 
 SIZE = 10_000
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from podembed.workers.data.batch import Batch
+from podembed.workers.input.read_ahead import ReadAhead, ReadAheadError
 from tests.processes import wait_for
 from tests.workers.data.test_batch import batch_of
 from tests.workers.mesh.mesh_testing import PATIENCE_S
-from workers.data.batch import Batch
-from workers.input.read_ahead import ReadAhead, ReadAheadError
 
 
 class NumberedSteps:

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding.buckets import split_evenly
-from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of, write_set
-from workers.columns.decode import Decoder
-from workers.data.batch import Batch
-from workers.data.config import DataConfigError, ParquetData
-from workers.data.input_files import InputFile
-from workers.formats.parquet import OpenedParquet
-from workers.input import reader as input_module
-from workers.input.index import describe_order
-from workers.input.reader import (
+from podembed.embedding.buckets import split_evenly
+from podembed.workers.columns.decode import Decoder
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import DataConfigError, ParquetData
+from podembed.workers.data.input_files import InputFile
+from podembed.workers.formats.parquet import OpenedParquet
+from podembed.workers.input import reader as input_module
+from podembed.workers.input.index import describe_order
+from podembed.workers.input.reader import (
     InputError,
     InputIndex,
     InputReader,
@@ -29,6 +28,7 @@ from workers.input.reader import (
     evaluation_plan,
     training_plan,
 )
+from tests.workers.formats.parquet_sets import assert_same, check_rows, table_of, write_set
 
 
 def read_whole(data: ParquetData, index: InputIndex, plan: LanePlan, num_hosts: int, steps: range) -> list[Batch]:

@@ -16,19 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedding.buckets import split_evenly
+from podembed.embedding.buckets import split_evenly
+from podembed.workers.data import files
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import IdColumn, InputData, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.formats.criteo import convert_criteo
+from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.storage.errors import StoreUnavailable
+from podembed.workers.storage.retry import RetryPolicy
 from tests.ailing_proxy import AilingProxy, Fault, ailing_proxy
 from tests.click_logs import click_lines
 from tests.workers.formats.parquet_sets import assert_same
 from tests.workers.input.test_order import SIZE, write_files
-from workers.data import files
-from workers.data.batch import Batch
-from workers.data.config import IdColumn, InputData, ParquetData
-from workers.data.errors import InputError
-from workers.formats.criteo import convert_criteo
-from workers.input.reader import InputReader, build_index, training_plan
-from workers.storage.errors import StoreUnavailable
-from workers.storage.retry import RetryPolicy
 
 # As patient as the product, but in milliseconds.
 HASTY = RetryPolicy(max_attempts=6, first_wait_s=0.01, max_wait_s=0.05, deadline_s=20.0)

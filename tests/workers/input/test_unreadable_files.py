@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.workers.data.config import CsvData, ParquetData
+from podembed.workers.data.errors import InputError
+from podembed.workers.data.files import locate, open_ranges, read_whole
+from podembed.workers.formats.parquet import parquet_names
+from podembed.workers.input.index import build_index
+from podembed.workers.input.reader import InputReader, training_plan
 from tests.workers.formats.parquet_sets import write_set
-from workers.data.config import CsvData, ParquetData
-from workers.data.errors import InputError
-from workers.data.files import locate, open_ranges, read_whole
-from workers.formats.parquet import parquet_names
-from workers.input.index import build_index
-from workers.input.reader import InputReader, training_plan
 
 NOBODY = 65534
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.job.folder import search_last
-from workers.job.job import JobError, JobReference
+from podembed.workers.job.folder import search_last
+from podembed.workers.job.job import JobError, JobReference
 
-JOB = "from workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'found here'\n"
+JOB = "from podembed.workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'found here'\n"
 
 
 @pytest.fixture(autouse=True)

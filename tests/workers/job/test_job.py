@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from embedding.config import FeatureConfig, QuantizationConfig, TableConfig
-from embedding.optimizers import SGD, Adagrad, Adam
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.optimizers import SGD, Adagrad, Adam
+from podembed.workers.data.config import DataConfigError, IdColumn, ParquetData
+from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.job.ranking import RecallAt
+from podembed.workers.job.tables import choose_buckets, feature_bindings, table_specs
 from tests.small_job import DIM, SmallModel, small_job
-from workers.data.config import DataConfigError, IdColumn, ParquetData
-from workers.job.job import JobConfig, JobError, JobReference
-from workers.job.ranking import RecallAt
-from workers.job.tables import choose_buckets, feature_bindings, table_specs
 
 USERS = TableConfig(100, 4, name="users")
 ITEMS = TableConfig(50, 8, name="items", combiner="sum", optimizer=Adam())
@@ -137,9 +137,9 @@ def test_a_reference_leads_to_its_job_and_survives_json() -> None:
 )
 def test_an_argument_of_another_type_is_refused_by_name(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(JobError, match=said):
-        JobReference(function="jobs.criteo:criteo", arguments={"data": ["x.parquet"], **arguments}).resolve()
+        JobReference(function="podembed.jobs.criteo:criteo", arguments={"data": ["x.parquet"], **arguments}).resolve()
     good = {"data": ["x.parquet"], "batch_size": 64, "dense_learning_rate": 1, "vocabulary_size": None}
-    assert JobReference(function="jobs.criteo:criteo", arguments=good).resolve().batch_size == 64
+    assert JobReference(function="podembed.jobs.criteo:criteo", arguments=good).resolve().batch_size == 64
 
 
 def test_arguments_that_json_cannot_hold_are_refused() -> None:
@@ -203,4 +203,4 @@ def test_a_declaration_that_cannot_be_is_told_with_its_line_and_an_error_of_the_
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_arguments_that_the_record_of_a_run_cannot_give_back_are_refused(value: float) -> None:
     with pytest.raises(JobError, match=r"Found learning_rate=.*the number .*Expected plain JSON values"):
-        JobReference(function="jobs.criteo:synthetic", arguments={"learning_rate": value}).resolve()
+        JobReference(function="podembed.jobs.criteo:synthetic", arguments={"learning_rate": value}).resolve()

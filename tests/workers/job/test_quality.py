@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from workers.job.quality import QualityError, Scores, area_under_curve, mean_log_loss
+from podembed.workers.job.quality import QualityError, Scores, area_under_curve, mean_log_loss
 
 rows = st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=30)
 

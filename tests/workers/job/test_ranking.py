@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.job.quality import QualityError, Scores
-from workers.job.ranking import RecallAt, recall_at
+from podembed.workers.job.quality import QualityError, Scores
+from podembed.workers.job.ranking import RecallAt, recall_at
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=9)
 

@@ -11,14 +11,14 @@ import numpy as np
 import optax
 import pytest
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
-from embedding.optimizers import SGD, Adagrad
-from jobs.models.dlrm import DLRM
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
+from podembed.embedding.optimizers import SGD, Adagrad
+from podembed.jobs.models.dlrm import DLRM
+from podembed.workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.ranking import RecallAt
 from tests.small_job import SmallModel
-from workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
-from workers.job.job import JobConfig, JobError
-from workers.job.ranking import RecallAt
 
 TABLE = TableConfig(100, 4, name="users")
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.api.errors import EXIT_FENCED
-from orchestrator.commit.lease import Holder, acquire
+from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.commit.lease import Holder, acquire
+from podembed.workers.liveness import lease_watch
+from podembed.workers.liveness.lease_watch import LeaseSigns, LeaseWatch, StoredLease
+from podembed.workers.storage.errors import StoreUnavailable
+from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
-from workers.liveness import lease_watch
-from workers.liveness.lease_watch import LeaseSigns, LeaseWatch, StoredLease
-from workers.storage.errors import StoreUnavailable
-from workers.storage.store import Store
 
 TIMEOUT_S = 30.0
 PAUSE_S = 5.0
@@ -222,8 +222,8 @@ def test_the_pause_leaves_several_looks_within_the_timeout(timeout_s: float) -> 
 WORKER = """
 import socket, sys, time
 from tests.clock import FakeClock
-from workers.liveness.lease_watch import LeaseWatch, StoredLease
-from workers.storage.store import Store
+from podembed.workers.liveness.lease_watch import LeaseWatch, StoredLease
+from podembed.workers.storage.store import Store
 listener = socket.create_server(("127.0.0.1", 0))
 store, clock, beats_left = Store(sys.argv[1]), FakeClock(), int(sys.argv[2])
 def sleep(seconds):

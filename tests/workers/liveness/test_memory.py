@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.liveness.memory import oom_kills
+from podembed.workers.liveness.memory import oom_kills
 
 EVENTS = "low 0\nhigh 4\nmax 9\noom 3\noom_kill 2\noom_group_kill 7\n"
 VMSTAT = "nr_free_pages 1\noom_kill 5\n"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
+from podembed.workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
 
 PATIENCE_S = 120.0
 MARK = "PODEMBED_TEST_SIGNS"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from podembed.workers.liveness.progress import Laps, Tracker, is_waiting_phase
 from tests.clock import FakeClock
-from workers.liveness.progress import Laps, Tracker, is_waiting_phase
 
 
 def test_the_age_of_a_phase_grows_and_begins_again_with_the_next() -> None:

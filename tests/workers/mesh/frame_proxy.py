@@ -11,9 +11,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from podembed.workers.mesh.frames import HEADER_BYTES, TRAILER_BYTES, FrameHeader
+from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
-from workers.mesh.frames import HEADER_BYTES, TRAILER_BYTES, FrameHeader
-from workers.mesh.mesh import Mesh, MeshOptions
 
 Rewrite = Callable[[int, bytes, bytes], bytes | None]
 """`rewrite(index, header, payload with trailer)` gives the bytes to pass on; None closes both connections."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.mesh.mesh import Mesh, MeshIdentity, MeshOptions, Tag
+from podembed.workers.mesh.mesh import Mesh, MeshIdentity, MeshOptions, Tag
 
 TOKEN = bytes(range(32))
 LOCAL = "127.0.0.1"

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from podembed.workers.mesh.aborting import AbortSignal
+from podembed.workers.mesh.errors import MeshAborted
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, succeed
-from workers.mesh.aborting import AbortSignal
-from workers.mesh.errors import MeshAborted
 
 
 def test_a_waiting_selector_wakes_and_stays_awake() -> None:

@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.workers.mesh.frame_proxy import Rewrite, proxied_pair
-from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
-from workers.mesh.frames import FrameHeader
-from workers.mesh.mesh import (
+from podembed.workers.mesh.frames import FrameHeader
+from podembed.workers.mesh.mesh import (
     ExchangeTimeout,
     FrameError,
     Mesh,
@@ -31,6 +29,8 @@ from workers.mesh.mesh import (
     PeerLost,
     Tag,
 )
+from tests.workers.mesh.frame_proxy import Rewrite, proxied_pair
+from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
 
 _MORE_THAN_KERNELS_HOLD = 60_000_000
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.mesh.errors import FrameError, MeshUsageError
-from workers.mesh.frames import HEADER_BYTES, FrameHeader, Tag, byte_view, byte_views, checksum
+from podembed.workers.mesh.errors import FrameError, MeshUsageError
+from podembed.workers.mesh.frames import HEADER_BYTES, FrameHeader, Tag, byte_view, byte_views, checksum
 
 _U32 = st.integers(0, 2**32 - 1)
 _U64 = st.integers(0, 2**64 - 1)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.workers.mesh.errors import HandshakeRefused, MeshUsageError
+from podembed.workers.mesh.handshake import Dialogue, MeshIdentity, answer, dial
 from tests.workers.mesh.mesh_testing import TOKEN, identity
-from workers.mesh.errors import HandshakeRefused, MeshUsageError
-from workers.mesh.handshake import Dialogue, MeshIdentity, answer, dial
 
 _DIALER_NONCE = b"d" * 32
 _ACCEPTOR_NONCE = b"a" * 32

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.workers.mesh.mesh_testing import Inbox
-from workers.mesh.errors import FrameError, PeerLost
-from workers.mesh.frames import (
+from podembed.workers.mesh.errors import FrameError, PeerLost
+from podembed.workers.mesh.frames import (
     HEADER_BYTES,
     TRAILER_BYTES,
     Farewell,
@@ -23,7 +22,8 @@ from workers.mesh.frames import (
     checksum,
     trailer_of,
 )
-from workers.mesh.link import Link, LinkRules
+from podembed.workers.mesh.link import Link, LinkRules
+from tests.workers.mesh.mesh_testing import Inbox
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

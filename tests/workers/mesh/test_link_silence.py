@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from podembed.workers.mesh import link_silence
+from podembed.workers.mesh import setup as forming
+from podembed.workers.mesh.link_silence import ask_when_quiet, silence_s
+from podembed.workers.mesh.mesh import Mesh, MeshConnectTimeout
 from tests.processes import wait_for
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, meshes
-from workers.mesh import link_silence
-from workers.mesh import setup as forming
-from workers.mesh.link_silence import ask_when_quiet, silence_s
-from workers.mesh.mesh import Mesh, MeshConnectTimeout
 
 KERNEL_TICK_S = 0.05  # how coarsely kernels count
 
@@ -59,7 +59,7 @@ def test_on_a_quiet_connection_kernels_ask_each_other() -> None:
 def test_a_mesh_names_those_that_it_does_not_hear(monkeypatch: pytest.MonkeyPatch) -> None:
     with meshes(2) as (one, _):
         assert one.unheard_s == {}
-        monkeypatch.setattr("workers.mesh.mesh.NOTABLE_S", 0.05)
+        monkeypatch.setattr("podembed.workers.mesh.mesh.NOTABLE_S", 0.05)
         seen: list[dict[int, float]] = []
         # A kernel may acknowledge the last bytes late, so that the silence begins anew.
         wait_for("silence", lambda: bool(seen.append(one.unheard_s) or seen[-1]), seconds=PATIENCE_S)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshOptions, MeshUsageError, PeerLost, Tag
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
-from workers.mesh.mesh import Mesh, MeshBroken, MeshOptions, MeshUsageError, PeerLost, Tag
 
 # From nothing over one packet to more than the kernel holds on both sides.
 _SIZES = st.sampled_from([0, 1, 57, 1500, 65_536, 300_001, 6_000_000])

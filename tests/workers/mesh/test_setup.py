@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.clock import FakeClock
-from tests.processes import wait_for
-from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
-from workers.mesh.mesh import (
+from podembed.workers.mesh.mesh import (
     HandshakeRefused,
     Mesh,
     MeshAborted,
@@ -24,7 +21,10 @@ from workers.mesh.mesh import (
     MeshOptions,
     MeshUsageError,
 )
-from workers.mesh.setup import Forming
+from podembed.workers.mesh.setup import Forming
+from tests.clock import FakeClock
+from tests.processes import wait_for
+from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
 
 _QUICK = MeshOptions(handshake_timeout_s=0.2)
 

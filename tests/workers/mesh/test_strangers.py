@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from podembed.workers.mesh.handshake import MeshIdentity, dial
+from podembed.workers.mesh.mesh import Mesh, MeshAborted, MeshConnectTimeout, MeshOptions
+from podembed.workers.mesh.setup import Forming, Refusals
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, succeed
-from workers.mesh.handshake import MeshIdentity, dial
-from workers.mesh.mesh import Mesh, MeshAborted, MeshConnectTimeout, MeshOptions
-from workers.mesh.setup import Forming, Refusals
 
 HANDSHAKE_S = 0.4
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import zarr
 
-from embedding.config import FeatureConfig, TableConfig
-from embedding.optimizers import Adagrad
-from embedding.replicas.strategies import LocalStrategy
-from embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
-from embedding.tpu_embedding.embedding import TPUEmbedding
-from workers.stepwise.checkpoint import CHECKPOINT_STORAGE
-from workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
-from workers.storage.errors import StorageError
-from workers.storage.store import Store
-from workers.storage.strict_json import DocumentRefused, seal
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.optimizers import Adagrad
+from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
+from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
+from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
+from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused, seal
 
 
 class Killed(BaseException):
@@ -80,8 +80,8 @@ def test_a_killed_process_leaves_no_checkpoint(tmp_path):
     program = """
         import os, signal, sys
         import numpy as np
-        from embedding.tpu_embedding.checkpoint import Checkpoint
-        from workers.storage.store import Store
+        from podembed.embedding.tpu_embedding.checkpoint import Checkpoint
+        from podembed.workers.storage.store import Store
         folder = sys.argv[1]
         checkpoint = Checkpoint(model=np.ones(3, np.float32))
         checkpoint.save(folder)

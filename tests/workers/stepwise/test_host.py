@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embedding.buckets import place
-from embedding.config import TableConfig
-from embedding.engine.engine import EngineSpec, HostEngine, InProcessEngine, Share
-from embedding.engine.order import OrderError
-from embedding.features.bags import split_bags
-from embedding.lookup.feature_lookup import LookupFeature
-from embedding.optimizers import Adagrad, Adam
-from embedding.ragged import Ragged
-from embedding.replicas.strategies import get_replica_context
-from embedding.table_spec import TableSpec
-from workers.mesh.errors import MeshAborted, MeshError
-from workers.stepwise.host import MeshExchange, ReplicaEngine, StepwiseDevice, StepwiseHost, StepwiseSpec
+from podembed.embedding.buckets import place
+from podembed.embedding.config import TableConfig
+from podembed.embedding.engine.engine import EngineSpec, HostEngine, InProcessEngine, Share
+from podembed.embedding.engine.order import OrderError
+from podembed.embedding.features.bags import split_bags
+from podembed.embedding.lookup.feature_lookup import LookupFeature
+from podembed.embedding.optimizers import Adagrad, Adam
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.replicas.strategies import get_replica_context
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.mesh.errors import MeshAborted, MeshError
+from podembed.workers.stepwise.host import MeshExchange, ReplicaEngine, StepwiseDevice, StepwiseHost, StepwiseSpec
 
 NUM_SAMPLES = 12
 

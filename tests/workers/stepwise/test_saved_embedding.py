@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import zarr
 
-from embedding.buckets import BucketLayout
-from embedding.config import TableConfig
-from embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
-from embedding.table.table import Table
-from embedding.table_spec import TableSpec
-from workers.checkpoint.chunks import ChunkDamaged
-from workers.checkpoint.shard import CheckpointMismatch
-from workers.stepwise.checkpoint import CHECKPOINT_STORAGE
-from workers.stepwise.saved_embedding import (
+from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.config import TableConfig
+from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.checkpoint.shard import CheckpointMismatch
+from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
+from podembed.workers.stepwise.saved_embedding import (
     TABLE_STORAGE,
     AlreadySaved,
     IndexTooLarge,
@@ -29,9 +29,9 @@ from workers.stepwise.saved_embedding import (
     restore_tables,
     write_host,
 )
-from workers.storage import strict_json
-from workers.storage.errors import StorageError
-from workers.storage.strict_json import DocumentRefused, seal
+from podembed.workers.storage import strict_json
+from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.strict_json import DocumentRefused, seal
 
 
 def spec_of(optimizer=None, *, name="users", num_rows=37, dim=3, num_buckets=8):

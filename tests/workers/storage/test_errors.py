@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.storage.errors import NotAFolder, StorageError
-from workers.storage.store import Store
+from podembed.workers.storage.errors import NotAFolder, StorageError
+from podembed.workers.storage.store import Store
 
 
 def test_a_file_in_the_place_of_the_root_is_no_store(tmp_path: Path) -> None:

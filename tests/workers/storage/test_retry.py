@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.storage.errors import NameTaken, StoreUnavailable
-from workers.storage.retry import RetryPolicy, Waiting, call_with_retries, is_transient
+from podembed.workers.storage.errors import NameTaken, StoreUnavailable
+from podembed.workers.storage.retry import RetryPolicy, Waiting, call_with_retries, is_transient
 
 
 class HttpError(Exception):

@@ -20,8 +20,8 @@ from fsspec.spec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.storage import remote as remote_files
-from workers.storage.errors import (
+from podembed.workers.storage import remote as remote_files
+from podembed.workers.storage.errors import (
     NameNotFound,
     NameTaken,
     NotAPlainFile,
@@ -33,8 +33,8 @@ from workers.storage.errors import (
     UnsafeName,
     WrongSize,
 )
-from workers.storage.retry import RetryPolicy, Waiting
-from workers.storage.store import Store, is_safe_name, validate_name
+from podembed.workers.storage.retry import RetryPolicy, Waiting
+from podembed.workers.storage.store import Store, is_safe_name, validate_name
 
 NO_WAIT = Waiting(sleep=lambda _: None)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly, seal, unseal
+from podembed.workers.storage.strict_json import DocumentRefused, canonical_bytes, parse_strictly, seal, unseal
 
 values = st.recursive(
     st.none()

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.api.errors import EXIT_FENCED
-from orchestrator.commit.lease import read_base, read_claims, read_lineage
-from orchestrator.commit.manifest import parse_commit_name
-from workers.storage.errors import NameNotFound
-from workers.storage.store import Store
+from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.commit.lease import read_base, read_claims, read_lineage
+from podembed.orchestrator.commit.manifest import parse_commit_name
+from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.store import Store
 
 ROOT = Path(__file__).parents[4]
 NUM_DRIVERS = 3

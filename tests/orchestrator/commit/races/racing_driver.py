@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 
-from orchestrator.commit.lease import Fenced, Holder, acquire
-from orchestrator.commit.manifest import commit_name, parse_commit_name
-from workers.storage.store import Store
+from podembed.orchestrator.commit.lease import Fenced, Holder, acquire
+from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
+from podembed.workers.storage.store import Store
 
 
 class PausingStore(Store):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
-from orchestrator.commit.manifest import commit_name, parse_commit_name
+from podembed.orchestrator.commit.lease_protocol import Base, DriverState, Phase, after, head, lineage, propose
+from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
 
 After = Callable[[DriverState, object], DriverState]
 

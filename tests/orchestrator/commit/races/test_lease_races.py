@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.api.errors import EXIT_FENCED
-from orchestrator.commit.lease import acquire, read_commit_names, read_lineage
+from podembed.orchestrator.api.errors import EXIT_FENCED
+from podembed.orchestrator.commit.lease import acquire, read_commit_names, read_lineage
+from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import holder
 from tests.orchestrator.commit.races.lease_races import finish, race, start
 from tests.processes import wait_for
-from workers.storage.store import Store
 
 
 def test_three_drivers_at_once_make_one_history(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""Where code lives: which room may import which, and how large folders and files may grow."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from tests.architecture.test_imports import FLOORS, MODULES, ROOT, label, parsed
+
+MAX_FILES = 15
+MAX_FILE_LINES = 400
+MAX_OWN_IMPORTS = 15
+
+# What each room, or file beside the rooms, imports of its own floor. A new arrow is a decision: it must not close a
+# circle, and it should be one that a newcomer expects.
+ARROWS = {
+    "embedding/config": "initializers optimizers",
+    "embedding/table_spec": "buckets config optimizers",
+    "embedding/table": "initializers kernels optimizers table_spec",
+    "embedding/lookup": "buckets config kernels ragged table table_spec",
+    "embedding/engine": "config lookup ragged table table_spec",
+    "embedding/features": "config ragged",
+    "embedding/replicas": "engine features ragged",
+    "embedding/keras": "tracing",
+    "embedding/tpu_config": "config optimizers",
+    "embedding/tpu_embedding": "config engine features keras lookup optimizers ragged replicas table table_spec "
+    "tpu_config tracing",
+    "workers/faults": "storage",
+    "workers/liveness": "faults storage",
+    "workers/data": "declared_types storage",
+    "workers/columns": "data",
+    "workers/formats": "columns data storage",
+    "workers/input": "columns data formats job",
+    "workers/job": "data declared_types storage",
+    "workers/mesh": "descriptors faults",
+    "workers/checkpoint": "liveness storage",
+    "workers/device": "checkpoint descriptors faults job liveness storage",
+    "workers/host": "checkpoint data device faults input job liveness mesh storage",
+    "workers/actors": "device host job liveness",
+    "workers/stepwise": "actors checkpoint device liveness mesh storage",
+    "orchestrator/commit": "api",
+    "orchestrator/run": "api commit",
+    "orchestrator/inspect": "api commit run",
+    "orchestrator/group": "api commit run",
+    "orchestrator/decisions": "api group inspect",
+    "orchestrator/cluster": "api decisions group",
+    "orchestrator/driver": "api cluster commit decisions group run",
+    "orchestrator/outcomes": "api commit",
+    "orchestrator/supervise": "api commit outcomes",
+    "orchestrator/pod": "api group",
+    "orchestrator/strategy": "api cluster pod",
+    "orchestrator/trainer": "api cluster commit driver run",
+    "jobs/prepare": "search_path",
+    "jobs/criteo": "models prepare synthetic",
+    "jobs/criteo_files": "criteo prepare",
+    "jobs/movielens": "models movielens_files",
+    "jobs/chaos": "built_in search_path synthetic",
+    "jobs/cli": "built_in chaos criteo_files movielens prepare search_path synthetic",
+}
+
+# Files that are larger than they should be. Each is to be divided, none may be added.
+STILL_LONG: set[str] = {
+    "embedding/keras/adam.py",
+    "embedding/keras/optimizer.py",
+    "embedding/optimizers.py",
+    "embedding/tpu_embedding/embedding.py",
+    "jobs/chaos/schedule.py",
+    "jobs/prepare/preparation.py",
+    "orchestrator/api/config.py",
+    "orchestrator/cluster/ray_backend.py",
+    "orchestrator/commit/lease.py",
+    "orchestrator/decisions/host_watch.py",
+    "orchestrator/driver/background_commit.py",
+    "orchestrator/driver/driver.py",
+    "orchestrator/group/worker_group.py",
+    "orchestrator/inspect/fsck.py",
+    "orchestrator/run/run.py",
+    "workers/checkpoint/background_save.py",
+    "workers/checkpoint/files.py",
+    "workers/data/config.py",
+    "workers/device/model_step.py",
+    "workers/host/host.py",
+    "workers/job/job.py",
+    "workers/mesh/mesh.py",
+    "workers/mesh/setup.py",
+    "workers/stepwise/saved_embedding.py",
+    "workers/storage/local.py",
+}
+STILL_HUNGRY: set[str] = {
+    "embedding/tpu_embedding/embedding.py",
+    "jobs/chaos/command.py",
+    "jobs/cli/launch.py",
+    "jobs/cli/tools.py",
+    "orchestrator/driver/driver.py",
+    "orchestrator/inspect/fsck.py",
+    "orchestrator/run/run.py",
+    "orchestrator/trainer.py",
+    "workers/host/host.py",
+}
+
+
+def room(module: str) -> str:
+    """`workers/host` of `workers.host.host`, and `workers/actors` of the file beside the rooms."""
+    return "/".join(module.split(".")[:2])
+
+
+def own_imports(path: Path) -> set[str]:
+    """Modules of ours that a file imports, without `podembed.`; also those inside functions and for types."""
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("podembed."):
+            module = (node.module or "").removeprefix("podembed.")
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                is_module = (ROOT / inner.replace(".", "/")).with_suffix(".py").exists()
+                found.add(inner if is_module else module)
+    return found
+
+
+def arrows() -> dict[str, set[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in MODULES:
+        if path.name != "__init__.py":
+            here = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            of_floor = {room(other) for other in own_imports(path) if other.split(".")[0] == here.split("/")[0]}
+            found[here] |= of_floor - {here}
+    return {here: there for here, there in found.items() if there}
+
+
+def test_rooms_import_what_the_plan_says() -> None:
+    planned = {here: {f"{here.split('/')[0]}/{name}" for name in there.split()} for here, there in ARROWS.items()}
+    assert arrows() == planned
+
+
+def test_no_circle_of_rooms() -> None:
+    edges = arrows()
+    done: set[str] = set()
+
+    def visit(here: str, trail: tuple[str, ...]) -> None:
+        assert here not in trail, " → ".join([*trail[trail.index(here) :], here])
+        if here not in done:
+            for there in sorted(edges.get(here, ())):
+                visit(there, (*trail, here))
+            done.add(here)
+
+    for here in edges:
+        visit(here, ())
+
+
+def test_folders_have_few_files() -> None:
+    files = [*MODULES, *(ROOT / "tests").rglob("*.py")]
+    counts = Counter(label(path.parent) for path in files if path.name != "__init__.py")
+    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_every_room_says_what_lives_in_it_and_what_to_read_first() -> None:
+    rooms = {path.parent for path in MODULES} - {ROOT / floor for floor in FLOORS}
+    told = {label(folder): ast.get_docstring(parsed(folder / "__init__.py")) or "" for folder in rooms}
+    silent = [name for name, text in told.items() if "first" not in text or not 2 <= len(text.splitlines()) <= 9]
+    assert silent == []
+
+
+def test_files_are_short_and_import_little() -> None:
+    files = [path for path in MODULES if path.name != "__init__.py"]
+    long = {label(path) for path in files if len(path.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES}
+    hungry = {label(path) for path in files if len(own_imports(path)) > MAX_OWN_IMPORTS}
+    # An entry of a file that was divided goes, so that it stays divided.
+    assert (long, hungry) == (STILL_LONG, STILL_HUNGRY)
