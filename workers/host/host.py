@@ -418,7 +418,9 @@ class HostWorker:
                 self._announce(step, RecordKind.EVALUATE)
                 self._await_device(step)
                 real = np.flatnonzero(~step.batch.is_padding)
-                scores, labels = self._device.buffers[buffer]["scores"], step.batch.labels
+                labels = step.batch.labels
+                # All devices of a gang have the room of the host with most lanes.
+                scores = self._device.buffers[buffer]["scores"][: len(labels)]
                 columns = (scores, labels, step.batch.weights, losses_of(scores, labels))
                 groups = [step.batch.only_ids(name, real) for name in group_features]
                 parts.append((*(column[real] for column in columns), *groups))

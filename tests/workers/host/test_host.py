@@ -348,7 +348,7 @@ def test_windows_may_be_cut_anywhere(job: JobConfig, tmp_path: Path) -> None:
     assert_same_bytes(*states)
 
 
-@pytest.mark.parametrize("num_hosts", [1, 3])
+@pytest.mark.parametrize("num_hosts", [1, 3, 5])
 def test_an_evaluation_scores_each_sample_once_and_changes_no_row(
     job: JobConfig, tmp_path: Path, num_hosts: int
 ) -> None:
