@@ -1,0 +1,142 @@
+"""Rules about the prose of README and docs that a program can check: short sentences, short lines, the field's words.
+
+Code, tables, headings and the addresses of links are left out. What a sentence says is nobody's business here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_imports import ROOT
+
+# Pages whose sentences are still too long. Shorten this list, never add to it.
+STILL_LONG = {
+    "checkpoint-format.md",
+    "faults.md",
+    "from-ray-train.md",
+    "from-tpuembedding.md",
+    "input-preparation.md",
+    "input.md",
+    "operations.md",
+    "optimizers.md",
+    "performance.md",
+    "simulation.md",
+}
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name not in STILL_LONG]
+MOST_WORDS = 25
+MOST_COLUMNS = 120
+# What the docs do not say any more, and the field's word for it.
+REPLACED = {
+    r"held rows?": "surviving shard",
+    r"handover|handed over": "shared-memory channel, passed on",
+    r"(?<!row )\bforming": "mesh setup",
+    r"seats?": "hash slots",
+    r"the way back|ways back": "undo",
+    r"strangers?": "hosts on other machines",
+    r"neighbours?": "hosts on the same machine",
+    r"nobody": "no other host, no process",
+    r"\b(?:is|are|was|were|be|been) told": "reported",
+    r"asked for": "requested",
+}
+
+FENCE = re.compile(r"^\s*(```|~~~)")
+ITEM = re.compile(r"^\s*(?:[*+-]|\d+\.)\s+")
+CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+LINK = re.compile(r"!?\[([^\]]*)\]\((?:[^()\s]|\([^()]*\))*\)")
+FILE = re.compile(r"`((?:embedding|workers|orchestrator|jobs|tests|benchmarks)/[\w/.-]+)`")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|al|cf|No|approx)\.")
+# An end of a sentence: a full stop, then a capital, a figure or code, perhaps behind brackets, quotes or emphasis.
+END = re.compile(r"""(?<=[.!?])[)"'*_”]*\s+(?=[("'*_“]*[A-Z0-9])""")
+
+
+def prose_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines of `text` that are neither code nor table nor heading; a blank line where those were."""
+    fence = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = FENCE.match(line)
+        if mark and fence in ("", mark[1]):
+            fence = "" if fence else mark[1]
+            yield number, ""
+        elif fence or line.lstrip().startswith(("|", "#", "<!--", "<a ")):
+            yield number, ""
+        else:
+            yield number, line
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """The number of its first line and the text of each paragraph and list item."""
+    start, lines = 0, list[str]()
+    for number, line in [*prose_lines(text), (0, "")]:
+        if lines and (not line.strip() or ITEM.match(line)):
+            yield start, " ".join(lines)
+            lines = []
+        if line.strip():
+            start = start if lines else number
+            lines.append(ITEM.sub("", line).strip())
+
+
+def sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph, with `Code` for each piece of code and the text alone of each link."""
+    plain = LINK.sub(r"\1", CODE_SPAN.sub("Code", paragraph))
+    return END.split(ABBREVIATION.sub(r"\1", plain))
+
+
+def num_words(sentence: str) -> int:
+    """Pieces between blanks that hold a letter or a figure: a dash or an operator alone is no word."""
+    return sum(any(map(str.isalnum, piece)) for piece in sentence.split())
+
+
+def long_sentences(text: str) -> list[str]:
+    return [
+        f"line {line}: {num_words(sentence)} words: {sentence}"
+        for line, paragraph in paragraphs(text)
+        for sentence in sentences(paragraph)
+        if num_words(sentence) > MOST_WORDS
+    ]
+
+
+def replaced_words(text: str) -> list[str]:
+    """Also in tables, whose cells are prose; not in code."""
+    plain = CODE_SPAN.sub("Code", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    plain = re.sub(r"\]\([^)]*\)", "]", plain)
+    return [
+        f"{match[0]!r}: write {better!r}"
+        for old, better in REPLACED.items()
+        for match in re.finditer(rf"\b(?:{old})\b", plain, re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_of_a_page_are_short(page: Path) -> None:
+    assert long_sentences(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_prose_end_in_time(page: Path) -> None:
+    lines = prose_lines(page.read_text(encoding="utf-8"))
+    assert [number for number, line in lines if len(line) > MOST_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page: Path) -> None:
+    assert replaced_words(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = FILE.findall(page.read_text(encoding="utf-8"))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_the_check_finds_what_it_is_for() -> None:
+    long = "word " * 26
+    assert len(long_sentences(f"Short one. {long}end.\n\n* {long}")) == 2
+    assert long_sentences("One `a. B c` of 0.5 s, e.g. Ray. " + "word " * 15 + "\n| " + long + "|\n\n# " + long) == []
+    assert long_sentences(f"```\n{long}\n```\n{'[a b](http://x.y/(z)) ' * 12}") == []
+    assert replaced_words("Nobody [is](told.md) `nobody`.\n```\nnobody\n```\n") == [
+        "'Nobody': write 'no other host, no process'"
+    ]
