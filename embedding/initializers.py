@@ -1,6 +1,6 @@
 """First values of the rows of a table: a function of (seed, table name, row), never of who owns the row.
 
-Random values are counter-based: every element is a hash (splitmix64, Steele et al. 2014) of the table's key, its row
+Random values are counter-based: every element is a hash (see `hashing`) of the table's key, its row
 and its column, so a row starts the same on one host or on a thousand. The built-in initializers are values; a callable
 of the user is recognized by its parameters, see `row_source`.
 """
@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
+
+from podembed.embedding.hashing import GOLDEN_GAMMA, finalize
 
 FillRows: TypeAlias = Callable[[np.ndarray, np.ndarray], None]
 """`fill(rows int64[n], out float32[n, dim])` writes the first values of those rows."""
@@ -234,31 +236,22 @@ class _ByShard:
             out[wanted] = _checked(made, shape, self._table_name)[rows[wanted] - start]
 
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S31, _S40 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(40)
+_40 = np.uint64(40)
 # Half the probability within two standard deviations: Phi(2) - 1/2.
 _HALF_MASS = 0.4772498680518208
 _UNIT = 1.0 / (1 << 24)
 
 
 @njit(inline="always")
-def _mix(x):
-    x = (x ^ (x >> _S30)) * _MIX_1
-    x = (x ^ (x >> _S27)) * _MIX_2
-    return x ^ (x >> _S31)
-
-
-@njit(inline="always")
 def _unit(key, column):
     """One of 2^24 evenly spaced numbers inside (0, 1)."""
-    return (np.int64(_mix(key + np.uint64(column + 1) * _GAMMA) >> _S40) + 0.5) * _UNIT
+    return (np.int64(finalize(key + np.uint64(column + 1) * GOLDEN_GAMMA) >> _40) + 0.5) * _UNIT
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _fill_uniform(rows, seed, low, high, out):
     for i in range(rows.shape[0]):
-        key = _mix(seed ^ _mix(np.uint64(rows[i]) + _GAMMA))
+        key = finalize(seed ^ finalize(np.uint64(rows[i]) + GOLDEN_GAMMA))
         for column in range(out.shape[1]):
             out[i, column] = np.float32(low + (high - low) * _unit(key, column))
 
@@ -271,7 +264,7 @@ def _fill_truncated_normal(rows, seed, stddev, mean, out):
     the same bits.
     """
     for i in range(rows.shape[0]):
-        key = _mix(seed ^ _mix(np.uint64(rows[i]) + _GAMMA))
+        key = finalize(seed ^ finalize(np.uint64(rows[i]) + GOLDEN_GAMMA))
         for column in range(out.shape[1]):
             q = (2.0 * _unit(key, column) - 1.0) * _HALF_MASS
             r = q * q

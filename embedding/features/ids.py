@@ -12,9 +12,8 @@ import numpy as np
 
 from podembed.embedding.config import TableConfig
 from podembed.embedding.features.structures import shown_path
+from podembed.embedding.hashing import mix64
 from podembed.embedding.ragged import Ragged
-
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:
@@ -42,12 +41,8 @@ def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:
 
 
 def hashed(ids: np.ndarray, size: int) -> np.ndarray:
-    """Any int64 to `0..size - 1`, the same on every machine: splitmix64 (Steele et al. 2014) modulo `size`."""
-    mixed = ids.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
-    mixed = mixed ^ (mixed >> np.uint64(31))
-    return (mixed % np.uint64(size)).astype(np.int64)
+    """Any int64 to `0..size - 1`, the same on every machine: `mix64` modulo `size`."""
+    return (mix64(ids) % np.uint64(size)).astype(np.int64)
 
 
 def without(bags: Ragged, dropped: np.ndarray) -> Ragged:

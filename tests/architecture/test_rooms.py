@@ -17,10 +17,11 @@ MAX_OWN_IMPORTS = 15
 ARROWS = {
     "embedding/config": "initializers optimizers",
     "embedding/table_spec": "buckets config optimizers",
+    "embedding/initializers": "hashing",
     "embedding/table": "initializers kernels optimizers table_spec",
     "embedding/lookup": "buckets config kernels ragged table table_spec",
     "embedding/engine": "config lookup ragged table table_spec",
-    "embedding/features": "config ragged",
+    "embedding/features": "config hashing ragged",
     "embedding/replicas": "engine features ragged",
     "embedding/keras": "tracing",
     "embedding/tpu_config": "config optimizers",

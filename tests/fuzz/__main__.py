@@ -23,7 +23,8 @@ KERNELS = [
     "podembed.workers.columns.column_kernels",
     "podembed.workers.columns.run_kernels",
     "podembed.workers.columns.string_keys",
-    "podembed.workers.columns.mixing",
+    "podembed.embedding.hashing",
+    "podembed.workers.input.shuffle",
     "podembed.workers.checkpoint.digest",
 ]
 SCANNERS = ["podembed.workers.formats.csv_records", "podembed.workers.formats.criteo_lines"]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.hashing import combine, mix64
 from podembed.embedding.initializers import RowId
 from podembed.embedding.optimizers import SGD
 from podembed.embedding.replicas.strategies import LocalStrategy
@@ -22,7 +23,6 @@ from podembed.jobs.prepare.ids import HashedIds
 from podembed.jobs.prepare.settings import field_plans
 from podembed.workers.columns.decode import Decoder, RawRows
 from podembed.workers.columns.id_columns import hashed_rows
-from podembed.workers.columns.mixing import combine, mix64
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import text_of
 from podembed.workers.data.bad_rows import Origin

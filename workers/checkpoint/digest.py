@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-# Odd constants: the golden ratio and the multipliers of the MurmurHash3 and SplitMix64 finalizers (public domain).
+from podembed.embedding.hashing import finalize
+
+# Odd constants: the golden ratio and the multipliers of the MurmurHash3 finalizer (public domain).
 _ROW_A = 0x9E3779B97F4A7C15
 _ROW_B = 0xD1B54A32D192ED03
 _WORD_A = 0xFF51AFD7ED558CCD
 _WORD_B = 0xC4CEB9FE1A85EC53
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 
 
 def bucket_digest(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: int, num_rows: int) -> str:
@@ -73,23 +73,11 @@ def _words(array: np.ndarray) -> np.ndarray:
     return padded.view(np.uint64)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _mix(value):
-    """Finalizer of SplitMix64 (Steele, Lea, Flood 2014, variant 13 of Stafford): every input bit reaches every output
-    bit.
-    """
-    value ^= value >> np.uint64(30)
-    value *= np.uint64(_MIX_1)
-    value ^= value >> np.uint64(27)
-    value *= np.uint64(_MIX_2)
-    return value ^ (value >> np.uint64(31))
-
-
 @numba.njit(cache=True, nogil=True)
 def _start(numbers, state):
     for row in range(len(numbers)):
-        state[row, 0] = _mix(numbers[row] + np.uint64(_ROW_A))
-        state[row, 1] = _mix(numbers[row] + np.uint64(_ROW_B))
+        state[row, 0] = finalize(numbers[row] + np.uint64(_ROW_A))
+        state[row, 1] = finalize(numbers[row] + np.uint64(_ROW_B))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -105,12 +93,12 @@ def _absorb(words, state):
             b = (b + word) * np.uint64(_WORD_B)
             b ^= b >> np.uint64(29)
         # The number of words separates one array from the next.
-        state[row, 0] = _mix(a + np.uint64(words.shape[1]))
-        state[row, 1] = _mix(b + np.uint64(words.shape[1]))
+        state[row, 0] = finalize(a + np.uint64(words.shape[1]))
+        state[row, 1] = finalize(b + np.uint64(words.shape[1]))
 
 
 @numba.njit(cache=True, nogil=True)
 def _finish(state):
     for row in range(len(state)):
-        state[row, 0] = _mix(state[row, 0])
-        state[row, 1] = _mix(state[row, 1])
+        state[row, 0] = finalize(state[row, 0])
+        state[row, 1] = finalize(state[row, 1])

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
-from podembed.workers.columns.mixing import mix_word
+from podembed.embedding.hashing import mix_word
 from podembed.workers.columns.run_kernels import copy_bytes
 
 _LARGEST_FLOAT32 = np.float32(np.finfo(np.float32).max)
@@ -43,7 +43,7 @@ def take_ids(source: np.ndarray, order: np.ndarray, size: int, out: np.ndarray) 
 @numba.njit(nogil=True, cache=True)
 def hash_in_place(ids: np.ndarray, offset: np.uint64, modulus: int) -> None:
     """ids[i] = 1 + mix64(ids[i]) mod modulus; `offset` is `combine(salt)`, or 0 without a salt. See
-    `workers.columns.mixing`.
+    `embedding.hashing`.
     """
     divisor = np.uint64(modulus)
     for i in range(len(ids)):

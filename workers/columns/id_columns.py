@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from podembed.embedding.hashing import combine
 from podembed.embedding.ragged import Ragged
 from podembed.workers.columns.column_kernels import (
     even_length,
@@ -40,7 +41,6 @@ from podembed.workers.columns.column_kernels import (
     take_ids,
     take_splits,
 )
-from podembed.workers.columns.mixing import combine
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
 from podembed.workers.data.bad_rows import RowFaults

@@ -1,7 +1,7 @@
 """Strings as 64-bit keys, the same on every host and for good; and the hash table of a vocabulary over such keys.
 
 A key is the UTF-8 bytes, eight at a time as little-endian words with zeros behind the last, folded with the mixing
-function of `workers.columns.mixing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings
+function of `embedding.hashing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings
 may share a key, with the chance of 64-bit hashes; where that would matter (`find_strings`) the bytes themselves are
 compared.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from podembed.workers.columns.mixing import mix_word
+from podembed.embedding.hashing import mix_word
 
 _NO_OFFSET = np.uint64(0)
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.workers.columns.mixing import combine, permutation
+from podembed.embedding.hashing import combine
 from podembed.workers.data.config import DataConfigError
+from podembed.workers.input.shuffle import permutation
 
 # Separates the two uses of one seed, so that the order of row groups says nothing about the order of rows.
 _ROW_GROUPS, _ROWS = 1, 2

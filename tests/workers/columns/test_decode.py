@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.embedding.hashing import mix64
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema
 from podembed.workers.columns.gather import Block
-from podembed.workers.columns.mixing import mix64
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
 from podembed.workers.data.bad_rows import Origin

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.columns.mixing import mix64
+from podembed.embedding.hashing import mix64
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary, text_of
 from podembed.workers.data.config import CsvData, IdColumn
