@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.keras.array_operators import cast_to
-from podembed.embedding.keras.optimizer import Optimizer, dense_gradient
+from podembed.embedding.keras.gradients import dense_gradient
+from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
 from podembed.embedding.keras.variable import Variable
 

@@ -23,6 +23,7 @@ from podembed.embedding.tracing import current_trace
 
 if TYPE_CHECKING:
     from podembed.embedding.keras.optimizer import Optimizer
+    from podembed.embedding.keras.optimizer_variables import OptimizerVariables
 
 
 class KerasState(NamedTuple):
@@ -106,7 +107,7 @@ class _UpdateProgram:
             return [one.value for one in variables], [one.value for one in own]
 
 
-def own_variables(optimizer: Optimizer) -> list[Variable]:
+def own_variables(optimizer: OptimizerVariables) -> list[Variable]:
     """All variables an optimizer holds in its attributes, in the order they were set, without the model's."""
     model = {id(one) for one in optimizer._model_variables.values()}
     found: dict[int, Variable] = {}
@@ -116,7 +117,7 @@ def own_variables(optimizer: Optimizer) -> list[Variable]:
     return [one for key, one in found.items() if key not in model]
 
 
-def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
+def attributes_of(optimizer: OptimizerVariables) -> dict[str, Any]:
     """A copy of the attributes as they are before `build`: variables and containers are copied, anything else is
     shared.
     """

@@ -1,9 +1,9 @@
 """`Optimizer`: the base class of TensorFlow 2.9's `tf.keras.optimizers.experimental`, over JAX arrays.
 
 It owns the order of one step (sum over processes, rate, missing gradients, build, clip, update, count, average,
-overwrite), the optimizer's variables and its configuration. The update formulas are in `keras_optimizers` and
-`keras_adam`, or in a class of yours; the pure form for optax is made in `keras_functional`. These optimizers are for
-dense parameters; tables on hosts have their own in `embedding.optimizers`.
+overwrite) and its configuration. What it remembers is in `optimizer_variables`. The update formulas are in
+`sgd_ftrl`, `adagrad`, `adam` and `adamax_nadam`, or in a class of yours; the pure form for optax is made in
+`functional`. These optimizers are for dense parameters; tables on hosts have their own in `embedding.optimizers`.
 
 Differences from 2.9, all on purpose: variables are known from the first step even if they had no gradient in it, every
 average belongs to its own variable, and rows that occur twice in a `RowSlices` are summed before the update.
@@ -12,41 +12,30 @@ average belongs to its own variable, and rows that occur twice in a `RowSlices` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 
 from podembed.embedding.keras import functional as keras_functional
 from podembed.embedding.keras import schedules
 from podembed.embedding.keras.array_operators import plain
-from podembed.embedding.keras.clipping import clipped
+from podembed.embedding.keras.gradients import Gradient, GradsAndVars, checked_pair, checked_pairs, clipped, present
+from podembed.embedding.keras.optimizer_variables import OptimizerVariables
 from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
 from podembed.embedding.keras.row_slices import RowSlices
 from podembed.embedding.keras.schedules import LearningRateSchedule
 from podembed.embedding.keras.tape import GradientTape, gradients_of
 from podembed.embedding.keras.variable import Variable
-from podembed.embedding.tracing import current_trace, require_own_trace
-
-Gradient = jax.Array | RowSlices
-GradsAndVars = Sequence[tuple[Gradient | None, Variable]]
 
 _LEGACY_ARGUMENTS = frozenset({"lr", "decay", "gradient_transformers", "gradient_aggregator"})
-# numpy's, since JAX's would warn about counters of 64 bits.
-_INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 _logger = logging.getLogger(__name__)
-_FUNCTIONAL = (
-    "Inside use the pure form: `transformation = optimizer.as_optax()`, then `transformation.update(gradients, state, "
-    "parameters)`."
-)
 
 
-class Optimizer:
+class Optimizer(OptimizerVariables):
     """Keeps what an optimizer remembers and applies gradients to variables, in place.
 
     What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for
@@ -72,8 +61,6 @@ class Optimizer:
         can be set to True afterwards all the same.
     """
 
-    _learning_rate: Any = None  # a Variable or a schedule; a subclass may keep a plain number
-
     def __init__(
         self,
         name: str,
@@ -93,7 +80,7 @@ class Optimizer:
           TypeError: an argument that does not exist. `lr`, `decay`, `gradient_transformers`, `gradient_aggregator` only
             warn.
         """
-        self._name = name
+        super().__init__(name)
         self.clipnorm = clipnorm
         self.global_clipnorm = global_clipnorm
         self.clipvalue = clipvalue
@@ -109,160 +96,7 @@ class Optimizer:
                 "the other."
             )
         _check_unknown_arguments(kwargs)
-        self._trace = current_trace()
-        self._iterations = Variable(0, trainable=False, name="iteration", dtype=np.int64)
-        self._built = False
-        self._scope = ""
-        self._index_dict: dict[int, int] = {}
-        self._model_variables: dict[int, Variable] = {}
-        self._averages: dict[int, Variable] = {}
-        self._created: list[Variable] = []
-        self._before_build: dict[str, Any] | None = None
         self._compiled_update: Callable[..., Any] | None = None
-
-    def _require_own_trace(self, method: str) -> None:
-        require_own_trace(self._trace, f"a call of {method} of optimizer '{self._name}'", _FUNCTIONAL)
-
-    # --- what it remembers ---
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def iterations(self) -> Variable:
-        """Steps applied so far, int64. A new value may be set before the first build only.
-
-        Raises:
-          RuntimeError: on setting after the first build, or inside a function that JAX traces.
-        """
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, value: Variable | int) -> None:
-        self._require_own_trace("iterations = ...")
-        if self._built:
-            raise RuntimeError(
-                f"Found a new `iterations` ({value}) for an optimizer that is built. Expected it before the first "
-                "apply_gradients. "
-                "Set it right after construction, or change its value with `iterations.assign`."
-            )
-        self._iterations = (
-            value if isinstance(value, Variable) else Variable(value, trainable=False, name="iteration", dtype=np.int64)
-        )
-
-    @property
-    def learning_rate(self) -> Any:
-        """The rate, a float32 variable. With a schedule it holds the rate of the last step, before the first one that
-        of step 0.
-
-        Raises:
-          ValueError: no rate was ever given, or the one to set is a schedule.
-          TypeError: on setting when the rate is a schedule.
-        """
-        rate = self._required_rate()
-        return self._current_learning_rate if isinstance(rate, LearningRateSchedule) else rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        rate = self._required_rate()
-        if isinstance(rate, LearningRateSchedule):
-            raise TypeError(
-                f"Found a rate to set on optimizer '{self._name}', whose rate follows {type(rate).__name__}. "
-                "Expected a fixed rate. Construct the optimizer with a number to be able to set it."
-            )
-        if isinstance(value, LearningRateSchedule):
-            raise ValueError(
-                f"Found {type(value).__name__} to set as the rate of optimizer '{self._name}'. Expected a number. "
-                "Pass a schedule to the constructor."
-            )
-        if isinstance(rate, Variable):
-            rate.assign(value)
-        else:
-            self._require_own_trace("learning_rate = ...")
-            self._learning_rate = value
-
-    def _required_rate(self) -> Any:
-        if self._learning_rate is None:
-            raise ValueError(
-                f"Found no learning rate in optimizer '{self._name}'. Expected one from the constructor. "
-                "Set `self._learning_rate = self._build_learning_rate(learning_rate)` in the subclass."
-            )
-        return self._learning_rate
-
-    @property
-    def lr(self) -> Any:
-        """The same as `learning_rate`."""
-        return self.learning_rate
-
-    @lr.setter
-    def lr(self, value: Any) -> None:
-        self.learning_rate = value
-
-    @property
-    def variables(self) -> list[Variable]:
-        """All variables of the optimizer: iterations, rate, averages, slots. Not the model's."""
-        return keras_functional.own_variables(self)
-
-    def _build_learning_rate(self, learning_rate: Any) -> Variable | LearningRateSchedule:
-        """Returns what to keep as `self._learning_rate`: a schedule as it is, a number or what a callable returns as a
-        variable.
-        """
-        if isinstance(learning_rate, LearningRateSchedule):
-            self._current_learning_rate = Variable(
-                learning_rate(self.iterations), trainable=False, name="learning_rate", dtype=np.float32
-            )
-            return learning_rate
-        if isinstance(learning_rate, str | bytes):
-            raise TypeError(
-                f"Found learning_rate={learning_rate!r}. Expected a number, a schedule or a callable without "
-                "arguments. Pass float(...)."
-            )
-        return Variable(learning_rate, trainable=False, name="learning_rate", dtype=np.float32)
-
-    def add_variable(
-        self, shape: Any, dtype: Any = None, initializer: str | Callable[..., Any] = "zeros", name: str | None = None
-    ) -> Variable:
-        """Makes a variable that belongs to no model variable.
-
-        Args:
-          shape: None for a scalar.
-          dtype: None for float32.
-          initializer: "zeros", "ones" or a function of (shape, dtype).
-          name: prefixed with the optimizer's name when called during `apply_gradients`.
-
-        Raises:
-          ValueError: an initializer of another name.
-        """
-        self._require_own_trace("add_variable")
-        if isinstance(initializer, str):
-            if initializer not in _INITIALIZERS:
-                raise ValueError(
-                    f"Found initializer '{initializer}'. Expected one of {sorted(_INITIALIZERS)}. Pass a function of "
-                    "(shape, dtype)."
-                )
-            initializer = _INITIALIZERS[initializer]
-        value = initializer(
-            () if shape is None else tuple(np.atleast_1d(shape).tolist()), np.dtype(dtype or np.float32)
-        )
-        return self._tracked(Variable(value, trainable=False, name=f"{self._scope}{name or 'Variable'}", dtype=dtype))
-
-    def add_variable_from_reference(
-        self, model_variable: Variable, variable_name: str, shape: Any = None, initial_value: Any = None
-    ) -> Variable:
-        """Makes a slot of a model variable: its dtype, its shape unless given, zeros unless given, not trainable.
-
-        It is called "<variable_name>/<model variable's name>", during `apply_gradients` "<optimizer name>/" before it.
-        """
-        self._require_own_trace("add_variable_from_reference")
-        if initial_value is None:
-            initial_value = jnp.zeros(model_variable.shape if shape is None else tuple(shape), model_variable.dtype)
-        name = f"{self._scope}{variable_name}/{model_variable.name}"
-        return self._tracked(Variable(initial_value, trainable=False, name=name, dtype=model_variable.dtype))
-
-    def _tracked(self, variable: Variable) -> Variable:
-        self._created.append(variable)
-        return variable
 
     def build(self, var_list: Sequence[Variable]) -> None:
         """Learns the model's variables, and makes their averages as copies of their values; only once.
@@ -280,10 +114,6 @@ class Optimizer:
             if self.use_ema and self._var_key(one) not in self._averages:
                 average = self.add_variable_from_reference(one, "average", initial_value=one.value)
                 self._averages[self._var_key(one)] = average
-
-    def _var_key(self, variable: Variable) -> int:
-        # Known variables are kept alive in _model_variables, so an id is never given to another one.
-        return id(variable)
 
     def update_step(self, gradient: Any, variable: Variable) -> None:
         """Updates one variable in place, from an array of its shape or a `RowSlices` without duplicates.
@@ -330,7 +160,7 @@ class Optimizer:
         """Returns the pairs with every gradient summed over the processes; None stays in its place. Override it for
         another sum.
         """
-        pairs = [_checked_pair(pair) for pair in grads_and_vars]
+        pairs = [checked_pair(pair) for pair in grads_and_vars]
         reducer = self.gradient_reducer or default_gradient_reducer()
         sums = iter(reducer.sum([gradient for gradient, _ in pairs if gradient is not None]))
         return [(None if gradient is None else next(sums), variable) for gradient, variable in pairs]
@@ -353,20 +183,20 @@ class Optimizer:
           RuntimeError: called inside a function that JAX traces; nothing has changed then.
         """
         self._require_own_trace("apply_gradients")
-        pairs: GradsAndVars = _checked_pairs(grads_and_vars)
+        pairs: GradsAndVars = checked_pairs(grads_and_vars)
         if not skip_gradients_aggregation:
             pairs = self.aggregate_gradients(pairs)
         if isinstance(self._learning_rate, LearningRateSchedule):
             self._current_learning_rate.assign(self._learning_rate(self.iterations))
-        present = _present(pairs)
+        given = present(pairs)
         with self._named_scope():
             self.build([variable for _, variable in pairs])
-        gradients = self._clip_gradients([gradient for gradient, _ in present])
+        gradients = self._clip_gradients([gradient for gradient, _ in given])
         merged = [one.merged() if isinstance(one, RowSlices) else one for one in gradients]
-        self._update_all(merged, [variable for _, variable in present])
+        self._update_all(merged, [variable for _, variable in given])
         self.iterations.assign_add(1)
         if self.use_ema:
-            moved = [variable for _, variable in present]
+            moved = [variable for _, variable in given]
             self._update_averages(moved)
             self._overwrite_when_due(moved)
 
@@ -389,14 +219,6 @@ class Optimizer:
         for variable in var_list:
             self._require_known(variable)
             variable.assign(self._averages[self._var_key(variable)].value)
-
-    @contextmanager
-    def _named_scope(self) -> Iterator[None]:
-        self._scope = f"{self._name or 'optimizer'}/"
-        try:
-            yield
-        finally:
-            self._scope = ""
 
     def _clip_gradients(self, gradients: list[Gradient]) -> list[Gradient]:
         return clipped(
@@ -473,11 +295,6 @@ class Optimizer:
         return keras_functional.as_optax(self)
 
 
-def dense_gradient(gradient: Any) -> jax.Array:
-    """A gradient of any kind as an array of its variable's shape."""
-    return gradient.dense() if isinstance(gradient, RowSlices) else jnp.asarray(plain(gradient))
-
-
 def _check_averaging(use_ema: bool, momentum: float, frequency: int | None) -> None:
     if not use_ema:
         return
@@ -498,61 +315,6 @@ def _check_unknown_arguments(arguments: Mapping[str, Any]) -> None:
                 "spelling."
             )
         _logger.warning("The argument %s of older Keras optimizers has no effect here.", name)
-
-
-def _checked_pairs(grads_and_vars: Iterable[Any]) -> list[tuple[Gradient | None, Variable]]:
-    if isinstance(grads_and_vars, (str, bytes)) or not isinstance(grads_and_vars, Iterable):
-        raise TypeError(
-            f"Found {type(grads_and_vars).__name__}. Expected (gradient, variable) pairs. Pass zip(gradients, "
-            "variables)."
-        )
-    pairs = list(grads_and_vars)
-    if not pairs:
-        raise ValueError("Found no (gradient, variable) pair. Expected at least one. Pass zip(gradients, variables).")
-    return [_checked_pair(pair) for pair in pairs]
-
-
-def _checked_pair(pair: Any) -> tuple[Gradient | None, Variable]:
-    if isinstance(pair, (tuple, list)) and len(pair) != 2:
-        raise ValueError(
-            f"Found {len(pair)} values: {pair!r}. Expected a (gradient, variable) pair. Pass zip(gradients, variables)."
-        )
-    if not isinstance(pair, (tuple, list)) or not isinstance(pair[1], Variable):
-        raise TypeError(f"Found {pair!r}. Expected a (gradient, Variable) pair. Pass zip(gradients, variables).")
-    gradient, variable = pair
-    if gradient is None:
-        return None, variable
-    gradient = gradient.of_shape(variable.shape) if isinstance(gradient, RowSlices) else jnp.asarray(plain(gradient))
-    if not jnp.issubdtype(gradient.dtype, jnp.inexact):
-        # Limits below 1 would round to 0 among integers.
-        gradient = _as_dtype(gradient, variable.dtype)
-    if tuple(gradient.shape) != variable.shape:
-        raise ValueError(
-            f"Found a gradient of shape {tuple(gradient.shape)} for variable '{variable.name}'. Expected "
-            f"{variable.shape}. "
-            "Check the order of gradients and variables."
-        )
-    return gradient, variable
-
-
-def _as_dtype(gradient: Gradient, dtype: np.dtype) -> Gradient:
-    if isinstance(gradient, RowSlices):
-        return gradient.with_values(gradient.values.astype(dtype))
-    return gradient.astype(dtype)
-
-
-def _present(pairs: GradsAndVars) -> list[tuple[Gradient, Variable]]:
-    """The pairs that have a gradient."""
-    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    missing = [variable.name for gradient, variable in pairs if gradient is None]
-    if not present:
-        raise ValueError(
-            f"Found no gradient for any variable of {missing}. Expected at least one. Check that the loss depends on "
-            "them."
-        )
-    if missing:
-        _logger.warning("Gradients do not exist for variables %s; they stay as they are in this step.", missing)
-    return present
 
 
 def _weighted(first: jax.Array, first_weight: float, second: jax.Array, second_weight: float) -> jax.Array:

@@ -1,9 +1,9 @@
 """Optimizers for dense parameters with the names, defaults and formulas of `tf.keras.optimizers.experimental` in
 TensorFlow 2.9.
 
-All of them can be imported here; SGD and Ftrl are written here, the others in `keras_adagrad` and `keras_adam`. Each
-rule is a pure function over arrays, each class only keeps slots and hyperparameters. The names are those of the row
-optimizers of `embedding.optimizers` too (they are the same algorithms), so use them through this module.
+All of them can be imported here; SGD and Ftrl are written here, the others in `adagrad`, `adam` and `adamax_nadam`.
+Each rule is a pure function over arrays, each class only keeps slots and hyperparameters. The names are those of the
+row optimizers of `embedding.optimizers` too (they are the same algorithms), so use them through this module.
 
 `g` is the gradient, `w` the variable, `lr` the rate. A complement such as `1 - rho` is formed in Python, before
 rounding to float32, and operations keep Keras' order: run one by one, they give its float32 results to the last digit
@@ -19,9 +19,11 @@ import jax
 import jax.numpy as jnp
 
 from podembed.embedding.keras.adagrad import Adadelta, Adagrad, RMSprop
-from podembed.embedding.keras.adam import Adam, Adamax, AdamW, Nadam
+from podembed.embedding.keras.adam import Adam, AdamW
+from podembed.embedding.keras.adamax_nadam import Adamax, Nadam
 from podembed.embedding.keras.array_operators import cast_to
-from podembed.embedding.keras.optimizer import Optimizer, dense_gradient
+from podembed.embedding.keras.gradients import dense_gradient
+from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
 from podembed.embedding.keras.variable import Variable
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.embedding.keras.clipping import clipped
+from podembed.embedding.keras.gradients import clipped
 from podembed.embedding.keras.optimizer import Optimizer
 from podembed.embedding.keras.row_slices import RowSlices
 from podembed.embedding.keras.schedules import ExponentialDecay, LearningRateSchedule, PiecewiseConstantDecay
