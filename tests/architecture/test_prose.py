@@ -21,7 +21,6 @@ STILL_LONG = {
     "from-tpuembedding.md",
     "input-preparation.md",
     "input.md",
-    "operations.md",
     "optimizers.md",
     "performance.md",
     "simulation.md",
