@@ -19,11 +19,7 @@ STILL_LONG = {
     "faults.md",
     "from-ray-train.md",
     "from-tpuembedding.md",
-    "input-preparation.md",
-    "input.md",
     "optimizers.md",
-    "performance.md",
-    "simulation.md",
 }
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name not in STILL_LONG]
 MOST_WORDS = 25
