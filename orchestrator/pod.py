@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from podembed.orchestrator.api.errors import WorkerFailure
+from podembed.orchestrator.api.errors import WorkerFailure, listed
 from podembed.orchestrator.group.worker_group import Backend, Call, HostHandles
 from podembed.workers.stepwise.host import StepwiseSpec
 
@@ -152,7 +152,7 @@ class Pod:
                 self._lose("a process failed while others waited for it", running)
                 break
             if running and time.monotonic() > deadline:
-                self._lose(f"no answer from {', '.join(c.worker for c in running)} within {timeout_s:.0f} s", running)
+                self._lose(f"no answer from {listed([c.worker for c in running])} within {timeout_s:.0f} s", running)
                 break
         errors = [one for _, one in sorted(outcomes.items()) if isinstance(one, BaseException)]
         if errors:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from podembed.workers.faults.plan import Fault
+from podembed.workers.liveness.worker import Worker
 
 # More than a run ever begins.
 EVERY_GENERATION = 99
@@ -128,8 +129,8 @@ def _killed_in_a_step(shape: RunShape) -> list[Schedule]:
     """F1. Several kills a round, each after another commit, so that a round's start is paid once."""
     last = shape.num_hosts - 1
     points = [(phase, point) for phase, names in PHASES.items() for point in names]
-    kills = [(phase, kill(point, f"host {last}")) for phase, point in points]
-    kills += [("P7 device", kill(point, f"device {last}")) for point in DEVICE_POINTS]
+    kills = [(phase, kill(point, str(Worker("host", last)))) for phase, point in points]
+    kills += [("P7 device", kill(point, str(Worker("device", last)))) for point in DEVICE_POINTS]
     schedules = []
     for first in range(0, len(kills), 3):
         group = kills[first : first + 3]
@@ -144,8 +145,11 @@ def _killed_in_a_step(shape: RunShape) -> list[Schedule]:
 
 def _killed_together(shape: RunShape) -> list[Schedule]:
     step, hosts = shape.step_after(2), range(shape.num_hosts)
-    pair = (kill("step.update", "host 0", step=step), kill("device.step", f"device {shape.num_hosts - 1}", step=step))
-    everyone = tuple(kill("step.gradient_exchange", f"host {host}", step=step) for host in hosts)
+    pair = (
+        kill("step.update", "host 0", step=step),
+        kill("device.step", str(Worker("device", shape.num_hosts - 1)), step=step),
+    )
+    everyone = tuple(kill("step.gradient_exchange", str(Worker("host", host)), step=step) for host in hosts)
     first = kill("step.update", "host 0", step=step)
     last = shape.num_hosts - 1
     return [
@@ -154,17 +158,17 @@ def _killed_together(shape: RunShape) -> list[Schedule]:
         Schedule(
             number="F3",
             title="a host killed as it restores, in the recovery of another",
-            faults=(first, kill("restore.file", f"host {last}", after=0)),
+            faults=(first, kill("restore.file", str(Worker("host", last)), after=0)),
         ),
         Schedule(
             number="F3",
             title="a device killed as it starts, in the recovery of a host",
-            faults=(first, kill("start.ready", f"device {last}", after=0)),
+            faults=(first, kill("start.ready", str(Worker("device", last)), after=0)),
         ),
         Schedule(
             number="F3",
             title="a host that lived on killed as it goes back in memory, in the recovery of another",
-            faults=(first, kill("step.undo", f"host {last}", after=0)),
+            faults=(first, kill("step.undo", str(Worker("host", last)), after=0)),
         ),
     ]
 
@@ -197,7 +201,7 @@ def _frozen_or_slow(shape: RunShape) -> list[Schedule]:
 
 def _killed_while_saving(shape: RunShape) -> list[Schedule]:
     """F6 and F7. Commits are named by their step, so a fault finds the files of one."""
-    host, device, third = f"host {shape.num_hosts - 1}", "device 0", f"s{3 * shape.commit_every:09d}"
+    host, device, third = str(Worker("host", shape.num_hosts - 1)), "device 0", f"s{3 * shape.commit_every:09d}"
     of_third = f"data/{third}"
     schedules = [
         ("before a host freezes", (kill("save.begin", host, nth=2),)),
@@ -241,7 +245,9 @@ def _killed_while_restoring(shape: RunShape) -> list[Schedule]:
     if shape.num_hosts > 1:
         cases.append(("a host that lived on killed as it verifies its rows", shape.num_hosts - 1))
     return [
-        Schedule(number="F8", title=title, faults=(lost, kill("restore.file", f"host {host}", nth=3, after=0)))
+        Schedule(
+            number="F8", title=title, faults=(lost, kill("restore.file", str(Worker("host", host)), nth=3, after=0))
+        )
         for title, host in cases
     ]
 
@@ -315,7 +321,7 @@ def _at_write(
     return Fault(
         point="storage.write",
         action=action,
-        rank=rank or f"host {shape.num_hosts - 1}",
+        rank=rank or str(Worker("host", shape.num_hosts - 1)),
         match=f"data/s{3 * shape.commit_every:09d}",
         times=times,
         for_s=for_s,
@@ -484,7 +490,9 @@ def _signals_and_sizes(shape: RunShape) -> list[Schedule]:
         return (sent,) * times
 
     step = shape.step_after(1)
-    many = tuple(kill("step.gather", f"host {at % shape.num_hosts}", step=shape.step_after(at)) for at in range(1, 6))
+    many = tuple(
+        kill("step.gather", str(Worker("host", at % shape.num_hosts)), step=shape.step_after(at)) for at in range(1, 6)
+    )
     return [
         Schedule(number="F37", title="SIGTERM to the driver", faults=signals("SIGTERM")),
         Schedule(number="F38", title="Ctrl-C once", faults=signals("SIGINT")),
@@ -531,17 +539,17 @@ def drawn(seed: int, shape: RunShape) -> Schedule:
 def _worker_kill(rng: random.Random, shape: RunShape) -> Fault:
     host, step = rng.randrange(shape.num_hosts), rng.randrange(1, shape.num_steps - 1)
     if rng.random() < 0.3:
-        return kill(rng.choice(DEVICE_POINTS), f"device {host}", step=step)
+        return kill(rng.choice(DEVICE_POINTS), str(Worker("device", host)), step=step)
     return kill(
         rng.choice([point for names in PHASES.values() for point in names if "end" not in point]),
-        f"host {host}",
+        str(Worker("host", host)),
         step=step,
     )
 
 
 def _save_fault(rng: random.Random, shape: RunShape) -> Fault:
     commit = rng.randrange(1, shape.num_steps // shape.commit_every + 1) * shape.commit_every
-    rank, match = f"host {rng.randrange(shape.num_hosts)}", f"data/s{commit:09d}"
+    rank, match = str(Worker("host", rng.randrange(shape.num_hosts))), f"data/s{commit:09d}"
     if rng.random() < 0.5:
         return Fault(point="storage.write", action="kill_midway", rank=rank, match=match, nth=rng.randrange(1, 4))
     return kill(rng.choice(("storage.write", "storage.written")), rank, match=match, nth=rng.randrange(1, 4))
@@ -562,7 +570,7 @@ def _driver_kill(rng: random.Random, shape: RunShape) -> Fault:
 
 def _storage_error(rng: random.Random, shape: RunShape) -> Fault:
     commit = rng.randrange(1, shape.num_steps // shape.commit_every + 1) * shape.commit_every
-    rank, match = f"host {rng.randrange(shape.num_hosts)}", f"data/s{commit:09d}"
+    rank, match = str(Worker("host", rng.randrange(shape.num_hosts))), f"data/s{commit:09d}"
     return rng.choice(
         (
             Fault(point="storage.write", action="http_error", rank=rank, match=match, times=2, arguments={"code": 503}),

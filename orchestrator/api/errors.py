@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from podembed.workers.liveness.worker import Worker
+
 EXIT_USER_ERROR = 1
 EXIT_STOPPED = 85
 EXIT_FENCED = 86
@@ -33,17 +35,17 @@ class Failure:
     """One process's failure.
 
     Attributes:
-      worker: label such as `host 1` or `device 0`.
+      worker: which process; None where it is the cluster as a whole.
       message: the first line.
       details: a traceback, where there is one.
       is_refusal: whether it is an error of data, storage or settings, which says itself what to mend.
       is_preemption: whether its machine was announced to go.
       memory: `host` or `device`, where that ran out.
       is_storage: whether it is an error of the storage that may pass; of a save, it loses that save and nothing else.
-      unreached: labels of the workers whose machines gave it no sign of life.
+      unreached: the workers whose machines gave it no sign of life.
     """
 
-    worker: str
+    worker: Worker | None
     kind: FailureKind
     message: str
     details: str = ""
@@ -51,7 +53,7 @@ class Failure:
     is_preemption: bool = False
     memory: str = ""
     is_storage: bool = False
-    unreached: tuple[str, ...] = ()
+    unreached: tuple[Worker, ...] = ()
 
 
 class WorkerRefused(RuntimeError):
@@ -69,7 +71,7 @@ class WorkerFailure(RuntimeError):
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         self.failures = tuple(failures)
-        groups: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, str], list[Worker | None]] = {}
         for failure in self.failures:
             groups.setdefault((failure.kind.value, failure.message), []).append(failure.worker)
         super().__init__("; ".join(f"{listed(who)} {kind}: {text}" for (kind, text), who in groups.items()))
@@ -114,14 +116,13 @@ def cause(failures: Sequence[Failure]) -> str:
     return f"{listed([failure.worker for failure in alike])} {verb}: {first.message}"
 
 
-def listed(workers: Sequence[str]) -> str:
-    """Labels such as `host 1` in few words: `host 1`, or `hosts 0-3, 7 and device 2`."""
+def listed(workers: Sequence[Worker | None]) -> str:
+    """Workers in few words: `host 1`, or `hosts 0-3, 7 and device 2`; `the cluster` for None."""
     numbers: dict[str, list[int]] = {}
     for worker in workers:
-        kind, _, number = worker.partition(" ")
-        if not number.isdigit():
-            return ", ".join(dict.fromkeys(workers))
-        numbers.setdefault(kind, []).append(int(number))
+        if worker is None:
+            return "the cluster"
+        numbers.setdefault(worker.kind, []).append(worker.number)
     parts = [f"{kind}{'s' if len(set(found)) > 1 else ''} {_ranges(found)}" for kind, found in numbers.items()]
     return " and ".join(parts)
 
@@ -149,7 +150,7 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
     processes that died only the first may be one; host processes die for reasons of their own.
     """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
-    hosts = [failure for failure in lost if failure.worker.startswith("host ")]
+    hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
     return hosts or lost[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from podembed.orchestrator.api.errors import listed
 from podembed.orchestrator.cluster.worker_environment import ACCELERATORS
 from podembed.workers.device.process import DeviceReady
+from podembed.workers.liveness.worker import Worker
 
 
 def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float] | None) -> list[str]:
@@ -19,16 +20,16 @@ def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float
       devices: what each device process said, in the order of the hosts.
       resources: Ray resources of a host.
     """
-    by_kind: dict[str, list[str]] = {}
+    by_kind: dict[str, list[Worker]] = {}
     for host, device in enumerate(devices):
-        by_kind.setdefault(f"{device.num_devices} x {device.kind or device.platform}", []).append(f"host {host}")
+        by_kind.setdefault(f"{device.num_devices} x {device.kind or device.platform}", []).append(Worker("host", host))
     notices = []
     if any(device.platform != "cpu" for device in devices):
         notices.append("devices: " + "; ".join(f"{kind} for {listed(hosts)}" for kind, hosts in by_kind.items()))
     reserved = [
         f"{amount:g} {name}" for name, amount in (resources or {}).items() if name in ACCELERATORS and amount > 0
     ]
-    without = [f"host {host}" for host, device in enumerate(devices) if device.platform == "cpu"]
+    without = [Worker("host", host) for host, device in enumerate(devices) if device.platform == "cpu"]
     if reserved and without:
         notices.append(
             f"{listed(without)}: found processors only, with {' and '.join(reserved)} reserved for each host. Training "

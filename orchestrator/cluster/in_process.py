@@ -21,23 +21,24 @@ from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
 from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
 from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadCall:
     """A method call of a worker under way."""
 
-    worker: str
+    worker: Worker
     future: Future[Any]
 
 
 class ThreadHandle:
     """One worker with a thread for its work and one for what goes on beside it."""
 
-    def __init__(self, worker: str, target: HostWorker | DeviceProcess) -> None:
+    def __init__(self, worker: Worker, target: HostWorker | DeviceProcess) -> None:
         self.worker = worker
         self.target = target
-        name = worker.replace(" ", "-")
+        name = f"{worker.kind}-{worker.number}"
         self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self.background_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{name}-background")
 
@@ -65,7 +66,11 @@ class InProcessBackend:
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         if num_hosts != 1:
             raise ConfigurationError(f"Found {num_hosts} hosts in one process. Expected 1. Use Ray for several.")
-        return [HostHandles(ThreadHandle("host 0", HostWorker()), ThreadHandle("device 0", DeviceProcess()))]
+        return [
+            HostHandles(
+                ThreadHandle(Worker("host", 0), HostWorker()), ThreadHandle(Worker("device", 0), DeviceProcess())
+            )
+        ]
 
     def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
         futures = {call.future: call for call in calls}  # type: ignore[attr-defined]

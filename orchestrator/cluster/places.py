@@ -180,9 +180,7 @@ def placement_check(
         on_wait()
         if before - live_nodes():
             left = "a machine left while hosts were placed"
-            raise WorkerFailure(
-                [Failure(worker="the cluster", kind=FailureKind.PEER, message=left, is_preemption=True)]
-            )
+            raise WorkerFailure([Failure(worker=None, kind=FailureKind.PEER, message=left, is_preemption=True)])
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"The cluster did not give {num_hosts} hosts {bundle} each within {PLACEMENT_TIMEOUT_S:.0f} s; it "

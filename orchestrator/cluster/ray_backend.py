@@ -32,7 +32,6 @@ from podembed.orchestrator.cluster.places import (
 from podembed.orchestrator.cluster.worker_environment import (
     ACCELERATORS,
     PLATFORMS,
-    WorkerKind,
     accelerators_of,
     worker_environment,
 )
@@ -41,6 +40,7 @@ from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.worker import Worker, WorkerKind
 
 EXIT_TIMEOUT_S = 15.0
 STANDBY_ANSWER_S = 0.5
@@ -52,7 +52,7 @@ HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node
 class RayCall:
     """A method call of an actor under way."""
 
-    worker: str
+    worker: Worker
     reference: Any
     handle: RayHandle
 
@@ -61,7 +61,7 @@ class RayHandle:
     """One actor. `machine`: id of the node that it was placed on."""
 
     def __init__(
-        self, worker: str, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
+        self, worker: Worker, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
     ) -> None:
         self.worker = worker
         self.actor = actor
@@ -74,7 +74,7 @@ class RayHandle:
         return f"actor {self.actor._actor_id.hex()[:12]}"
 
     def call(self, method: str, *arguments: Any) -> Call:
-        if method in ("start", "rejoin") and self.worker.startswith("host"):
+        if method in ("start", "rejoin") and self.worker.is_host:
             spec, *rest = arguments
             bound = replace(spec, bind_address=self._bind_address)
             return RayCall(self.worker, getattr(self.actor, method).remote(bound, *rest), self)
@@ -157,7 +157,7 @@ class RayBackend:
             if not self.placed:
                 raise
             # There was room once, and a moment ago; somebody else took it, and the run can wait for it.
-            taken = Failure(worker="the cluster", kind=FailureKind.PEER, message=str(error))
+            taken = Failure(worker=None, kind=FailureKind.PEER, message=str(error))
             raise WorkerFailure([taken]) from error
         places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
         return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
@@ -242,13 +242,13 @@ class RayBackend:
         handles = [
             HostHandles(
                 RayHandle(
-                    f"host {rank}",
+                    Worker("host", rank),
                     actor or self._take("host", reservation, place),
                     bind_address=bind_address,
                     machine=place.node,
                 ),
                 RayHandle(
-                    f"device {rank}",
+                    Worker("device", rank),
                     self._take("device", reservation, place),
                     compile_cache=cache,
                     machine=place.node,
@@ -470,7 +470,7 @@ class RayBackend:
         mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
         return None if mark is None else self._processes.signs(mark)
 
-    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
         machine_of = {handle.worker: handle.machine for handle in workers}  # type: ignore[attr-defined]
         asked = {machine: self._daemons[machine] for machine in machine_of.values() if machine in self._daemons}
         taking = taking_connections(asked)

@@ -16,6 +16,7 @@ from podembed.orchestrator.cluster.places import daemon_of, taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend, RayHandle
 from podembed.orchestrator.decisions.membership import Node, Rules
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
+from podembed.workers.liveness.worker import Worker
 
 ANSWER_S = 1.0
 # Of Ray's NodeDeathInfo: told to end (a SIGTERM to its daemon), drained and preempted, drained and idle.
@@ -170,7 +171,7 @@ class RayNodes:
             # They answer at once, as a rule, and a short run has no later look at its machines.
             self._tell_niceness(timeout_s=ANSWER_S)
 
-    def killed_for_memory(self, workers: Collection[str]) -> set[str]:
+    def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
         return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
 
@@ -212,13 +213,13 @@ class KillCounters:
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
+        self._before: dict[Worker, Any] = {}
 
     def begin(self, handles: Sequence[HostHandles]) -> None:
         """Asks all processes of a generation for their counts; the answers come when they come."""
         self._before = {handle.worker: _asked(handle) for pair in handles for handle in (pair.host, pair.device)}
 
-    def grown(self, workers: Collection[str], handles: Sequence[HostHandles]) -> set[str]:
+    def grown(self, workers: Collection[Worker], handles: Sequence[HostHandles]) -> set[Worker]:
         """Those of the workers on whose machine the kernel has killed since. Waits a moment for the answers."""
         partners = {
             own.worker: other for pair in handles for own, other in ((pair.host, pair.device), (pair.device, pair.host))

@@ -8,7 +8,8 @@ nothing. So the environment says who may look. Values only: nothing is read or s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+
+from podembed.workers.liveness.worker import WorkerKind
 
 # glibc's allocator gives large blocks back to the kernel and asks for them again in every step, a page fault for each 4
 # KiB; told to keep them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
@@ -29,8 +30,6 @@ GPU_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 JAX_GPU_SHARE = 0.75  # of a GPU's memory that JAX takes when it is told nothing
 ACCELERATORS = ("GPU", "TPU")  # what JAX runs on, as Ray calls it
 _NO_ACCELERATORS = ("CPU", "memory")
-
-WorkerKind = Literal["host", "device"]
 
 
 def accelerators_of(resources: Mapping[str, float] | None) -> dict[str, float]:

@@ -33,6 +33,7 @@ from podembed.orchestrator.decisions.membership import (
 )
 from podembed.orchestrator.decisions.quarantine import Quarantine
 from podembed.orchestrator.group.worker_group import Handle, HostHandles, WorkerGroup
+from podembed.workers.liveness.worker import Worker
 
 LOOK_S = 3.0  # between two looks at the cluster while a generation runs
 WAIT_LOOK_S = 0.5  # while hosts are waited for
@@ -74,7 +75,7 @@ class Cluster(Protocol):
         """A generation runs with these hosts."""
         ...
 
-    def killed_for_memory(self, workers: Collection[str]) -> set[str]:
+    def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
         """Those of these dead processes that the kernel may have killed for want of memory."""
         ...
 
@@ -299,7 +300,7 @@ class HostWatch:
             self._is_quiet = True
             raise WorkerFailure(
                 [
-                    Failure(worker=f"host {host}", kind=FailureKind.HUNG, message=change.why, is_preemption=True)
+                    Failure(worker=Worker("host", host), kind=FailureKind.HUNG, message=change.why, is_preemption=True)
                     for host in change.hosts
                 ]
             )
@@ -410,7 +411,7 @@ class HostWatch:
         going = {host for host, machine in self._machines().items() if machine in announced}
         # The others notice the end of a connection, and their devices abort, long before the cluster says whose machine
         # it was.
-        lost = [f for f in roots(failures) if f.kind is not FailureKind.PEER and f.worker.startswith("host ")]
+        lost = [f for f in roots(failures) if f.kind is not FailureKind.PEER and f.worker and f.worker.is_host]
         has_other_root = any(_host_of(failure) not in going for failure in lost)
         if not going or has_other_root:
             return list(failures)
@@ -419,7 +420,9 @@ class HostWatch:
     def _marked_by_kernel(self, failures: Sequence[Failure]) -> list[Failure]:
         """The failures, those of processes that the kernel killed for want of memory marked as such."""
         died = {
-            f.worker for f in roots(failures) if f.kind is FailureKind.DIED and not f.is_preemption and not f.memory
+            f.worker
+            for f in roots(failures)
+            if f.worker and f.kind is FailureKind.DIED and not f.is_preemption and not f.memory
         }
         killed = self._cluster.killed_for_memory(died) if self._cluster is not None and died else set()
         return [
@@ -461,8 +464,7 @@ def _step_of(group: WorkerGroup) -> int | None:
 
 def _host_of(failure: Failure) -> int | None:
     """Number of the host that a process belongs to."""
-    number = failure.worker.rpartition(" ")[2]
-    return int(number) if number.isdigit() else None
+    return None if failure.worker is None else failure.worker.number
 
 
 def _hosts(count: int) -> str:

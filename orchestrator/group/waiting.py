@@ -15,16 +15,17 @@ from dataclasses import replace
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.worker import Worker
 
 MAX_NAMED = 4
 
 
-def blocked(progress: Mapping[str, Progress], workers: Sequence[str], *, timeout_s: float) -> list[Failure]:
+def blocked(progress: Mapping[Worker, Progress], workers: Sequence[Worker], *, timeout_s: float) -> list[Failure]:
     """The failures of a group that has finished nothing for `timeout_s`, those at fault first.
 
     Args:
-      progress: what workers last said, by label; those missing have never answered.
-      workers: labels of those that still have work to do.
+      progress: what workers last said, by worker; those missing have never answered.
+      workers: those that still have work to do.
 
     Returns:
       One failure a worker: HUNG for those at fault, PEER for those that only wait for them.
@@ -45,7 +46,7 @@ def blocked(progress: Mapping[str, Progress], workers: Sequence[str], *, timeout
     return sorted(failures, key=lambda failure: failure.kind is not FailureKind.HUNG)
 
 
-def severed(progress: Mapping[str, Progress], *, silent: Collection[str], unheard_s: float) -> list[Failure]:
+def severed(progress: Mapping[Worker, Progress], *, silent: Collection[Worker], unheard_s: float) -> list[Failure]:
     """The failures of hosts between whose machines nothing passes any more, the one at fault first; none where all hear
     each other.
 
@@ -54,7 +55,7 @@ def severed(progress: Mapping[str, Progress], *, silent: Collection[str], unhear
       unheard_s: a shorter silence is none.
     """
     pairs = {
-        (worker, f"host {other}"): seconds
+        (worker, Worker("host", other)): seconds
         for worker, state in progress.items()
         for other, seconds in state.unheard_s.items()
         if worker not in silent and seconds >= unheard_s
@@ -77,7 +78,7 @@ def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
     """The failures; where all of them only report others, and some that a machine gave no sign of life, the host that
     most pairs lack is at fault.
     """
-    pairs = [(failure.worker, other) for failure in failures for other in failure.unreached]
+    pairs = [(failure.worker, other) for failure in failures for other in failure.unreached if failure.worker]
     if not pairs or any(failure.kind is not FailureKind.PEER for failure in failures):
         return failures
     guilty = _most_cut_off(pairs, ())
@@ -87,23 +88,23 @@ def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
     return [replace(witness, worker=guilty, kind=FailureKind.HUNG, message=why), *failures]
 
 
-def _most_cut_off(pairs: Collection[tuple[str, str]], silent: Collection[str]) -> str:
+def _most_cut_off(pairs: Collection[tuple[Worker, Worker]], silent: Collection[Worker]) -> Worker:
     """The host to be given up: one that the driver does not hear either, else the one that most others lack, else the
     one of the highest number.
     """
     others = Counter(host for pair in {tuple(sorted(pair)) for pair in pairs} for host in pair)
-    return max(others, key=lambda host: (host in silent, others[host], int(host.rpartition(" ")[2])))
+    return max(others, key=lambda host: (host in silent, others[host], host.number))
 
 
-def _known(progress: Mapping[str, Progress], worker: str) -> tuple[str, ...]:
+def _known(progress: Mapping[Worker, Progress], worker: Worker) -> tuple[Worker, ...]:
     return progress[worker].waits_for if worker in progress else ()
 
 
-def _circles(waits: Mapping[str, Sequence[str]]) -> set[str]:
+def _circles(waits: Mapping[Worker, Sequence[Worker]]) -> set[Worker]:
     """Workers from which following those that are waited for leads back to themselves."""
 
-    def reaches(start: str) -> bool:
-        seen: set[str] = set()
+    def reaches(start: Worker) -> bool:
+        seen: set[Worker] = set()
         todo = list(waits.get(start, ()))
         while todo:
             at = todo.pop()
@@ -118,10 +119,10 @@ def _circles(waits: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _sentence(
-    progress: Mapping[str, Progress],
-    worker: str,
-    waits: Mapping[str, Sequence[str]],
-    circles: set[str],
+    progress: Mapping[Worker, Progress],
+    worker: Worker,
+    waits: Mapping[Worker, Sequence[Worker]],
+    circles: set[Worker],
     *,
     timeout_s: float,
 ) -> str:
@@ -142,7 +143,7 @@ def _sentence(
     return f"nothing finished for {timeout_s:.0f} s; it is in {place} for {own.phase_s:.0f} s{behind}{more}"
 
 
-def _described(progress: Mapping[str, Progress], worker: str, *, waits_for: str = "") -> str:
+def _described(progress: Mapping[Worker, Progress], worker: Worker, *, waits_for: Worker | None = None) -> str:
     """A worker and where it is, for the middle of a sentence about another one."""
     if worker not in progress:
         return f"{worker}, which does not answer"
@@ -152,6 +153,6 @@ def _described(progress: Mapping[str, Progress], worker: str, *, waits_for: str 
     return f"{worker}, which is in {_place(worker, state)}"
 
 
-def _place(worker: str, state: Progress) -> str:
+def _place(worker: Worker, state: Progress) -> str:
     # Only hosts count steps; a device process does what its host announces.
-    return f"{state.phase} of step {state.step}" if worker.startswith("host") else state.phase
+    return f"{state.phase} of step {state.step}" if worker.is_host else state.phase

@@ -25,6 +25,7 @@ from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.progress import STORAGE_PHASES, Progress
+from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
     from podembed.orchestrator.group.worker_group import Call, Handle, WorkerGroup
@@ -185,7 +186,7 @@ class Watch:
 
     def _collect(self) -> bool:
         """Takes the answers that came; whether there were any."""
-        progress: Mapping[str, Progress] = self._group.progress
+        progress: Mapping[Worker, Progress] = self._group.progress
         before = dict(progress)
         calls = [silence.call for silence in self._asked.values()]
         ended, _ = self._group.backend.settled(calls, timeout_s=0.0) if calls else ([], [])
@@ -225,7 +226,7 @@ class Watch:
             return severed(self._group.progress, silent=silent, unheard_s=self._group.deadlines.frozen_s)
         return found
 
-    def _cut_off(self) -> frozenset[str]:
+    def _cut_off(self) -> frozenset[Worker]:
         """Silent workers of other machines whose machines are silent, too."""
         least_s = self._group.deadlines.frozen_s
         silent = [s.handle for s in self._asked.values() if s.signs is None and s.silent_s >= least_s]

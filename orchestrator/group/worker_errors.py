@@ -8,9 +8,10 @@ words.
 from __future__ import annotations
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.workers.liveness.worker import Worker
 
 
-def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failure:
+def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: those that only report another process are told apart by type."""
     from podembed.workers.checkpoint.shard import CheckpointMismatch
     from podembed.workers.data.errors import InputError
@@ -33,7 +34,9 @@ def failure_of(worker: str, error: BaseException, *, details: str = "") -> Failu
         ),
         memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
         is_storage=not is_peer and may_pass(error),
-        unreached=tuple(f"host {rank}" for rank in error.missing) if isinstance(error, MeshConnectTimeout) else (),
+        unreached=tuple(Worker("host", rank) for rank in error.missing)
+        if isinstance(error, MeshConnectTimeout)
+        else (),
     )
 
 

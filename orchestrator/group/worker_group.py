@@ -25,6 +25,7 @@ from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.progress import Laps, Progress
+from podembed.workers.liveness.worker import Worker
 
 __all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "WorkerGroup"]
 
@@ -36,15 +37,15 @@ class Call(Protocol):
     """A call under way."""
 
     @property
-    def worker(self) -> str: ...
+    def worker(self) -> Worker: ...
 
 
 class Handle(Protocol):
     """One worker process."""
 
     @property
-    def worker(self) -> str:
-        """Label such as `host 1`."""
+    def worker(self) -> Worker:
+        """Which process it is."""
         ...
 
     @property
@@ -103,8 +104,8 @@ class Backend(Protocol):
 class Locating(Backend, Protocol):
     """A backend whose processes are on several machines."""
 
-    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
-        """Labels of those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
+        """Those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
         silent ones only.
         """
         ...
@@ -173,8 +174,8 @@ class WorkerGroup:
     handles: Sequence[HostHandles]
     deadlines: Deadlines
     on_poll: Callable[[], None]
-    progress: dict[str, Progress] = field(default_factory=dict)
-    silences: dict[str, Silence] = field(default_factory=dict)
+    progress: dict[Worker, Progress] = field(default_factory=dict)
+    silences: dict[Worker, Silence] = field(default_factory=dict)
     ready: Sequence[HostReady] = ()
     devices: Sequence[DeviceReady] = ()
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -411,8 +412,8 @@ class WorkerGroup:
                 left[rank_of[id(call)]] -= not isinstance(self.backend.result(call), Failure)
         return frozenset(rank for rank, count in left.items() if not count)
 
-    def cut_off(self, workers: Sequence[Handle]) -> frozenset[str]:
-        """Labels of those silent workers whose machine does not answer either, where the backend can tell."""
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
+        """Those silent workers whose machine does not answer either, where the backend can tell."""
         return self.backend.cut_off(workers) if isinstance(self.backend, Locating) else frozenset()
 
     def last_progress(self) -> list[Progress]:

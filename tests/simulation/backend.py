@@ -16,6 +16,7 @@ from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.worker import Worker
 from tests.simulation.workers import Mesh, Shared, SimulatedDevice, SimulatedHost, Surroundings
 from tests.simulation.world import FakeClock, Fiber, Process, World
 
@@ -31,7 +32,7 @@ LEAVING_SHARE = 0.05
 class SimulatedCall:
     """A call under way. Mutated: how it ended, and who waits for it."""
 
-    worker: str
+    worker: Worker
     answer: Any = None
     is_done: bool = False
     waiter: Fiber | None = None
@@ -89,7 +90,12 @@ class SimulatedHandle:
     """One worker process and the calls to it that have not been answered."""
 
     def __init__(
-        self, worker: str, target: SimulatedHost | SimulatedDevice, process: Process, link: Link, around: Surroundings
+        self,
+        worker: Worker,
+        target: SimulatedHost | SimulatedDevice,
+        process: Process,
+        link: Link,
+        around: Surroundings,
     ) -> None:
         self.worker = worker
         self.target = target
@@ -203,8 +209,8 @@ class SimulatedBackend:
         # The members of a gang abort when one of them is gone.
         device_process.at_death(partial(world.after, 0.3, partial(self._abort_gang, self._num_groups)))
         return HostHandles(
-            SimulatedHandle(f"host {at}", host, process, link, around),
-            SimulatedHandle(f"device {at}", device, device_process, link, around),
+            SimulatedHandle(Worker("host", at), host, process, link, around),
+            SimulatedHandle(Worker("device", at), device, device_process, link, around),
         )
 
     def _abort_gang(self, group: int) -> None:
@@ -232,7 +238,7 @@ class SimulatedBackend:
         known.
         """
         process: Process = handle.process
-        if not process.is_alive or int(handle.worker.rpartition(" ")[2]) % 2:
+        if not process.is_alive or handle.worker.number % 2:
             return None
         if process.is_frozen:
             return ProcessSigns(process=1, started=1, cpu_s=-1.0, state="T")

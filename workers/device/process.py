@@ -28,6 +28,7 @@ from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.progress import Laps, Progress, Tracker
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 
 _LOOK_S = 0.1
@@ -123,7 +124,7 @@ class DeviceProcess:
           RuntimeError: the gang did not form.
         """
         self._spec = spec
-        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"device {spec.host}")
+        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("device", spec.host)))
         self._tracker.point("start.begin")
         laps = Laps()
         require_for_device(spec.num_hosts)
@@ -267,7 +268,7 @@ class DeviceProcess:
         progress, end = self._tracker.progress(), self._end
         if end is None or not end.is_waiting:
             return progress
-        return replace(progress, phase="wait for host", waits_for=(f"host {self._spec.host}",))
+        return replace(progress, phase="wait for host", waits_for=(Worker("host", self._spec.host),))
 
     def abort(self, reason: str) -> None:
         """Ends a wait for the host within 100 ms. From any thread."""

@@ -54,6 +54,7 @@ from podembed.workers.input.sources import job_plan, open_reader
 from podembed.workers.job.sample_losses import sample_losses
 from podembed.workers.job.tables import feature_bindings, learning_rates, table_specs
 from podembed.workers.liveness.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.storage.store import Store
@@ -164,7 +165,7 @@ class HostWorker:
         self._spec, self._job = spec, job
         self._specs: tuple[TableSpec, ...] = table_specs(job, spec.table_buckets)
         self._features: tuple[FeatureBinding, ...] = feature_bindings(job)
-        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, f"host {spec.host}")
+        self._tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("host", spec.host)))
         self._tracker.point("start.begin")
         self._store = with_faults(Store(spec.storage_url), faults)
         plan = job_plan(job, spec.train_index)
@@ -459,9 +460,9 @@ class HostWorker:
         """Where the working thread is, and for whom it waits. From any thread."""
         progress, mesh = self._tracker.progress(), self._mesh
         if progress.phase == DEVICE_PHASE:
-            progress = replace(progress, waits_for=(f"device {self._spec.host}",))
+            progress = replace(progress, waits_for=(Worker("device", self._spec.host),))
         elif mesh is not None and is_waiting_phase(progress.phase):
-            progress = replace(progress, waits_for=tuple(f"host {rank}" for rank in mesh.waiting_for))
+            progress = replace(progress, waits_for=tuple(Worker("host", rank) for rank in mesh.waiting_for))
         return progress if mesh is None else replace(progress, unheard_s=mesh.unheard_s)
 
     def acknowledge(self, commit: str) -> None:

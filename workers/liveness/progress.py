@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from podembed.workers.faults.inject import FaultPoints
+from podembed.workers.liveness.worker import Worker
 
 # Phases in which a host does nothing itself but waits: for other hosts, or for its device process.
 DEVICE_PHASE = "device"
@@ -38,8 +39,7 @@ class Progress:
       marks: grows with every finished step or file; two equal readings far apart mean it is stuck.
       step_unix_s: wall-clock time of the last finished step, 0 before the first.
       phase_s: how long it has been in the phase.
-      waits_for: labels of the workers without which it cannot go on, such as `host 1` or `device 0`; empty while it
-        works itself.
+      waits_for: the workers without which it cannot go on; empty while it works itself.
       unheard_s: by number, the hosts from whose machines nothing came, not even answers of their kernels, and for how
         long.
     """
@@ -49,7 +49,7 @@ class Progress:
     marks: int
     step_unix_s: float
     phase_s: float = 0.0
-    waits_for: tuple[str, ...] = ()
+    waits_for: tuple[Worker, ...] = ()
     unheard_s: Mapping[int, float] = field(default_factory=dict)
 
 

@@ -14,6 +14,7 @@ from podembed.orchestrator.cluster.ray_backend import RayBackend, RayCall, RayHa
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.orchestrator.strategy import _Outcomes
+from podembed.workers.liveness.worker import Worker
 
 
 def test_room_that_was_taken_in_the_middle_of_a_run_is_waited_for_and_a_first_start_is_refused(
@@ -41,11 +42,11 @@ def test_calls_to_a_cluster_that_ended_fail_at_once_and_ray_is_not_asked() -> No
         ScalingConfig(num_hosts=1), lambda text: None, lost=lambda: "gcs_server of Ray ended on this machine"
     )
     # Neither reference nor actor is one of Ray's: to give them to it would be an error.
-    call = RayCall("host 0", object(), RayHandle("host 0", object()))
+    call = RayCall(Worker("host", 0), object(), RayHandle(Worker("host", 0), object()))
     assert backend.settled([call], timeout_s=60.0) == ([call], [])
     failure = backend.result(call)
     assert isinstance(failure, Failure)
-    assert (failure.worker, failure.kind) == ("host 0", FailureKind.DIED)
+    assert (failure.worker, failure.kind) == (Worker("host", 0), FailureKind.DIED)
     assert "gcs_server of Ray ended" in failure.message
     assert is_host_fault([failure])
     assert backend.fit([]) == frozenset()
@@ -56,7 +57,7 @@ def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it(
     """Ray would wait for a minute with each placement group, and end the driver before it is through."""
     backend = RayBackend(ScalingConfig(num_hosts=1), lambda text: None, answers=lambda: False)
     host, device = _Actor(1), _Actor(2)
-    pairs = [HostHandles(RayHandle("host 0", host), RayHandle("device 0", device))]
+    pairs = [HostHandles(RayHandle(Worker("host", 0), host), RayHandle(Worker("device", 0), device))]
     # Neither groups nor actors are those of Ray: to give them to it would be an error.
     backend._reservations[id(pairs)] = _Reservation([object()], [], {}, [])
     backend._marks.update({host._actor_id: "mark of nobody", device._actor_id: "mark of nobody else"})
@@ -67,7 +68,7 @@ def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it(
 def test_a_strategy_whose_cluster_ended_is_told_so_and_ray_is_not_asked() -> None:
     backend = RayBackend(ScalingConfig(num_hosts=1), print, lost=lambda: "raylet of Ray ended on this machine")
     # The reference is none of Ray's: to ask for its value would be an error.
-    outcome = _Outcomes(backend)(RayCall("host 0", object(), RayHandle("host 0", object())))
+    outcome = _Outcomes(backend)(RayCall(Worker("host", 0), object(), RayHandle(Worker("host", 0), object())))
     assert isinstance(outcome, WorkerFailure)
     assert "raylet of Ray ended" in str(outcome)
 
@@ -94,7 +95,7 @@ def test_a_cluster_without_its_head_is_not_looked_at_and_no_generation_begins_th
     scaling = ScalingConfig(num_hosts=1)
     nodes = RayNodes(RayBackend(scaling, print), scaling, connection=_Headless(), notice=print)
     assert nodes.look() is None
-    assert nodes.killed_for_memory({"host 0"}) == set()
+    assert nodes.killed_for_memory({Worker("host", 0)}) == set()
     nodes.unask()
     with pytest.raises(TooFewHosts):
         nodes.rules()

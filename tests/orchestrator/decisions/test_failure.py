@@ -37,12 +37,13 @@ from podembed.orchestrator.decisions.failure import (
     window_target_s,
 )
 from podembed.orchestrator.driver.saves import Saves
+from podembed.workers.liveness.worker import Worker
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 
 
 def failures(*kinds: FailureKind) -> list[Failure]:
-    return [Failure(worker=f"host {at}", kind=kind, message=f"m{at}") for at, kind in enumerate(kinds)]
+    return [Failure(worker=Worker("host", at), kind=kind, message=f"m{at}") for at, kind in enumerate(kinds)]
 
 
 def saves_of(*, total: int, commit_every: int | None, eval_every: int | None) -> Saves:
@@ -146,27 +147,27 @@ def test_the_root_of_a_group_of_failures(kinds: list[FailureKind], is_fault: boo
     assert cause(failures(*kinds)) == root
 
 
-def hosts_of(*labels: str, kind: FailureKind = ERROR, message: str = "m", **marks: object) -> list[Failure]:
-    return [Failure(worker=label, kind=kind, message=message, **marks) for label in labels]  # type: ignore[arg-type]
+def hosts_of(*workers: Worker, kind: FailureKind = ERROR, message: str = "m", **marks: object) -> list[Failure]:
+    return [Failure(worker=worker, kind=kind, message=message, **marks) for worker in workers]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
-        (["host 0"], "host 0"),
-        (["host 0", "host 1"], "hosts 0-1"),
-        ([f"host {at}" for at in (9, 0, 1, 2, 5)], "hosts 0-2, 5, 9"),
-        (["device 3", "host 0", "device 4"], "devices 3-4 and host 0"),
-        (["host 2", "host 2"], "host 2"),
-        (["the cluster"], "the cluster"),
+        ([Worker("host", 0)], "host 0"),
+        ([Worker("host", 0), Worker("host", 1)], "hosts 0-1"),
+        ([Worker("host", at) for at in (9, 0, 1, 2, 5)], "hosts 0-2, 5, 9"),
+        ([Worker("device", 3), Worker("host", 0), Worker("device", 4)], "devices 3-4 and host 0"),
+        ([Worker("host", 2), Worker("host", 2)], "host 2"),
+        ([None], "the cluster"),
     ],
 )
-def test_many_workers_are_named_in_few_words(workers: list[str], words: str) -> None:
+def test_many_workers_are_named_in_few_words(workers: list[Worker | None], words: str) -> None:
     assert listed(workers) == words
 
 
 def test_equal_errors_of_many_hosts_are_said_once_with_the_hosts() -> None:
-    failures = [*hosts_of(*[f"host {at}" for at in range(64)]), *hosts_of("device 7", message="other")]
+    failures = [*hosts_of(*[Worker("host", at) for at in range(64)]), *hosts_of(Worker("device", 7), message="other")]
     assert cause(failures) == "hosts 0-63 failed: m"
     assert str(WorkerFailure(failures)) == "hosts 0-63 error: m; device 7 error: other"
 
@@ -177,20 +178,23 @@ GONE = {"kind": DIED, "is_preemption": True}
 @pytest.mark.parametrize(
     ("failures", "charged"),
     [
-        (hosts_of("host 1", kind=DIED), FaultClass.HOST),
-        (hosts_of("host 1", kind=HUNG), FaultClass.HOST),
-        (hosts_of("host 1", kind=PEER), FaultClass.HOST),
-        (hosts_of("host 1", **GONE), FaultClass.PREEMPTION),
-        ([*hosts_of("host 1", **GONE), *hosts_of("host 2", kind=DIED)], FaultClass.HOST),
+        (hosts_of(Worker("host", 1), kind=DIED), FaultClass.HOST),
+        (hosts_of(Worker("host", 1), kind=HUNG), FaultClass.HOST),
+        (hosts_of(Worker("host", 1), kind=PEER), FaultClass.HOST),
+        (hosts_of(Worker("host", 1), **GONE), FaultClass.PREEMPTION),
+        ([*hosts_of(Worker("host", 1), **GONE), *hosts_of(Worker("host", 2), kind=DIED)], FaultClass.HOST),
         # JAX aborts the device processes of a gang that lost a member: they say nothing about their own machines.
-        ([*hosts_of("device 2", kind=DIED), *hosts_of("host 1", **GONE)], FaultClass.PREEMPTION),
-        ([*hosts_of("device 2", kind=DIED), *hosts_of("host 0", kind=PEER)], FaultClass.HOST),
-        (hosts_of("host 0"), FaultClass.USER),
-        (hosts_of("host 0", is_refusal=True), FaultClass.REFUSAL),
-        ([*hosts_of("host 0", is_refusal=True), *hosts_of("device 0")], FaultClass.USER),
-        (hosts_of("host 0", memory="host"), FaultClass.HOST_MEMORY),
-        (hosts_of("host 0", kind=DIED, memory="host"), FaultClass.HOST_MEMORY),
-        ([*hosts_of("host 1", kind=PEER), *hosts_of("device 0", memory="device")], FaultClass.DEVICE_MEMORY),
+        ([*hosts_of(Worker("device", 2), kind=DIED), *hosts_of(Worker("host", 1), **GONE)], FaultClass.PREEMPTION),
+        ([*hosts_of(Worker("device", 2), kind=DIED), *hosts_of(Worker("host", 0), kind=PEER)], FaultClass.HOST),
+        (hosts_of(Worker("host", 0)), FaultClass.USER),
+        (hosts_of(Worker("host", 0), is_refusal=True), FaultClass.REFUSAL),
+        ([*hosts_of(Worker("host", 0), is_refusal=True), *hosts_of(Worker("device", 0))], FaultClass.USER),
+        (hosts_of(Worker("host", 0), memory="host"), FaultClass.HOST_MEMORY),
+        (hosts_of(Worker("host", 0), kind=DIED, memory="host"), FaultClass.HOST_MEMORY),
+        (
+            [*hosts_of(Worker("host", 1), kind=PEER), *hosts_of(Worker("device", 0), memory="device")],
+            FaultClass.DEVICE_MEMORY,
+        ),
     ],
 )
 def test_what_a_failure_is_charged_to(failures: list[Failure], charged: FaultClass) -> None:
@@ -218,7 +222,7 @@ def test_what_to_do_after_a_failure(
 def test_announced_losses_use_up_nothing() -> None:
     budget = Budget(host_faults=3)
     for number in range(1, 10):
-        decision = after_failure(hosts_of("host 1", **GONE), budget=budget, max_failures=3)
+        decision = after_failure(hosts_of(Worker("host", 1), **GONE), budget=budget, max_failures=3)
         assert isinstance(decision, Recover)
         budget = decision.budget
         assert budget == Budget(host_faults=3, preemptions=number)
@@ -241,7 +245,7 @@ def test_exceptions_of_the_job_are_tried_again_until_they_repeat(
 ) -> None:
     budget, decisions = Budget(host_faults=2), []
     for step, message in zip(steps, messages, strict=True):
-        failed = hosts_of("device 0", "device 1", message=message)
+        failed = hosts_of(Worker("device", 0), Worker("device", 1), message=message)
         decision = after_failure(failed, budget=budget, max_failures=3, max_user_errors=borne, step=step)
         decisions.append(decision)
         budget = decision.budget if isinstance(decision, Recover) else budget
@@ -255,12 +259,16 @@ def test_exceptions_of_the_job_are_tried_again_until_they_repeat(
 
 def test_a_plan_that_did_not_fit_twice_is_not_tried_again() -> None:
     """With another number of hosts it is another plan."""
-    full = hosts_of("host 0", "host 1", memory="host", message="MemoryError: Unable to allocate 3 GiB")
+    full = hosts_of(
+        Worker("host", 0), Worker("host", 1), memory="host", message="MemoryError: Unable to allocate 3 GiB"
+    )
     first = after_failure(full, budget=Budget(), max_failures=3, num_hosts=2)
     assert isinstance(first, Recover)
     other = after_failure(full, budget=first.budget, max_failures=3, num_hosts=3)
     assert isinstance(other, Recover)
-    device = after_failure(hosts_of("device 0", memory="device"), budget=first.budget, max_failures=3, num_hosts=2)
+    device = after_failure(
+        hosts_of(Worker("device", 0), memory="device"), budget=first.budget, max_failures=3, num_hosts=2
+    )
     assert isinstance(device, Recover)
     second = after_failure(full, budget=first.budget, max_failures=3, num_hosts=2)
     assert isinstance(second, GiveUp)
@@ -284,9 +292,9 @@ def test_a_plan_that_did_not_fit_twice_is_not_tried_again() -> None:
 )
 def test_how_a_run_ends(kind: FaultClass, error: type[Exception], words: str) -> None:
     failed = [
-        *hosts_of("host 0"),
-        *hosts_of("host 1", details="Traceback of one"),
-        *hosts_of("host 2", details="of two"),
+        *hosts_of(Worker("host", 0)),
+        *hosts_of(Worker("host", 1), details="Traceback of one"),
+        *hosts_of(Worker("host", 2), details="of two"),
     ]
     ended = ending(GiveUp(cause="why", kind=kind), failed, max_failures=3, plan="")
     assert type(ended) is error
@@ -302,9 +310,9 @@ def test_what_ran_out_of_memory_is_told_by_type() -> None:
 
     with pytest.raises(MemoryError) as caught:
         np.empty(1 << 50)
-    assert failure_of("host 0", caught.value).memory == "host"
-    assert failure_of("device 0", JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")).memory == "device"
-    assert failure_of("device 0", ValueError("RESOURCE_EXHAUSTED")).memory == ""
+    assert failure_of(Worker("host", 0), caught.value).memory == "host"
+    assert failure_of(Worker("device", 0), JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")).memory == "device"
+    assert failure_of(Worker("device", 0), ValueError("RESOURCE_EXHAUSTED")).memory == ""
 
 
 def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
@@ -313,8 +321,8 @@ def test_a_broken_collective_reports_a_peer_and_not_the_job() -> None:
 
     from podembed.orchestrator.group.worker_errors import failure_of
 
-    lost = failure_of("device 0", JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
-    own = failure_of("device 0", JaxRuntimeError("INTERNAL: a custom call raised"))
+    lost = failure_of(Worker("device", 0), JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
+    own = failure_of(Worker("device", 0), JaxRuntimeError("INTERNAL: a custom call raised"))
     assert (lost.kind, own.kind) == (FailureKind.PEER, FailureKind.ERROR)
     assert isinstance(after_failure([lost], budget=Budget(), max_failures=3), Recover)
     assert isinstance(after_failure([own], budget=Budget(), max_failures=3), GiveUp)
@@ -327,10 +335,10 @@ def test_an_accelerator_gang_that_broke_is_told_from_one_that_cannot_be() -> Non
     from podembed.workers.device.gang_errors import GangError
 
     nccl = "INTERNAL: NCCL operation {} failed: {}. Last NCCL warning(error) log entry (may be unrelated) '{}'"
-    lost = failure_of("device 0", JaxRuntimeError(nccl.format("ncclGroupEnd()", "remote process exited", "")))
+    lost = failure_of(Worker("device", 0), JaxRuntimeError(nccl.format("ncclGroupEnd()", "remote process exited", "")))
     shared = failure_of(
-        "device 1", JaxRuntimeError(nccl.format("ncclCommInitRank", "invalid usage", "Duplicate GPU detected"))
+        Worker("device", 1), JaxRuntimeError(nccl.format("ncclCommInitRank", "invalid usage", "Duplicate GPU detected"))
     )
-    alone = failure_of("device 0", GangError("Found 1 JAX processes"))
+    alone = failure_of(Worker("device", 0), GangError("Found 1 JAX processes"))
     assert (lost.kind, shared.kind) == (FailureKind.PEER, FailureKind.ERROR)
     assert (alone.kind, alone.is_refusal) == (FailureKind.ERROR, True)

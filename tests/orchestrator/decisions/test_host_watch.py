@@ -15,6 +15,7 @@ from podembed.orchestrator.api.errors import CrashLoop, Failure, FailureKind, Jo
 from podembed.orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
 from podembed.orchestrator.decisions.membership import Node, Rules
 from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
 
 DIED, PEER, ERROR = FailureKind.DIED, FailureKind.PEER, FailureKind.ERROR
@@ -130,7 +131,7 @@ def world(machines: str = "", *, least: int = 1, most: int = 3, **limits: Any) -
     return World(found, watch, said)
 
 
-def failure(worker: str, kind: FailureKind = DIED, message: str = "scripted", **marks: Any) -> Failure:
+def failure(worker: Worker, kind: FailureKind = DIED, message: str = "scripted", **marks: Any) -> Failure:
     return Failure(worker=worker, kind=kind, message=message, **marks)
 
 
@@ -341,7 +342,7 @@ def test_a_machine_that_goes_too_soon_is_given_up_at_once_and_costs_nothing() ->
     found.machines.draining["b"] = 5.0
     with pytest.raises(WorkerFailure) as caught:
         found.look()
-    assert [failed.worker for failed in caught.value.failures] == ["host 1"]
+    assert [failed.worker for failed in caught.value.failures] == [Worker("host", 1)]
     found.look(3)  # said once
     decision = found.fail(*caught.value.failures)
     assert decision.cause.startswith("host 1 lost its machine: machine (b) is about to leave in 2 s")
@@ -365,13 +366,13 @@ def test_a_commit_for_a_machine_that_goes_is_not_given_up_while_it_is_made() -> 
 @pytest.mark.parametrize(
     ("failures", "draining", "is_preemption"),
     [
-        ([failure("host 1"), failure("device 1")], "b", True),
-        ([failure("host 1")], "a", False),
-        ([failure("host 1")], "", False),
+        ([failure(Worker("host", 1)), failure(Worker("device", 1))], "b", True),
+        ([failure(Worker("host", 1))], "a", False),
+        ([failure(Worker("host", 1))], "", False),
         # What the others notice first: the end of a connection, the abort of a gang that lost a member.
-        ([failure("host 0", PEER)], "b", True),
-        ([failure("device 0"), failure("host 0", PEER)], "b", True),
-        ([failure("host 0"), failure("host 1")], "b", False),
+        ([failure(Worker("host", 0), PEER)], "b", True),
+        ([failure(Worker("device", 0)), failure(Worker("host", 0), PEER)], "b", True),
+        ([failure(Worker("host", 0)), failure(Worker("host", 1))], "b", False),
     ],
 )
 def test_losses_of_announced_machines_are_no_faults(
@@ -390,7 +391,7 @@ def test_a_machine_that_is_gone_by_now_was_announced_before() -> None:
     found.machines.draining["b"] = None
     found.look()
     del found.machines.free["b"]
-    found.fail(failure("host 1"))
+    found.fail(failure(Worker("host", 1)))
     assert found.watch.budget.preemptions == 1
 
 
@@ -399,7 +400,7 @@ def test_a_machine_that_was_told_to_end_without_notice_is_no_fault_either() -> N
     found.begin("ab")
     del found.machines.free["b"]
     found.machines.gone = {"b"}
-    found.fail(failure("host 1"), failure("device 1"))
+    found.fail(failure(Worker("host", 1)), failure(Worker("device", 1)))
     assert (found.watch.budget.preemptions, found.watch.budget.host_faults) == (1, 0)
 
 
@@ -407,11 +408,11 @@ def test_a_machine_on_which_hosts_fail_again_and_again_rests_and_comes_back() ->
     found = world("ab", max_failures=9, quarantine_s=30.0)
     found.begin("ab")
     found.look()
-    found.fail(failure("host 1"), failure("device 1"), failure("device 0"))
+    found.fail(failure(Worker("host", 1)), failure(Worker("device", 1)), failure(Worker("device", 0)))
     assert found.watch.choose(nothing, step=0) == 2, "once is no habit"
     found.begin("ab")
     found.look()
-    found.fail(failure("device 1"), failure("host 0", PEER))
+    found.fail(failure(Worker("device", 1)), failure(Worker("host", 0), PEER))
     assert found.said[-1] == "machine (b) is not used for 30 s: hosts failed on it again and again"
     assert found.watch.choose(nothing, step=0) == 1
     assert found.machines.avoided == frozenset("b")
@@ -428,7 +429,7 @@ def test_machines_are_charged_with_hosts_that_fail_to_start() -> None:
     found = world("ab", max_failures=9)
     for _ in range(2):
         assert found.watch.choose(nothing, step=0) == 2
-        found.fail(failure("host 0"), step=None)
+        found.fail(failure(Worker("host", 0)), step=None)
     assert found.watch.choose(nothing, step=0) == 1
     assert found.machines.avoided == frozenset("a")
 
@@ -437,7 +438,7 @@ def test_below_the_minimum_a_resting_machine_is_waited_for() -> None:
     found = world("ab", least=2, max_failures=9, quarantine_s=20.0)
     for _ in range(2):
         found.begin("ab")
-        found.fail(failure("host 1"))
+        found.fail(failure(Worker("host", 1)))
         found.machines.free.update(a=1.0, b=1.0)
     assert found.watch.choose(nothing, step=0) == 2
     assert found.machines.now_s == pytest.approx(20.0, abs=1.0)
@@ -448,10 +449,10 @@ def test_faults_in_a_row_end_the_run_and_a_commit_in_between_does_not() -> None:
     found = world("ab", max_failures=1)
     for has_committed in (False, True, True):
         found.begin("ab")
-        found.fail(failure("host 1"), has_committed=has_committed)
+        found.fail(failure(Worker("host", 1)), has_committed=has_committed)
     found.begin("ab")
     with pytest.raises(CrashLoop, match="fault 2 in a row"):
-        found.fail(failure("host 1"))
+        found.fail(failure(Worker("host", 1)))
 
 
 def test_faults_with_a_change_of_hosts_in_between_are_no_row() -> None:
@@ -461,7 +462,7 @@ def test_faults_with_a_change_of_hosts_in_between_are_no_row() -> None:
     found = world("ab", max_failures=1, quarantine_after=9)
     for _ in range(3):
         found.begin("ab")
-        found.fail(failure("host 1"))
+        found.fail(failure(Worker("host", 1)))
         found.begin("a")
         found.watch.left("2 machines; room for 2 hosts", step=40)
     assert found.watch.budget.host_faults == 0
@@ -470,29 +471,29 @@ def test_faults_with_a_change_of_hosts_in_between_are_no_row() -> None:
 def test_the_jobs_own_exception_is_tried_once_more() -> None:
     found = world("ab", max_user_errors=5)
     found.begin("ab")
-    found.fail(failure("device 0", ERROR, details="Traceback"), step=12)
+    found.fail(failure(Worker("device", 0), ERROR, details="Traceback"), step=12)
     found.begin("ab")
     with pytest.raises(JobFailed, match="(?s)device 0 failed: scripted\nIt came twice at step 12.*Traceback"):
-        found.fail(failure("device 0", ERROR, details="Traceback"), step=12)
+        found.fail(failure(Worker("device", 0), ERROR, details="Traceback"), step=12)
 
 
 def test_an_exception_at_the_start_is_not() -> None:
     found = world("ab", max_user_errors=5)
     found.watch.choose(nothing, step=0)
     with pytest.raises(JobFailed):
-        found.fail(failure("device 0", ERROR), step=None)
+        found.fail(failure(Worker("device", 0), ERROR), step=None)
 
 
 def test_a_plan_for_which_hosts_are_killed_is_tried_once_more_and_then_refused() -> None:
     found = world("ab", max_failures=9, quarantine_after=9)
-    found.machines.killed = {"host 1"}
+    found.machines.killed = {Worker("host", 1)}
     assert found.watch.choose(nothing, step=0) == 2
     found.begin("ab")
-    decision = found.fail(failure("host 1"), failure("device 0"))
+    decision = found.fail(failure(Worker("host", 1)), failure(Worker("device", 0)))
     assert decision.cause.startswith("host 1 died: killed by the kernel for want of memory (scripted)")
     assert found.watch.choose(nothing, step=0) == 2
     found.begin("ab")
     with pytest.raises(
         ConfigurationError, match="second time with 2 hosts. The plan: a host holds 3 GiB. .*Use more hosts"
     ):
-        found.fail(failure("host 1"))
+        found.fail(failure(Worker("host", 1)))

@@ -25,6 +25,7 @@ from podembed.orchestrator.driver.background_commit import (
 )
 from podembed.orchestrator.driver.console import SilentReporter, WindowReport
 from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.errors import NameTaken
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -131,11 +132,11 @@ def test_the_next_commit_waits_for_the_one_before(
 
 
 def commits_of(
-    script: dict[tuple[str, str], Any], on_poll: Callable[[], None] = lambda: None, **options: Any
+    script: dict[tuple[Worker, str], Any], on_poll: Callable[[], None] = lambda: None, **options: Any
 ) -> tuple[BackgroundCommits, ScriptedBackend, list[int]]:
     """A group of one host on a script, and the steps that were acknowledged."""
 
-    def answer(worker: str, method: str) -> Any:
+    def answer(worker: Worker, method: str) -> Any:
         return script.get((worker, method), progress(1) if method == "control status" else None)
 
     backend = ScriptedBackend(answer)
@@ -163,14 +164,16 @@ def published(step: int) -> Callable[[Any, Any], Any]:
 
 
 def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> None:
-    commits, backend, acknowledged = commits_of({("host 0", "write_save"): "rows", ("device 0", "write_save"): "dense"})
+    commits, backend, acknowledged = commits_of(
+        {(Worker("host", 0), "write_save"): "rows", (Worker("device", 0), "write_save"): "dense"}
+    )
     assert (commits.committed_step, commits.begun_step) == (0, 0)
     commits.begin(10, published(10))
     assert (commits.committed_step, commits.begun_step) == (0, 10)
-    assert ("host 0", "write_save", ("s000000010-g00000003", False)) in backend.asked
+    assert (Worker("host", 0), "write_save", ("s000000010-g00000003", False)) in backend.asked
     commits.begin(20, published(20))
     assert (commits.committed_step, commits.begun_step) == (10, 20)
-    assert ("host 0", "write_save", ("s000000020-g00000003", True)) in backend.asked
+    assert (Worker("host", 0), "write_save", ("s000000020-g00000003", True)) in backend.asked
     first: Any = commits.head
     assert first.receipts == (["rows"], ["dense"])
     commits.finish()
@@ -183,8 +186,8 @@ def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> N
 
 
 def test_after_a_fault_only_what_all_had_written_is_published() -> None:
-    lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
-    commits, _, acknowledged = commits_of({("host 0", "write_save"): lost})
+    lost = Failure(worker=Worker("host", 0), kind=FailureKind.DIED, message="scripted")
+    commits, _, acknowledged = commits_of({(Worker("host", 0), "write_save"): lost})
     commits.begin(10, published(10))
     commits.leave(can_finish=False)
     assert acknowledged == []
@@ -198,7 +201,7 @@ def test_after_a_fault_only_what_all_had_written_is_published() -> None:
 
 def test_workers_that_live_may_finish_writing_before_the_run_ends() -> None:
     left = iter([NEVER] * 5)
-    commits, _, acknowledged = commits_of({("host 0", "write_save"): lambda: next(left, "rows")})
+    commits, _, acknowledged = commits_of({(Worker("host", 0), "write_save"): lambda: next(left, "rows")})
     commits.begin(10, published(10))
     commits.leave(can_finish=True)
     assert acknowledged == [10]
@@ -213,7 +216,7 @@ def test_a_driver_that_waits_for_a_publication_after_a_fault_still_gives_signs_o
 
     def on_poll() -> None:
         has_polled.set()
-        raise WorkerFailure([Failure(worker="host 0", kind=FailureKind.HUNG, message="its machine goes")])
+        raise WorkerFailure([Failure(worker=Worker("host", 0), kind=FailureKind.HUNG, message="its machine goes")])
 
     def publish(parent: Any, receipts: Any) -> Any:
         assert has_polled.wait(PATIENCE_S)
@@ -227,8 +230,8 @@ def test_a_driver_that_waits_for_a_publication_after_a_fault_still_gives_signs_o
 
 
 def test_a_worker_that_is_gone_is_found_by_who_waits_for_it() -> None:
-    lost = Failure(worker="host 0", kind=FailureKind.DIED, message="scripted")
-    commits, _, _ = commits_of({("host 0", "write_save"): lost})
+    lost = Failure(worker=Worker("host", 0), kind=FailureKind.DIED, message="scripted")
+    commits, _, _ = commits_of({(Worker("host", 0), "write_save"): lost})
     commits.begin(10, published(10))
     commits.poll()
     with pytest.raises(WorkerFailure, match="host 0 died"):
@@ -236,14 +239,14 @@ def test_a_worker_that_is_gone_is_found_by_who_waits_for_it() -> None:
     commits.close()
 
 
-def storage_failure(worker: str) -> Failure:
+def storage_failure(worker: Worker) -> Failure:
     return Failure(worker=worker, kind=FailureKind.ERROR, message="StorageFull: no room", is_storage=True)
 
 
 def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_the_next_one_knows() -> None:
-    answers: dict[tuple[str, str], Any] = {("host 0", "write_save"): storage_failure("host 0")}
+    answers: dict[tuple[Worker, str], Any] = {(Worker("host", 0), "write_save"): storage_failure(Worker("host", 0))}
     left = iter([NEVER] * 3)
-    answers["device 0", "write_save"] = lambda: next(left, "dense")
+    answers[Worker("device", 0), "write_save"] = lambda: next(left, "dense")
     events: list[Any] = []
     commits, backend, acknowledged = commits_of(answers, failed=events.append, remove=events.append)
     commits.begin(10, published(10))
@@ -252,9 +255,13 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
     commits.finish()
     assert events[0] == "s000000010-g00000003"
     assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in str(events[1])
-    answers["host 0", "write_save"] = "rows"
+    answers[Worker("host", 0), "write_save"] = "rows"
     commits.begin(20, published(20))
-    begun = [arguments for worker, method, arguments in backend.asked if (worker, method) == ("host 0", "begin_save")]
+    begun = [
+        arguments
+        for worker, method, arguments in backend.asked
+        if (worker, method) == (Worker("host", 0), "begin_save")
+    ]
     assert begun == [("s000000010-g00000003", False), ("s000000020-g00000003", True)]
     commits.finish()
     assert (acknowledged, commits.failed_in_a_row) == ([20], 0)
@@ -267,7 +274,7 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
 def test_the_end_waits_for_its_commit_as_long_as_it_may(timeout_s: float) -> None:
     failures: list[FailedSave] = []
     commits, _, acknowledged = commits_of(
-        {("host 0", "write_save"): storage_failure("host 0")},
+        {(Worker("host", 0), "write_save"): storage_failure(Worker("host", 0))},
         failed=failures.append,
         patience=Patience(timeout_s=timeout_s),
         clock=FakeClock(),
@@ -286,7 +293,7 @@ def test_a_run_that_is_to_end_says_why_it_does_not_and_gives_a_full_disk_up_soon
     """Asked to stop while it waits: what fails, for how long it is tried, and that a second Ctrl-C leaves at once."""
     clock, notices = FakeClock(), []
     commits, _, _ = commits_of(
-        {("host 0", "write_save"): storage_failure("host 0")},
+        {(Worker("host", 0), "write_save"): storage_failure(Worker("host", 0))},
         patience=Patience(timeout_s=1800.0),
         clock=clock,
         notice=notices.append,
@@ -310,9 +317,9 @@ def test_a_run_that_is_to_end_says_why_it_does_not_and_gives_a_full_disk_up_soon
 
 def test_a_storage_that_may_come_back_is_tried_as_long_as_ever_when_the_run_is_to_end() -> None:
     clock, notices = FakeClock(), []
-    away = Failure(worker="host 0", kind=FailureKind.ERROR, message="StoreUnavailable: away", is_storage=True)
+    away = Failure(worker=Worker("host", 0), kind=FailureKind.ERROR, message="StoreUnavailable: away", is_storage=True)
     commits, _, _ = commits_of(
-        {("host 0", "write_save"): away},
+        {(Worker("host", 0), "write_save"): away},
         patience=Patience(timeout_s=100.0),
         clock=clock,
         notice=notices.append,
@@ -327,7 +334,7 @@ def test_a_storage_that_may_come_back_is_tried_as_long_as_ever_when_the_run_is_t
 
 def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> None:
     """The same step has the same names."""
-    refusals, failed = iter(range(3)), iter([storage_failure("host 0")])
+    refusals, failed = iter(range(3)), iter([storage_failure(Worker("host", 0))])
 
     def remove(attempt: str) -> None:
         if next(refusals, None) is not None:
@@ -337,14 +344,14 @@ def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> 
 
     def write() -> Any:
         # One answer for each call, however often it is looked at.
-        asked = sum(method == "write_save" and worker == "host 0" for worker, method, _ in backend.asked)
+        asked = sum(method == "write_save" and worker == Worker("host", 0) for worker, method, _ in backend.asked)
         while len(answer) < asked:
             answer.append(next(failed, "rows"))
         return answer[-1]
 
     failures: list[FailedSave] = []
     commits, backend, acknowledged = commits_of(
-        {("host 0", "write_save"): write}, failed=failures.append, remove=remove, clock=FakeClock()
+        {(Worker("host", 0), "write_save"): write}, failed=failures.append, remove=remove, clock=FakeClock()
     )
     commits.begin(10, published(10))
     commits.conclude(10, published(10))
@@ -363,8 +370,13 @@ def test_errors_that_no_waiting_mends_end_the_run() -> None:
     with pytest.raises(NameTaken):
         commits.finish()
     commits.close()
-    broken = Failure(worker="host 0", kind=FailureKind.ERROR, message="ValueError: ours")
-    commits, _, _ = commits_of({("host 0", "write_save"): broken, ("device 0", "write_save"): storage_failure("d")})
+    broken = Failure(worker=Worker("host", 0), kind=FailureKind.ERROR, message="ValueError: ours")
+    commits, _, _ = commits_of(
+        {
+            (Worker("host", 0), "write_save"): broken,
+            (Worker("device", 0), "write_save"): storage_failure(Worker("device", 0)),
+        }
+    )
     commits.begin(10, published(10))
     with pytest.raises(WorkerFailure, match="ours"):
         commits.finish()

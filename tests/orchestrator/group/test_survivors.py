@@ -14,6 +14,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
 from podembed.orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from podembed.workers.liveness.worker import Worker
 from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
 
 QUICK = Deadlines(
@@ -25,15 +26,15 @@ QUICK = Deadlines(
 class KeepingBackend(ScriptedBackend):
     """Remembers which processes were ended, in order."""
 
-    ended: list[str] = field(default_factory=list)
+    ended: list[Worker] = field(default_factory=list)
     relaunched: list[tuple[int | None, ...]] = field(default_factory=list)
     num_launches: int = 0
     num_standbys: int = 0
     has_room: bool = True
     unfit: frozenset[int] = frozenset()
-    called: list[str] = field(default_factory=list)
+    called: list[Worker] = field(default_factory=list)
 
-    def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    def answer_of(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         if method == "control status":
             self.called.append(worker)
         return super().answer_of(worker, method, arguments)
@@ -56,8 +57,8 @@ class KeepingBackend(ScriptedBackend):
         self.relaunched.append(tuple(kept))
         return [
             HostHandles(
-                handles[old].host if old is not None else ScriptedHandle(f"host {rank}", self),
-                ScriptedHandle(f"device {rank}", self),
+                handles[old].host if old is not None else ScriptedHandle(Worker("host", rank), self),
+                ScriptedHandle(Worker("device", rank), self),
             )
             for rank, old in enumerate(kept)
         ]
@@ -68,8 +69,8 @@ class KeepingBackend(ScriptedBackend):
         self.num_standbys += 1
 
 
-def backend_of(script: dict[tuple[str, str], Any]) -> KeepingBackend:
-    def answer(worker: str, method: str) -> Any:
+def backend_of(script: dict[tuple[Worker, str], Any]) -> KeepingBackend:
+    def answer(worker: Worker, method: str) -> Any:
         return script.get((worker, method), progress(1) if method == "control status" else None)
 
     return KeepingBackend(answer)
@@ -94,13 +95,13 @@ def test_the_protocol_is_told_from_that_of_plain_backends() -> None:
 
 def test_hosts_that_answer_go_on_and_all_else_is_ended() -> None:
     """Host 1 is dead; all devices go with it."""
-    dead: Failure = failure("host 1", FailureKind.DIED)
-    backend = backend_of({("host 1", method): dead for method in ("control abort", "settle")})
+    dead: Failure = failure(Worker("host", 1), FailureKind.DIED)
+    backend = backend_of({(Worker("host", 1), method): dead for method in ("control abort", "settle")})
     groups, _ = groups_of(backend)
     first, kept = after(groups)
     assert kept == {}
     groups.salvage(first, "host 1 died")
-    assert backend.ended == ["device 0", "device 1", "device 2", "host 1"]
+    assert backend.ended == [Worker("device", 0), Worker("device", 1), Worker("device", 2), Worker("host", 1)]
     assert first.is_stopped
     second, kept = after(groups)
     assert (kept, backend.relaunched) == ({0: 0, 2: 2}, [(0, None, 2)])
@@ -115,11 +116,11 @@ def test_hosts_on_machines_that_leave_are_ended_and_a_smaller_group_keeps_the_ot
     groups, _ = groups_of(backend)
     first, _ = after(groups)
     groups.salvage(first, "a machine drains")
-    assert "host 1" not in backend.ended
+    assert Worker("host", 1) not in backend.ended
     backend.unfit = frozenset({1})
     _, kept = after(groups, 2)
     assert (kept, backend.relaunched) == ({0: 0, 1: 2}, [(0, 2)])
-    assert backend.ended[-1] == "host 1"
+    assert backend.ended[-1] == Worker("host", 1)
 
 
 def test_survivors_that_all_have_to_leave_are_given_up_aloud() -> None:
@@ -134,14 +135,14 @@ def test_survivors_that_all_have_to_leave_are_given_up_aloud() -> None:
 
 @pytest.mark.parametrize("method", ["control abort", "settle"])
 def test_a_host_that_does_not_end_what_it_does_in_time_is_lost(method: str) -> None:
-    backend = backend_of({("host 2", method): NEVER})
+    backend = backend_of({(Worker("host", 2), method): NEVER})
     group = WorkerGroup(backend, backend.launch(3, nothing), QUICK, nothing, clock=backend.clock)
     assert group.salvage("a test") == frozenset({0, 1})
-    assert backend.ended[-1] == "host 2"
+    assert backend.ended[-1] == Worker("host", 2)
 
 
 def test_with_no_host_left_everything_is_stopped_and_begins_anew() -> None:
-    backend = backend_of({(f"host {at}", "settle"): NEVER for at in range(3)})
+    backend = backend_of({(Worker("host", at), "settle"): NEVER for at in range(3)})
     groups, _ = groups_of(backend)
     first, _ = after(groups)
     groups.salvage(first, "a test")
@@ -179,7 +180,9 @@ def test_hosts_that_live_on_are_called_while_the_next_generation_waits_for_other
             on_wait()
             return super().relaunch(handles, kept, on_wait)
 
-    backend = Waiting(lambda worker, method: failure("host 1", FailureKind.DIED) if worker == "host 1" else None)
+    backend = Waiting(
+        lambda worker, method: failure(Worker("host", 1), FailureKind.DIED) if worker == Worker("host", 1) else None
+    )
     groups, _ = groups_of(backend)
     groups.greet()
     first, _ = after(groups)
@@ -188,9 +191,9 @@ def test_hosts_that_live_on_are_called_while_the_next_generation_waits_for_other
     assert backend.called == []
     groups.greet()
     groups.greet()
-    assert backend.called == ["host 0", "host 2"] * 2
+    assert backend.called == [Worker("host", 0), Worker("host", 2)] * 2
     groups.next(1, deadlines=QUICK, on_poll=groups.greet)
-    assert backend.called[4:] == ["host 0"], "while places are looked for, too, but for one that was ended"
+    assert backend.called[4:] == [Worker("host", 0)], "while places are looked for, too, but for one that was ended"
     groups.greet()
     assert len(backend.called) == 5, "from here on its group calls it"
 
@@ -211,7 +214,7 @@ def test_without_a_heartbeat_all_workers_of_the_running_generation_are_called() 
     groups.greet(all_workers=True)
     group, _ = after(groups, 2)
     groups.greet(all_workers=True)
-    assert backend.called == ["host 0", "device 0", "host 1", "device 1"]
+    assert backend.called == [Worker("host", 0), Worker("device", 0), Worker("host", 1), Worker("device", 1)]
     group.stop()
     groups.greet(all_workers=True)
     assert len(backend.called) == 4

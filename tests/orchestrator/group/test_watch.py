@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from podembed.orchestrator.api.errors import FailureKind
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
 
 DEADLINES = Deadlines()
@@ -31,15 +33,15 @@ class Scripted(FakeClock):
 
     hosts: int = 2
     deadlines: Deadlines = DEADLINES
-    frozen: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
-    unheard_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    looks: dict[str, Callable[[float], ProcessSigns | None]] = field(default_factory=dict)
+    frozen: set[Worker] = field(default_factory=set)
+    lost: set[Worker] = field(default_factory=set)
+    unheard_s: dict[Worker, dict[int, float]] = field(default_factory=dict)
+    looks: dict[Worker, Callable[[float], ProcessSigns | None]] = field(default_factory=dict)
     marks: Callable[[float], int] = lambda now_s: int(now_s)
     phase: str = "update"
     now_s: float = 0.0
-    progress: dict[str, Progress] = field(default_factory=dict)
-    silences: dict[str, Any] = field(default_factory=dict)
+    progress: dict[Worker, Progress] = field(default_factory=dict)
+    silences: dict[Worker, Any] = field(default_factory=dict)
 
     @property
     def clock(self) -> Any:
@@ -51,8 +53,10 @@ class Scripted(FakeClock):
 
     @property
     def handles(self) -> Any:
-        pair = lambda host: type("Pair", (), {"host": Handle(f"host {host}"), "device": Handle(f"device {host}")})  # noqa: E731
-        return [pair(host) for host in range(self.hosts)]
+        return [
+            SimpleNamespace(host=Handle(Worker("host", at)), device=Handle(Worker("device", at)))
+            for at in range(self.hosts)
+        ]
 
     def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
         return [c for c in calls if c.worker not in self.frozen], [c for c in calls if c.worker in self.frozen]
@@ -67,7 +71,7 @@ class Scripted(FakeClock):
             unheard_s=self.unheard_s.get(call.worker, {}),
         )
 
-    def cut_off(self, workers: Sequence[Any]) -> frozenset[str]:
+    def cut_off(self, workers: Sequence[Any]) -> frozenset[Worker]:
         return frozenset(handle.worker for handle in workers if handle.worker in self.lost)
 
     def signs(self, handle: Any) -> ProcessSigns | None:
@@ -76,7 +80,7 @@ class Scripted(FakeClock):
 
 @dataclass(frozen=True)
 class Handle:
-    worker: str
+    worker: Worker
 
     def control(self, method: str) -> Any:
         assert method == "status"
@@ -117,48 +121,48 @@ def starved(now_s: float) -> ProcessSigns:
 
 def test_a_process_that_stopped_in_one_round_of_calls_is_found_in_the_next_one_without_a_new_wait() -> None:
     """A start is made of rounds that take seconds each."""
-    group = Scripted(frozen={"device 1"}, looks={"device 1": stopped})
+    group = Scripted(frozen={Worker("device", 1)}, looks={Worker("device", 1): stopped})
     assert run(group, until_s=4.0) is None
     seconds, (failure,) = run(group)
     assert 4.0 + seconds <= 9.0
-    assert failure.worker == "device 1"
+    assert failure.worker == Worker("device", 1)
 
 
 def test_a_stopped_process_is_found_within_ten_seconds_while_the_others_go_on() -> None:
-    group = Scripted(frozen={"device 1"}, looks={"device 1": stopped})
+    group = Scripted(frozen={Worker("device", 1)}, looks={Worker("device", 1): stopped})
     settle(group)
     seconds, (failure,) = run(group)
     assert seconds <= 9.0
-    assert (failure.worker, failure.kind) == ("device 1", FailureKind.HUNG)
+    assert (failure.worker, failure.kind) == (Worker("device", 1), FailureKind.HUNG)
     assert "no answer to a status call" in failure.message
     assert "stopped by a signal" in failure.message
 
 
 def test_it_is_found_as_soon_where_it_never_answered() -> None:
-    group = Scripted(frozen={"host 1"}, looks={"host 1": stopped})
+    group = Scripted(frozen={Worker("host", 1)}, looks={Worker("host", 1): stopped})
     seconds, (failure,) = run(group, counts_marks=False)
-    assert (failure.worker, seconds <= 9.0) == ("host 1", True)
+    assert (failure.worker, seconds <= 9.0) == (Worker("host", 1), True)
 
 
 def test_a_starved_process_is_given_time_and_not_for_ever() -> None:
-    group = Scripted(frozen={"host 0"}, looks={"host 0": starved})
+    group = Scripted(frozen={Worker("host", 0)}, looks={Worker("host", 0): starved})
     settle(group)
     seconds, (failure,) = run(group)
     assert 30.0 <= seconds <= 33.0
-    assert failure.worker == "host 0"
+    assert failure.worker == Worker("host", 0)
 
 
 def test_a_process_that_comes_up_slowly_is_not_taken_for_frozen_though_it_waits() -> None:
-    group = Scripted(frozen={"host 0"}, looks={"host 0": lambda _: signs(state="D")})
+    group = Scripted(frozen={Worker("host", 0)}, looks={Worker("host", 0): lambda _: signs(state="D")})
     assert run(group, until_s=200.0, timeout_s=300.0, counts_marks=False) is None
 
 
 def test_on_another_machine_the_others_must_stand_still() -> None:
-    group = Scripted(frozen={"host 1"})
+    group = Scripted(frozen={Worker("host", 1)})
     settle(group)
     seconds, _ = run(group)
     assert seconds >= 30.0, "the others finished steps all the time"
-    group = Scripted(frozen={"host 1"}, marks=lambda now_s: min(4, int(now_s)))
+    group = Scripted(frozen={Worker("host", 1)}, marks=lambda now_s: min(4, int(now_s)))
     settle(group)
     seconds, (failure,) = run(group)
     assert seconds <= 10.0
@@ -167,31 +171,31 @@ def test_on_another_machine_the_others_must_stand_still() -> None:
 
 @pytest.mark.parametrize("counts_marks", [True, False], ids=["training", "starting"])
 def test_a_machine_that_takes_no_connection_is_given_up_at_once_although_the_others_go_on(counts_marks: bool) -> None:
-    group = Scripted(frozen={"host 1", "device 1"}, lost={"host 1", "device 1"})
+    group = Scripted(frozen={Worker("host", 1), Worker("device", 1)}, lost={Worker("host", 1), Worker("device", 1)})
     settle(group)
     seconds, failures = run(group, counts_marks=counts_marks)
     assert seconds <= 8.0
-    assert {failure.worker for failure in failures} == {"host 1", "device 1"}
+    assert {failure.worker for failure in failures} == {Worker("host", 1), Worker("device", 1)}
     assert "takes no connection" in failures[0].message
 
 
 def test_hosts_that_do_not_hear_each_other_are_found_though_both_answer() -> None:
-    group = Scripted(marks=lambda now_s: min(4, int(now_s)), unheard_s={"host 0": {1: 6.0}})
+    group = Scripted(marks=lambda now_s: min(4, int(now_s)), unheard_s={Worker("host", 0): {1: 6.0}})
     settle(group)
     seconds, (failure, echo) = run(group)
     assert seconds <= 10.0
-    assert (failure.worker, failure.kind) == ("host 1", FailureKind.HUNG)
-    assert (echo.worker, echo.kind) == ("host 0", FailureKind.PEER)
+    assert (failure.worker, failure.kind) == (Worker("host", 1), FailureKind.HUNG)
+    assert (echo.worker, echo.kind) == (Worker("host", 0), FailureKind.PEER)
     assert "over the network between host 0 and host 1 for 6 s" in failure.message
 
 
 def test_a_silent_link_is_no_fault_while_steps_are_finished() -> None:
-    assert run(Scripted(unheard_s={"host 0": {1: 6.0}}), until_s=60.0) is None
+    assert run(Scripted(unheard_s={Worker("host", 0): {1: 6.0}}), until_s=60.0) is None
 
 
 def test_a_driver_that_reaches_nobody_waits_longer() -> None:
     """A short outage of its own network should not cost a generation."""
-    everybody = {"host 0", "device 0", "host 1", "device 1"}
+    everybody = {Worker("host", 0), Worker("device", 0), Worker("host", 1), Worker("device", 1)}
     group = Scripted(frozen=everybody, lost=everybody, marks=lambda _: 1)
     settle(group)
     seconds, failures = run(group)
@@ -201,7 +205,9 @@ def test_a_driver_that_reaches_nobody_waits_longer() -> None:
 
 @pytest.mark.parametrize("gap_s", [60.0, 1000.0])
 def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> None:
-    group = Scripted(frozen={"host 1"}, looks={"host 1": starved}, marks=lambda now_s: int(now_s / 100))
+    group = Scripted(
+        frozen={Worker("host", 1)}, looks={Worker("host", 1): starved}, marks=lambda now_s: int(now_s / 100)
+    )
     settle(group)
     watch = Watch(group, timeout_s=30.0, counts_marks=True)  # type: ignore[arg-type]
     for _ in range(10):
@@ -216,11 +222,11 @@ def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> 
 
 
 def test_beyond_the_sample_a_frozen_one_is_found_within_ten_seconds() -> None:
-    group = Scripted(hosts=40, frozen={"device 39"}, marks=lambda now_s: min(2, int(now_s)))
+    group = Scripted(hosts=40, frozen={Worker("device", 39)}, marks=lambda now_s: min(2, int(now_s)))
     settle(group)
-    group.progress["device 39"] = Progress(step=1, phase="serve", marks=0, step_unix_s=0.0)
+    group.progress[Worker("device", 39)] = Progress(step=1, phase="serve", marks=0, step_unix_s=0.0)
     seconds, (failure,) = run(group)
-    assert (failure.worker, seconds <= 10.0) == ("device 39", True)
+    assert (failure.worker, seconds <= 10.0) == (Worker("device", 39), True)
 
 
 @pytest.mark.parametrize(("phase", "seconds"), [("update", 30.0), ("read", 120.0), ("wait for save", 120.0)])

@@ -16,6 +16,7 @@ from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
 from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshConnectTimeout
 from tests.clock import FakeClock
 
@@ -25,7 +26,7 @@ QUICK = Deadlines(start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_
 
 @dataclass(frozen=True, eq=False)
 class ScriptedCall:
-    worker: str
+    worker: Worker
     answer: Callable[[], Any]
 
     @property
@@ -37,7 +38,7 @@ class ScriptedCall:
 class ScriptedHandle:
     """Answers from the backend's script, a function of (worker, method, arguments) whose result may be NEVER."""
 
-    worker: str
+    worker: Worker
     backend: ScriptedBackend
     where: str = "a script"
 
@@ -54,12 +55,12 @@ class ScriptedHandle:
 
 @dataclass
 class ScriptedBackend:
-    script: Callable[[str, str], Any]
-    asked: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)
+    script: Callable[[Worker, str], Any]
+    asked: list[tuple[Worker, str, tuple[Any, ...]]] = field(default_factory=list)
     num_stops: int = 0
     clock: FakeClock = field(default_factory=FakeClock)
 
-    def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    def answer_of(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         def answer() -> Any:
             result = self.script(worker, method)
             return result() if callable(result) else result
@@ -68,7 +69,7 @@ class ScriptedBackend:
 
     def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
         return [
-            HostHandles(ScriptedHandle(f"host {at}", self), ScriptedHandle(f"device {at}", self))
+            HostHandles(ScriptedHandle(Worker("host", at), self), ScriptedHandle(Worker("device", at), self))
             for at in range(num_hosts)
         ]
 
@@ -88,7 +89,7 @@ class ScriptedBackend:
         self.num_stops += 1
 
 
-def failure(worker: str, kind: FailureKind = FailureKind.ERROR) -> Failure:
+def failure(worker: Worker, kind: FailureKind = FailureKind.ERROR) -> Failure:
     return Failure(worker=worker, kind=kind, message="scripted")
 
 
@@ -103,7 +104,7 @@ def ticking() -> Callable[[], Progress]:
 
 
 def group_of(
-    script: dict[tuple[str, str], Any],
+    script: dict[tuple[Worker, str], Any],
     *,
     num_hosts: int = 2,
     deadlines: Deadlines = QUICK,
@@ -111,7 +112,7 @@ def group_of(
 ) -> tuple[WorkerGroup, ScriptedBackend]:
     """A group whose workers answer None, and their status, unless the script says otherwise."""
 
-    def answer(worker: str, method: str) -> Any:
+    def answer(worker: Worker, method: str) -> Any:
         default = progress(1) if method == "control status" else None
         return script.get((worker, method), default)
 
@@ -120,9 +121,9 @@ def group_of(
 
 
 def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
-    def script(worker: str, method: str) -> Any:
-        number = int(worker.split()[1])
-        match worker.split()[0], method:
+    def script(worker: Worker, method: str) -> Any:
+        number = worker.number
+        match worker.kind, method:
             case "host", "start":
                 return SimpleNamespace(mesh_address=("10.0.0.1", 5000 + number))
             case "device", "reserve_coordinator":
@@ -138,11 +139,13 @@ def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
 
     specs: Any = ["spec 0", "spec 1", "spec 2"]
     group = WorkerGroup.start(backend, specs, device_spec, deadlines=QUICK, on_poll=lambda: None, clock=backend.clock)
-    assert backend.asked[:3] == [(f"host {at}", "start", (f"spec {at}",)) for at in range(3)]
-    assert backend.asked[3] == ("device 0", "reserve_coordinator", ("10.0.0.1",))
+    assert backend.asked[:3] == [(Worker("host", at), "start", (f"spec {at}",)) for at in range(3)]
+    assert backend.asked[3] == (Worker("device", 0), "reserve_coordinator", ("10.0.0.1",))
     addresses = [("10.0.0.1", 5000 + at) for at in range(3)]
-    assert backend.asked[4:7] == [(f"host {at}", "connect", (addresses, QUICK.start_s)) for at in range(3)]
-    assert backend.asked[7:] == [(f"device {at}", "start", ((at, 5000 + at, "10.0.0.1:6000"),)) for at in range(3)]
+    assert backend.asked[4:7] == [(Worker("host", at), "connect", (addresses, QUICK.start_s)) for at in range(3)]
+    assert backend.asked[7:] == [
+        (Worker("device", at), "start", ((at, 5000 + at, "10.0.0.1:6000"),)) for at in range(3)
+    ]
     assert group.num_hosts == 3
     assert group.spent_s["compile"] == 2.5
     assert list(group.start_s) == ["host processes", "coordinator", "gang", "backend"]
@@ -152,9 +155,9 @@ def test_start_asks_hosts_then_devices_with_what_the_hosts_answered() -> None:
 
 @pytest.mark.parametrize("method", ["start", "connect"])
 def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
-    def script(worker: str, asked: str) -> Any:
-        if (worker, asked) == ("host 1", method):
-            return failure("host 1")
+    def script(worker: Worker, asked: str) -> Any:
+        if (worker, asked) == (Worker("host", 1), method):
+            return failure(Worker("host", 1))
         return (
             SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0, start_s={})
             if asked == "start"
@@ -165,16 +168,16 @@ def test_a_host_that_fails_to_start_stops_everything(method: str) -> None:
     specs: Any = ["spec"] * 2
     with pytest.raises(WorkerFailure) as caught:
         WorkerGroup.start(backend, specs, lambda *_: None, deadlines=QUICK, on_poll=lambda: None, clock=backend.clock)  # type: ignore[arg-type,return-value]
-    assert caught.value.failures == (failure("host 1"),)
+    assert caught.value.failures == (failure(Worker("host", 1)),)
     assert backend.num_stops == 1
 
 
 def test_hosts_without_a_way_to_each_other_are_a_fault_of_one_of_them() -> None:
     error = MeshConnectTimeout([0], 8.0, {0: "its machine does not answer"})
 
-    def script(worker: str, asked: str) -> Any:
-        if (worker, asked) == ("host 1", "connect"):
-            return failure_of("host 1", error)
+    def script(worker: Worker, asked: str) -> Any:
+        if (worker, asked) == (Worker("host", 1), "connect"):
+            return failure_of(Worker("host", 1), error)
         return SimpleNamespace(mesh_address=("127.0.0.1", 1), compile_s=0.0, start_s={}) if asked == "start" else None
 
     specs: Any = ["spec"] * 2
@@ -204,7 +207,7 @@ def test_a_stop_request_while_starting_stops_everything() -> None:
 
 def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> None:
     script = {
-        (f"{side} {at}", method): (side, at)
+        (Worker(side, at), method): (side, at)
         for side, method in (("host", "train"), ("device", "serve_window"))
         for at in range(3)
     }
@@ -212,13 +215,13 @@ def test_answers_come_back_in_the_order_of_the_hosts_and_to_the_right_side() -> 
     hosts, devices = group.train(5, 9)
     assert hosts == [("host", 0), ("host", 1), ("host", 2)]
     assert devices == [("device", 0), ("device", 1), ("device", 2)]
-    assert ("host 2", "train", (5, 9, False)) in backend.asked
+    assert (Worker("host", 2), "train", (5, 9, False)) in backend.asked
 
 
 def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> None:
     group, backend = group_of({})
     group.begin_save("s1-g1", is_delta=False)
-    assert [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("device")] == [
+    assert [(method, arguments) for worker, method, arguments in backend.asked if worker.kind == "device"] == [
         ("begin_save", ()),
         ("begin_save", ()),
         ("write_save", ("s1-g1", True)),
@@ -226,11 +229,11 @@ def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> Non
     ]
     backend.asked.clear()
     group.begin_save("s2-g1", is_delta=True, before_failed=True)
-    hosts = [(method, arguments) for worker, method, arguments in backend.asked if worker.startswith("host")]
+    hosts = [(method, arguments) for worker, method, arguments in backend.asked if worker.is_host]
     assert hosts == [("begin_save", ("s2-g1", True))] * 2 + [("write_save", ("s2-g1", True))] * 2
     backend.asked.clear()
     group.restore(SimpleNamespace(name="s1-g1", tables="tables", dense="dense"))  # type: ignore[arg-type]
-    assert {(worker.split()[0], arguments) for worker, _, arguments in backend.asked} == {
+    assert {(worker.kind, arguments) for worker, _, arguments in backend.asked} == {
         ("host", ("tables",)),
         ("device", ("dense",)),
     }
@@ -241,29 +244,29 @@ def test_save_has_one_dense_writer_and_restore_hands_each_side_its_part() -> Non
 
 def test_failures_that_follow_the_first_are_reported_with_it() -> None:
     seen = iter([NEVER] * 20)
-    echo = failure("device 0", FailureKind.ERROR)
+    echo = failure(Worker("device", 0), FailureKind.ERROR)
     group, _ = group_of(
         {
-            ("host 1", "train"): failure("host 1", FailureKind.DIED),
-            ("host 0", "train"): failure("host 0", FailureKind.PEER),
-            ("device 0", "serve_window"): lambda: next(seen, echo),
-            ("device 1", "serve_window"): NEVER,
+            (Worker("host", 1), "train"): failure(Worker("host", 1), FailureKind.DIED),
+            (Worker("host", 0), "train"): failure(Worker("host", 0), FailureKind.PEER),
+            (Worker("device", 0), "serve_window"): lambda: next(seen, echo),
+            (Worker("device", 1), "serve_window"): NEVER,
         },
         deadlines=Deadlines(grace_s=2.0),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
     assert {(f.worker, f.kind.value) for f in caught.value.failures} == {
-        ("host 1", "died"),
-        ("host 0", "peer"),
-        ("device 0", "error"),
+        (Worker("host", 1), "died"),
+        (Worker("host", 0), "peer"),
+        (Worker("device", 0), "error"),
     }
     assert "host 1 died: scripted" in str(caught.value)
 
 
 def test_all_failing_at_once_do_not_wait_for_the_grace_period() -> None:
     script = {
-        (f"{side} {at}", method): failure(f"{side} {at}")
+        (Worker(side, at), method): failure(Worker(side, at))
         for side, method in (("host", "train"), ("device", "serve_window"))
         for at in range(2)
     }
@@ -278,29 +281,29 @@ def test_a_frozen_process_is_found_by_its_silence() -> None:
     group, _ = group_of(
         {
             **{
-                (f"{side} {at}", method): NEVER
+                (Worker(side, at), method): NEVER
                 for side, method in (("host", "train"), ("device", "serve_window"))
                 for at in range(2)
             },
-            ("host 0", "control status"): ticking(),
-            ("host 1", "control status"): lambda: next(answered, NEVER),
+            (Worker("host", 0), "control status"): ticking(),
+            (Worker("host", 1), "control status"): lambda: next(answered, NEVER),
         },
         deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.15, grace_s=0.05, poll_s=0.01),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(0, 5)
     (found,) = caught.value.failures
-    assert (found.worker, found.kind) == ("host 1", FailureKind.HUNG)
+    assert (found.worker, found.kind) == (Worker("host", 1), FailureKind.HUNG)
     assert "no answer to a status call" in found.message
 
 
 def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> None:
     """The frozen one is found although its turn has not come: the others stand still because of it."""
-    asked: list[str] = []
+    asked: list[Worker] = []
     num_hosts, moving = 50, 8
-    frozen = "host 49"
+    frozen = Worker("host", 49)
 
-    def script(worker: str, method: str) -> Any:
+    def script(worker: Worker, method: str) -> Any:
         if method != "control status":
             return NEVER
         if worker == frozen:
@@ -309,7 +312,7 @@ def test_of_many_hosts_a_few_are_asked_until_nothing_moves_and_then_all() -> Non
 
     @dataclass
     class Counting(ScriptedBackend):
-        def answer_of(self, worker: str, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        def answer_of(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:
             if method == "control status":
                 asked.append(worker)
             return ScriptedBackend.answer_of(self, worker, method, arguments)
@@ -330,8 +333,8 @@ def test_a_process_that_is_still_coming_up_is_not_taken_for_frozen() -> None:
     calls = iter([NEVER] * 200)
     group, _ = group_of(
         {
-            ("host 0", "train"): lambda: next(calls, "trained"),
-            ("host 0", "control status"): NEVER,
+            (Worker("host", 0), "train"): lambda: next(calls, "trained"),
+            (Worker("host", 0), "control status"): NEVER,
         },
         num_hosts=1,
         deadlines=Deadlines(start_s=20, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
@@ -341,7 +344,7 @@ def test_a_process_that_is_still_coming_up_is_not_taken_for_frozen() -> None:
 
 def test_a_process_that_never_answers_is_found_after_the_time_of_the_start() -> None:
     group, _ = group_of(
-        {("host 0", "train"): NEVER, ("host 0", "control status"): NEVER},
+        {(Worker("host", 0), "train"): NEVER, (Worker("host", 0), "control status"): NEVER},
         num_hosts=1,
         deadlines=Deadlines(start_s=0.2, step_s=20, silence_s=0.02, grace_s=0.05, poll_s=0.01),
     )
@@ -352,24 +355,24 @@ def test_a_process_that_never_answers_is_found_after_the_time_of_the_start() -> 
 def test_a_step_that_does_not_finish_is_named_with_its_phase() -> None:
     group, _ = group_of(
         {
-            ("host 0", "train"): NEVER,
-            ("device 0", "serve_window"): NEVER,
-            ("host 0", "control status"): progress(3, step=41, phase="gradient exchange"),
+            (Worker("host", 0), "train"): NEVER,
+            (Worker("device", 0), "serve_window"): NEVER,
+            (Worker("host", 0), "control status"): progress(3, step=41, phase="gradient exchange"),
         },
         deadlines=Deadlines(start_s=20, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
     )
     with pytest.raises(WorkerFailure) as caught:
         group.train(40, 50)
     messages = {f.worker: f.message for f in caught.value.failures}
-    assert set(messages) == {"host 0", "device 0"}
-    assert "gradient exchange of step 41" in messages["host 0"]
+    assert set(messages) == {Worker("host", 0), Worker("device", 0)}
+    assert "gradient exchange of step 41" in messages[Worker("host", 0)]
 
 
-def written_by(num_hosts: int, **others: Any) -> dict[tuple[str, str], Any]:
-    script = {
-        (f"{side} {at}", "write_save"): f"{side} {at} wrote" for side in ("host", "device") for at in range(num_hosts)
+def written_by(num_hosts: int, **others: Any) -> dict[tuple[Worker, str], Any]:
+    workers = [Worker(kind, at) for kind in ("host", "device") for at in range(num_hosts)]
+    return {
+        (worker, "write_save"): others.get(f"{worker.kind}_{worker.number}", f"{worker} wrote") for worker in workers
     }
-    return script | {(worker.replace("_", " "), "write_save"): answer for worker, answer in others.items()}
 
 
 def test_receipts_are_there_when_the_last_worker_has_written_and_nobody_waits_for_them() -> None:
@@ -383,10 +386,10 @@ def test_receipts_are_there_when_the_last_worker_has_written_and_nobody_waits_fo
 
 
 def test_a_worker_that_cannot_write_is_an_error_and_one_that_is_gone_is_left_to_the_calls_that_work() -> None:
-    group, _ = group_of(written_by(2, host_0=failure("host 0"), host_1=NEVER))
+    group, _ = group_of(written_by(2, host_0=failure(Worker("host", 0)), host_1=NEVER))
     with pytest.raises(WorkerFailure, match="host 0 failed|host 0 error"):
         group.receipts(group.begin_save("s1-g1", is_delta=False))
-    group, _ = group_of(written_by(2, host_0=failure("host 0", FailureKind.DIED), host_1=NEVER))
+    group, _ = group_of(written_by(2, host_0=failure(Worker("host", 0), FailureKind.DIED), host_1=NEVER))
     writing = group.begin_save("s1-g1", is_delta=False)
     assert group.receipts(writing) is None
     with pytest.raises(WorkerFailure, match="host 0 died"):
@@ -394,7 +397,7 @@ def test_a_worker_that_cannot_write_is_an_error_and_one_that_is_gone_is_left_to_
 
 
 def test_a_storage_that_fails_one_worker_is_told_when_all_have_ended() -> None:
-    full = Failure(worker="host 0", kind=FailureKind.ERROR, message="full", is_storage=True)
+    full = Failure(worker=Worker("host", 0), kind=FailureKind.ERROR, message="full", is_storage=True)
     left = iter([NEVER] * 300)
     group, _ = group_of(written_by(2, host_0=full, device_1=lambda: next(left, "device 1 wrote")))
     writing = group.begin_save("s1-g1", is_delta=False)
@@ -411,8 +414,8 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
     """Each finished step or file starts the deadline again: a shard of a terabyte is saved in many small pieces."""
     group, backend = group_of(
         {
-            ("host 0", method): lambda: "done" if backend.clock.now_s > done_at else NEVER,
-            ("host 0", "control status"): ticking(),
+            (Worker("host", 0), method): lambda: "done" if backend.clock.now_s > done_at else NEVER,
+            (Worker("host", 0), "control status"): ticking(),
         },
         num_hosts=1,
         deadlines=Deadlines(start_s=0.9, step_s=0.9, silence_s=20, grace_s=0.05, poll_s=0.01),
@@ -432,7 +435,7 @@ def test_work_that_goes_on_may_take_any_time(method: str) -> None:
 
 def test_the_heart_beats_while_workers_work() -> None:
     left, beats = iter([NEVER] * 400), []
-    group, _ = group_of({("host 0", "train"): lambda: next(left, None)}, on_poll=lambda: beats.append(1))
+    group, _ = group_of({(Worker("host", 0), "train"): lambda: next(left, None)}, on_poll=lambda: beats.append(1))
     group.train(0, 1)
     assert beats
 
@@ -440,11 +443,11 @@ def test_the_heart_beats_while_workers_work() -> None:
 def test_last_progress_asks_survivors_once_more_and_does_not_wait_for_the_dead() -> None:
     group, _ = group_of(
         {
-            ("host 0", "control status"): progress(9, step=12),
-            ("host 1", "control status"): failure("host 1", FailureKind.DIED),
+            (Worker("host", 0), "control status"): progress(9, step=12),
+            (Worker("host", 1), "control status"): failure(Worker("host", 1), FailureKind.DIED),
         }
     )
-    group.progress["host 1"] = progress(8, step=11)
+    group.progress[Worker("host", 1)] = progress(8, step=11)
     assert [p.step for p in group.last_progress()] == [11, 12]
 
 
@@ -452,10 +455,10 @@ def test_close_asks_everybody_and_stop_stops_once() -> None:
     group, backend = group_of({})
     group.close()
     assert sorted(worker for worker, method, _ in backend.asked if method == "close") == [
-        "device 0",
-        "device 1",
-        "host 0",
-        "host 1",
+        Worker("device", 0),
+        Worker("device", 1),
+        Worker("host", 0),
+        Worker("host", 1),
     ]
     group.stop()
     group.stop()

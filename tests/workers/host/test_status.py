@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from podembed.orchestrator.decisions.stragglers import imbalance, is_notable
 from podembed.workers.device.shared_memory import Record
 from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.worker import Worker
 from tests.small_job import B_ROWS, small_job, write_small_data
 from tests.workers.host.test_host import BUCKETS, done, pod
 from tests.workers.mesh.mesh_testing import PATIENCE_S
@@ -36,7 +37,7 @@ def test_a_host_names_the_host_that_it_waits_for_and_for_how_long(small_data: st
         early = threading.Thread(target=first.train, args=(0, 1))
         early.start()
         waiting = wait_for(first.status, lambda seen: seen.phase == "id exchange" and seen.phase_s > 0.1)
-        assert waiting.waits_for == ("host 1",)
+        assert waiting.waits_for == (Worker("host", 1),)
         assert second.status().waits_for == ()
         second.train(0, 1)
         early.join(PATIENCE_S)
@@ -55,7 +56,7 @@ def test_a_host_names_its_device_process(small_data: str, tmp_path: Path) -> Non
         training = threading.Thread(target=hosts.train, args=(0, 1))
         training.start()
         found = wait_for(hosts.workers[0].status, lambda seen: seen.phase == "device")
-        assert found.waits_for == ("device 0",)
+        assert found.waits_for == (Worker("device", 0),)
         is_seen.set()
         training.join(PATIENCE_S)
 
