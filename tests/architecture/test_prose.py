@@ -15,7 +15,6 @@ from tests.architecture.test_imports import ROOT
 
 # Pages whose sentences are still too long. Shorten this list, never add to it.
 STILL_LONG = {
-    "checkpoint-format.md",
     "faults.md",
     "from-ray-train.md",
     "from-tpuembedding.md",
