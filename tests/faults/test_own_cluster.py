@@ -144,7 +144,7 @@ def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Ru
 
 def _names(process: int) -> set[str]:
     found = psutil.Process(process)
-    is_keeper = any(part.endswith("cluster_keeper.py") for part in found.cmdline())
+    is_keeper = any(part.endswith("cluster/keeper.py") for part in found.cmdline())
     return {"keeper"} if is_keeper else {found.name()}
 
 

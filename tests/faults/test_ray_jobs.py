@@ -73,9 +73,10 @@ def _wait_for_port(port: int) -> None:
 
 
 def runner_of(address: str, folder: Path, notices: list[str]) -> RayJobRunner:
-    (folder / "jobs").mkdir(exist_ok=True)
-    # What is submitted is `python -m jobs.cli.main`; this one stands in for a training that takes its time.
-    (folder / "jobs" / "cli.py").write_text(
+    (folder / "podembed").mkdir(exist_ok=True)
+    (folder / "podembed" / "__init__.py").touch()
+    # What is submitted is `python -m podembed`; this one stands in for a training that takes its time.
+    (folder / "podembed" / "__main__.py").write_text(
         "import signal, sys, time\n"
         "print('arguments', sys.argv[1:], flush=True)\n"
         "if sys.argv[1] == 'wait':\n"
