@@ -84,20 +84,17 @@ class Fenced(RuntimeError):
 
 
 class PublicationUnsettled(StorageError):
-    """The storage failed while a manifest was published, so that nobody can say whether the commit stands.
-
-    Attributes:
-      settle: asks again and returns what `publish` would have, or raises this again. Until then nothing else may be
-        published.
+    """The storage failed while a manifest was published, so that nobody can say whether the commit stands. Until
+    `Lease.settle` knows, the lease publishes nothing else.
     """
 
-    def __init__(self, name: str, location: str, settle: Callable[[], Any]):
+    def __init__(self, name: str, location: str):
         super().__init__(
             f"Whether commit {name} stands in {location} is unknown: the storage failed while it was published. An "
             "answer was expected: start "
             "the driver again when the storage is well, and it will find out."
         )
-        self.name, self.location, self.settle = name, location, settle
+        self.name, self.location = name, location
 
 
 class CommitExists(StorageError):
@@ -161,9 +158,18 @@ class Heartbeat:
     written_unix_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A commit that is being published."""
+
+    state: DriverState
+    name: str
+    manifest: bytes
+
+
 class Lease:
-    """One generation's right to commit. Made by `acquire`. Mutated: the protocol state, by `publish`; the time of the
-    last beat.
+    """One generation's right to commit. Made by `acquire`. Mutated: the protocol state and what is unsettled, by
+    `publish` and `settle`; the time of the last beat.
     """
 
     def __init__(
@@ -181,6 +187,7 @@ class Lease:
         self._state = state
         self._unix_s = unix_s
         self._last_beat_unix_s: float | None = None
+        self._unsettled: _Proposal | None = None
 
     def __repr__(self) -> str:
         return f"Lease(generation={self.generation}, head={self.head!r}, store={self.store!r})"
@@ -227,20 +234,34 @@ class Lease:
           RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the
           commit. StorageError, OSError: the storage failed, and the commit was not made; another may be.
           PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes
-            nothing else before that is settled.
+            nothing else before `settle` returned.
         """
         ready = self._state
         state, self._state = propose(ready, name), replace(ready, phase=Phase.FENCED)
         try:
-            self._carry_out(state, name, manifest, earlier=False)
+            self._carry_out(_Proposal(state, name, manifest), earlier=False)
         except PublicationUnsettled as error:
             if error.__cause__ is None or not self._is_surely_missing(name):
                 raise
-            self._state = ready
+            self._state, self._unsettled = ready, None
             raise error.__cause__ from None
 
-    def _carry_out(self, state: DriverState, name: str, manifest: bytes, *, earlier: bool) -> None:
+    def settle(self) -> None:
+        """Asks again whether the commit stands that `publish` could not say it of, and publishes it if it does not.
+        When this returns, the commit is permanent.
+
+        Raises:
+          PublicationUnsettled: it is still unknown.
+          Fenced, RunVanished: as `publish`.
+        """
+        if self._unsettled is None:
+            raise RuntimeError("Found no commit that is unsettled. Expected `publish` to have raised so before.")
+        self._carry_out(self._unsettled, earlier=True)
+
+    def _carry_out(self, proposal: _Proposal, *, earlier: bool) -> None:
         """The rest of `publish`. `earlier`: it was tried before, so that the name may be taken by our own manifest."""
+        state, name, manifest = proposal.state, proposal.name, proposal.manifest
+        self._unsettled = None
         try:
             is_ours = self.store.create_exclusive(commit_file(name), manifest)
             if not is_ours and earlier:
@@ -249,8 +270,8 @@ class Lease:
         except (StorageError, OSError) as error:
             if not may_pass(error):
                 raise
-            settle = partial(self._carry_out, state, name, manifest, earlier=True)
-            raise PublicationUnsettled(name, self.store.location, settle) from error
+            self._unsettled = proposal
+            raise PublicationUnsettled(name, self.store.location) from error
 
     def _is_surely_missing(self, name: str) -> bool:
         """Whether a request to create this name, which failed, took no effect and will take none later."""

@@ -9,160 +9,64 @@ next save is another try, of all that changed since that head. `Patience` says h
 training has to wait for one that does not, and for how long it waits. `conclude` is the end of a run: it does not
 return without a commit of the last step.
 
-Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. Verifying and publishing need
-storage, which may be slow, and so does removing what a failed save left; a thread of its own does that, one thing at a
-time; it gets values and answers with the manifest or an exception. Of the lease it uses `check` and `publish`, the
-driver's thread meanwhile only the heartbeat and names. The thread ends with `close`.
+Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. What needs storage is done by
+the publishing thread (`publication`), which answers with values.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import WorkerFailure, cause
-from podembed.orchestrator.commit.checkpoint import FilesLost
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
-from podembed.orchestrator.group.worker_group import Call, Receipts, WorkerGroup
-from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
+from podembed.orchestrator.driver.patience import FailedSave, Patience, SavesFailed
+from podembed.orchestrator.driver.publication import (
+    Answer,
+    Committed,
+    Publication,
+    Publisher,
+    PublishingThread,
+    SaveLost,
+    Unsettled,
+    sentence,
+)
+from podembed.orchestrator.group.worker_group import Call, WorkerGroup
+from podembed.workers.storage.errors import StorageFull
 
-# (commit before it, what the workers wrote) → the published manifest; called from the publishing thread.
-Publish = Callable[[Manifest | None, Receipts], Manifest]
 _LOOK_S = 0.05
 FIRST_WAIT_S = 1.0
-# A disk that is full does not become empty by itself, and somebody waits for the end of the run.
-FULL_AT_STOP_S = 10.0
 LONGEST_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """What a run bears of its storage.
+class _Question:
+    """A commit of which nobody knows whether it stands, and when that is asked again. `since_s`: of the first time."""
 
-    Attributes:
-      max_failed_saves: after so many failures in a row training waits for the next save; 0 ends the run with the first.
-      timeout_s: how long it then tries again, and how long the commit of the last step is tried; 0 ends the run where
-        it would have to wait.
-    """
-
-    max_failed_saves: int = 3
-    timeout_s: float = 1800.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedSave:
-    """A save that did not become a commit.
-
-    Attributes:
-      in_a_row: how many have failed since the last commit, with this one.
-      is_awaited: training waits until one succeeds.
-      head_step: the step to which a fault would lead back now.
-      left: why files that it wrote are still there; None if they are gone.
-      needs_all: files of earlier commits are lost, so that the next save writes all rows.
-      is_full: the storage has no room, which does not pass by itself.
-    """
-
-    step: int
-    reason: str
-    in_a_row: int
-    is_awaited: bool
-    head_step: int
-    left: str | None
-    needs_all: bool = False
-    is_full: bool = False
-
-    def __str__(self) -> str:
-        follows = (
-            "Training waits and tries again"
-            if self.is_awaited
-            else "Training goes on, the next save is another try, and a fault would lead back to step "
-            + str(self.head_step)
-        )
-        left = f" Its files are still there and go with a later commit: {self.left}." if self.left else ""
-        whole = " The next save writes all rows, since it cannot rely on earlier commits." if self.needs_all else ""
-        return (
-            f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{whole}{left}"
-        )
-
-
-class SavesFailed(StorageError):
-    """No save succeeded for longer than the run bears."""
-
-
-class _Lost(Exception):
-    """How the publishing thread says that a save is lost. The other attributes as in `FailedSave`."""
-
-    def __init__(self, reason: str, left: str | None, *, needs_all: bool = False, is_full: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.left, self.needs_all, self.is_full = reason, left, needs_all, is_full
-
-
-class Publisher(Protocol):
-    """Where commits are verified and published beside the driver's thread, one at a time."""
-
-    def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]: ...
-
-    def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
-        """Returns when it is done, or after the time."""
-        ...
-
-    def close(self, *, timeout_s: float | None = None) -> bool:
-        """Ends, after what is being done; False if that is not over after the time."""
-        ...
-
-
-class PublishingThread:
-    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a
-    request.
-    """
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Future[Manifest], Callable[[], Manifest]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            publication, publish = item
-            try:
-                publication.set_result(publish())
-            except BaseException as error:
-                publication.set_exception(error)
-
-    def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]:
-        publication: Future[Manifest] = Future()
-        self._work.put((publication, partial(publish, head, receipts)))
-        return publication
-
-    def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
-        wait([publication], timeout=timeout_s)
-
-    def close(self, *, timeout_s: float | None = None) -> bool:
-        self._work.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    unsettled: Unsettled
+    since_s: float
+    at_s: float
+    wait_s: float
 
 
 @dataclass(slots=True, eq=False)
-class _UnderWay:
-    """A commit that has begun. Mutated: `publication`, when all workers have written, or when what they wrote is to be
-    removed.
+class _Save:
+    """A save that has begun. At any time the workers write it, the publishing thread has it, or a question waits.
+
+    Mutated: `answer`, while the publishing thread has it; `question`, while that is to be asked.
     """
 
     step: int
-    attempt: str
-    publish: Publish
+    publication: Publication
     writing: Sequence[Call]
     begun_s: float
-    publication: Future[Manifest] | None = None
+    answer: Future[Answer] | None = None
+    question: _Question | None = None
 
 
 class BackgroundCommits:
@@ -173,10 +77,9 @@ class BackgroundCommits:
       generation: of the lease.
       head: the commit that the generation started from.
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
-      acknowledge: told each published commit and the seconds since it began; called from the driver's thread.
-      failed: told each save that failed; called from the driver's thread.
-      notice: told when nobody knows whether a commit stands; called from the driver's thread.
-      remove: deletes the files of an attempt, by its name; called from the publishing thread.
+      acknowledge: told each published commit and the seconds since it began.
+      failed: told each save that failed.
+      notice: told when nobody knows whether a commit stands.
       patience: what is borne of the storage.
       publisher: by default a thread of its own.
       is_stopping: whether somebody has asked the run to end and waits for it.
@@ -197,7 +100,6 @@ class BackgroundCommits:
         acknowledge: Callable[[Manifest, float], None],
         failed: Callable[[FailedSave], None] = lambda save: None,
         notice: Callable[[str], None] = lambda text: None,
-        remove: Callable[[str], None] = lambda attempt: None,
         patience: Patience | None = None,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Publisher | None = None,
@@ -213,16 +115,13 @@ class BackgroundCommits:
         self._acknowledge = acknowledge
         self._failed = failed
         self._notice = notice
-        self._remove = remove
         self._patience = patience or Patience()
         self._clock = clock
         self._is_stopping = is_stopping
-        self._under_way: _UnderWay | None = None
+        self._under_way: _Save | None = None
         self._last_failure: FailedSave | None = None
         self._is_insisting = False
-        # Written by the publishing thread, taken by the driver's.
-        self._unsettled: PublicationUnsettled | None = None
-        self._is_closing = threading.Event()
+        self._is_leaving = False
         self._publisher = publisher or PublishingThread()
 
     @property
@@ -230,70 +129,44 @@ class BackgroundCommits:
         """Step of the last acknowledged commit, 0 before the first."""
         return self.head.step if self.head else 0
 
-    def begin(self, step: int, publish: Publish) -> None:
+    def begin(self, step: int, publication: Publication) -> None:
         """Begins to commit the present state, which is that after `step` steps. Waits for the commit before, if it is
         under way; and for this one, if more saves have failed in a row than are borne.
-
-        Args:
-          publish: makes the commit when all is written; what it says of the run is fixed now.
 
         Raises:
           SavesFailed: it was waited for, in vain.
           WorkerFailure: a worker could not write for another reason than the storage, or is gone.
-          Exception: whatever else `publish` raised.
+          Exception: as `poll`.
         """
         self.finish()
-        self._start(step, publish)
+        self._start(step, publication)
         if self.failed_in_a_row and self.failed_in_a_row >= self._patience.max_failed_saves:
-            self._insist(step, publish)
+            self._insist(step, publication)
 
-    def conclude(self, step: int, publish: Publish) -> None:
+    def conclude(self, step: int, publication: Publication) -> None:
         """Waits until there is a commit of `step`, after which no step was done; saves again if the one that began
         failed.
 
         Raises:
           As `begin`.
         """
-        self._insist(step, publish)
+        self._insist(step, publication)
 
     def poll(self) -> None:
         """Takes the commit under way as far as it can go without waiting.
 
         Raises:
           WorkerFailure: a worker could not write, and it was not the storage's fault.
-          Exception: whatever `publish` raised, unless the storage may be well again for the next save.
+          PublicationUnsettled: nobody could say for too long whether the commit stands.
+          Exception: whatever the publication raised.
         """
-        under_way = self._under_way
-        if under_way is None:
-            return
-        if under_way.publication is None:
-            try:
-                receipts = self._group.receipts(under_way.writing)
-            except WorkerFailure as failure:
-                if not all(one.is_storage for one in failure.failures):
-                    raise
-                under_way.publication = self._publisher.submit(self._clearing(under_way, failure), self.head, ([], []))
-                return
-            if receipts is None:
-                return
-            under_way.publication = self._publisher.submit(self._concluding(under_way), self.head, receipts)
-        unsettled, self._unsettled = self._unsettled, None
-        if unsettled is not None:
-            self._notice(
-                f"step {under_way.step}: the storage failed while the commit was published, and nobody knows whether "
-                "it stands; it is asked again "
-                f"for up to {self._patience.timeout_s:.0f} s. {_sentence(unsettled.__cause__ or unsettled)}"
-            )
-        if under_way.publication.done():
-            # Whatever comes of it, it is over.
+        save = self._under_way
+        if save is not None and save.answer is None:
+            save.answer = self._asked(save)
+        if save is not None and save.answer is not None and save.answer.done():
+            # Whatever comes of it, it is over; but for a question that is asked again.
             self._under_way = None
-            try:
-                self.head = under_way.publication.result()
-            except _Lost as lost:
-                self._count(under_way.step, lost)
-                return
-            self.failed_in_a_row, self._needs_all = 0, False
-            self._acknowledge(self.head, self._clock.monotonic_s() - under_way.begun_s)
+            self._take(save, save.answer.result())
 
     def finish(self) -> None:
         """Waits until the commit under way is acknowledged or has failed.
@@ -301,16 +174,19 @@ class BackgroundCommits:
         Raises:
           As `poll`; WorkerFailure also where a worker is gone.
         """
-        while (under_way := self._under_way) is not None:
-            if under_way.publication is None:
-                try:
-                    self._group.await_receipts(under_way.writing)
-                except WorkerFailure as failure:
-                    if not all(one.is_storage for one in failure.failures):
-                        raise
-            else:
-                self._publisher.wait(under_way.publication, timeout_s=_LOOK_S)
+        while (save := self._under_way) is not None:
+            if save.answer is not None:
+                self._publisher.wait(save.answer, timeout_s=_LOOK_S)
                 self._group.on_poll()
+            elif save.question is not None:
+                self._clock.sleep(_LOOK_S)
+                self._group.on_poll()
+            else:
+                try:
+                    self._group.await_receipts(save.writing)
+                except WorkerFailure as failure:
+                    if _is_of_workers(failure):
+                        raise
             self.poll()
 
     def leave(self, *, can_finish: bool) -> None:
@@ -321,18 +197,18 @@ class BackgroundCommits:
           can_finish: the workers live, so that they may finish writing.
 
         Raises:
-          Exception: whatever `publish` raised.
+          Exception: whatever the publication raised.
         """
         # Whether a manifest that nobody answered for is there, is found out by the next generation.
-        self._is_closing.set()
+        self._is_leaving = True
         # What made the generation end is reported by its own exception.
         with contextlib.suppress(WorkerFailure, PublicationUnsettled):
             if can_finish:
                 self.finish()
             self.poll()
         with contextlib.suppress(PublicationUnsettled):
-            while self._under_way is not None and self._under_way.publication is not None:
-                self._publisher.wait(self._under_way.publication, timeout_s=_LOOK_S)
+            while self._under_way is not None and self._under_way.answer is not None:
+                self._publisher.wait(self._under_way.answer, timeout_s=_LOOK_S)
                 with contextlib.suppress(WorkerFailure):
                     self._group.on_poll()
                 self.poll()
@@ -344,7 +220,6 @@ class BackgroundCommits:
         Args:
           timeout_s: how long it is waited for; then it is left behind, and what it does may come about or not.
         """
-        self._is_closing.set()
         if not self._publisher.close(timeout_s=timeout_s):
             self._notice(
                 f"left while the storage had not answered for {timeout_s:.0f} s. What was committed stands; whether "
@@ -352,16 +227,87 @@ class BackgroundCommits:
                 "published does, the next driver finds out"
             )
 
-    def _start(self, step: int, publish: Publish) -> None:
+    def _start(self, step: int, publication: Publication) -> None:
         begun_s = self._clock.monotonic_s()
         may_be_delta = self.head is not None and self.head.num_deltas + 1 < self._full_every
         is_delta = may_be_delta and not self._needs_all
         attempt = commit_name(step=step, generation=self._generation)
         writing = self._group.begin_save(attempt, is_delta=is_delta, before_failed=self.failed_in_a_row > 0)
-        self._under_way = _UnderWay(step=step, attempt=attempt, publish=publish, writing=writing, begun_s=begun_s)
+        self._under_way = _Save(step=step, publication=publication, writing=writing, begun_s=begun_s)
         self.begun_step = step
 
-    def _insist(self, step: int, publish: Publish) -> None:
+    # ------------------------------------------------------------------ one save
+
+    def _asked(self, save: _Save) -> Future[Answer] | None:
+        """What the publishing thread is to do next for a save; None while there is nothing."""
+        if (question := save.question) is not None:
+            if self._is_leaving:
+                self._under_way = None
+                raise question.unsettled.error
+            if self._clock.monotonic_s() < question.at_s:
+                return None
+            return self._publisher.submit(partial(save.publication.settle, question.unsettled))
+        try:
+            receipts = self._group.receipts(save.writing)
+        except WorkerFailure as failure:
+            if _is_of_workers(failure):
+                raise
+            return self._publisher.submit(partial(save.publication.clear, _lost(failure)))
+        if receipts is None:
+            return None
+        publish = partial(save.publication.publish, self.head, receipts, failed_saves=self.failed_in_a_row)
+        return self._publisher.submit(publish)
+
+    def _take(self, save: _Save, answer: Answer) -> None:
+        match answer:
+            case Committed(manifest=manifest):
+                self.head, self.failed_in_a_row, self._needs_all = manifest, 0, False
+                self._acknowledge(manifest, self._clock.monotonic_s() - save.begun_s)
+            case SaveLost():
+                self._count(save.step, answer)
+            case Unsettled():
+                save.question, save.answer = self._question(save, answer), None
+                self._under_way = save
+
+    def _question(self, save: _Save, unsettled: Unsettled) -> _Question:
+        """When to ask again whether a commit stands. Until that is known no other may follow.
+
+        Raises:
+          PublicationUnsettled: it has been asked for long enough.
+        """
+        now_s, before = self._clock.monotonic_s(), save.question
+        since_s = before.since_s if before else now_s
+        wait_s = min(2 * before.wait_s, LONGEST_WAIT_S) if before else FIRST_WAIT_S
+        if self._is_leaving or now_s + wait_s > since_s + self._patience.timeout_s:
+            raise unsettled.error
+        if before is None:
+            self._notice(
+                f"step {save.step}: the storage failed while the commit was published, and nobody knows whether "
+                "it stands; it is asked again "
+                f"for up to {self._patience.timeout_s:.0f} s. {sentence(unsettled.error.__cause__ or unsettled.error)}"
+            )
+        return _Question(unsettled=unsettled, since_s=since_s, at_s=now_s + wait_s, wait_s=wait_s)
+
+    def _count(self, step: int, lost: SaveLost) -> None:
+        self.failed_in_a_row += 1
+        self._needs_all = self._needs_all or lost.needs_all
+        self._last_failure = FailedSave(
+            step=step,
+            reason=lost.reason,
+            in_a_row=self.failed_in_a_row,
+            is_awaited=self._is_insisting or self.failed_in_a_row >= self._patience.max_failed_saves,
+            head_step=self.committed_step,
+            left=lost.left,
+            needs_all=self._needs_all,
+            is_full=lost.is_full,
+        )
+        self._failed(self._last_failure)
+        if self._patience.max_failed_saves == 0:
+            raise self._give_up("and none may fail")
+
+    # ------------------------------------------------------------------ until it succeeds
+
+    def _insist(self, step: int, publication: Publication) -> None:
         """Saves the present state again and again until it is committed, or until the time is over."""
         started_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
         self._is_insisting = True
@@ -370,24 +316,18 @@ class BackgroundCommits:
         while self.committed_step != step:
             if stop_s is None and self._is_stopping():
                 stop_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
-                self._tell_stop(self._until_s(started_s, stop_s) - stop_s)
-            if self._clock.monotonic_s() + wait_s > self._until_s(started_s, stop_s):
-                seconds = self._until_s(started_s, stop_s) - started_s
-                raise self._give_up(f"and none that succeeded within {seconds:.0f} s")
+                self._tell_stop(self._patience.until_s(started_s, stop_s, self._last_failure) - stop_s)
+            until_s = self._patience.until_s(started_s, stop_s, self._last_failure)
+            if self._clock.monotonic_s() + wait_s > until_s:
+                raise self._give_up(f"and none that succeeded within {until_s - started_s:.0f} s")
             if self._rest(wait_s, is_cut=stop_s is None):
                 continue
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             # The same step has the same names, so nothing of the failed attempt may be left.
-            if self._is_clear(step):
-                self._start(step, publish)
+            if self._is_clear(step, publication):
+                self._start(step, publication)
                 self.finish()
         self._is_insisting = False
-
-    def _until_s(self, started_s: float, stop_s: float | None) -> float:
-        """Until when saves are tried. `stop_s`: since when the run is to end, if it is."""
-        until_s = started_s + self._patience.timeout_s
-        is_full = self._last_failure is not None and self._last_failure.is_full
-        return until_s if stop_s is None or not is_full else min(until_s, stop_s + FULL_AT_STOP_S)
 
     def _tell_stop(self, seconds: float) -> None:
         reason = self._last_failure.reason if self._last_failure else "it has not answered yet."
@@ -398,15 +338,8 @@ class BackgroundCommits:
         )
 
     def _give_up(self, found: str) -> SavesFailed:
-        reason = self._last_failure.reason if self._last_failure else "none was begun."
-        return SavesFailed(
-            f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a commit before training "
-            "goes on or ends. Mend the "
-            f"storage, then resume; the commit of step {self.committed_step} stands."
-            if self.head
-            else f"Found {self.failed_in_a_row} saves failed in a row, {found}: {reason} Expected a first commit. Mend "
-            "the storage, then resume."
-        )
+        head_step = self.committed_step if self.head else None
+        return SavesFailed(found, in_a_row=self.failed_in_a_row, last=self._last_failure, head_step=head_step)
 
     def _rest(self, seconds: float, *, is_cut: bool) -> bool:
         """Waits. `is_cut`: ends early, and says so, when the run is asked to end."""
@@ -418,94 +351,24 @@ class BackgroundCommits:
             self._clock.sleep(min(_LOOK_S, left_s))
         return False
 
-    def _is_clear(self, step: int) -> bool:
+    def _is_clear(self, step: int, publication: Publication) -> bool:
         """Whether nothing is left of a failed attempt to save this step; tries once more to remove it."""
         failure = self._last_failure
         if failure is None or failure.step != step or failure.left is None:
             return True
-        attempt = commit_name(step=step, generation=self._generation)
-        removing = self._publisher.submit(
-            self._removing(attempt, failure.reason, is_full=failure.is_full), self.head, ([], [])
-        )
-        self._under_way = _UnderWay(
-            step=step, attempt=attempt, publish=_nothing, writing=(), begun_s=0.0, publication=removing
-        )
+        lost = SaveLost(reason=failure.reason, is_full=failure.is_full)
+        removing = self._publisher.submit(partial(publication.clear, lost))
+        self._under_way = _Save(step=step, publication=publication, writing=(), begun_s=0.0, answer=removing)
         self.finish()
         return self._last_failure is not None and self._last_failure.left is None
 
-    def _count(self, step: int, lost: _Lost) -> None:
-        self.failed_in_a_row += 1
-        self._last_failure = FailedSave(
-            step=step,
-            reason=lost.reason,
-            in_a_row=self.failed_in_a_row,
-            is_awaited=self._is_insisting or self.failed_in_a_row >= self._patience.max_failed_saves,
-            head_step=self.committed_step,
-            left=lost.left,
-            needs_all=self._needs_all or lost.needs_all,
-            is_full=lost.is_full,
-        )
-        self._needs_all = self._last_failure.needs_all
-        self._failed(self._last_failure)
-        if self._patience.max_failed_saves == 0:
-            raise self._give_up("and none may fail")
 
-    # ------------------------------------------------------------------ the publishing thread
-
-    def _concluding(self, under_way: _UnderWay) -> Publish:
-        def conclude(head: Manifest | None, receipts: Receipts) -> Manifest:
-            try:
-                return self._settled(lambda: under_way.publish(head, receipts))
-            except Exception as error:
-                if isinstance(error, PublicationUnsettled) or not may_pass(error):
-                    raise
-                needs_all = isinstance(error, FilesLost) and error.is_of_earlier
-                is_full = isinstance(error, StorageFull)
-                left = self._removed(under_way.attempt)
-                raise _Lost(_sentence(error), left, needs_all=needs_all, is_full=is_full) from error
-
-        return conclude
-
-    def _settled(self, publish: Callable[[], Manifest]) -> Manifest:
-        """Publishes. While nobody can say whether the manifest is there, it asks again: until then no other commit may
-        follow.
-        """
-        wait_s, waited_s = FIRST_WAIT_S, 0.0
-        while True:
-            try:
-                return publish()
-            except PublicationUnsettled as error:
-                if waited_s == 0:
-                    self._unsettled = error
-                if waited_s + wait_s > self._patience.timeout_s or self._is_closing.wait(wait_s):
-                    raise
-                publish = error.settle
-            waited_s += wait_s
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-    def _clearing(self, under_way: _UnderWay, failure: WorkerFailure) -> Publish:
-        is_full = any(StorageFull.__name__ in one.message for one in failure.failures)
-        return self._removing(under_way.attempt, f"{cause(failure.failures).rstrip('.')}.", is_full=is_full)
-
-    def _removing(self, attempt: str, reason: str, *, is_full: bool) -> Publish:
-        def remove(head: Manifest | None, receipts: Receipts) -> Manifest:
-            raise _Lost(reason, self._removed(attempt), is_full=is_full)
-
-        return remove
-
-    def _removed(self, attempt: str) -> str | None:
-        """Deletes what an attempt wrote. Returns why some of it may be left."""
-        try:
-            self._remove(attempt)
-        except (StorageError, OSError) as error:
-            return _sentence(error).rstrip(".")
-        return None
+def _is_of_workers(failure: WorkerFailure) -> bool:
+    """Whether another save would fail, too: it was not the storage alone."""
+    return not all(one.is_storage for one in failure.failures)
 
 
-def _nothing(head: Manifest | None, receipts: Receipts) -> Manifest:
-    raise RuntimeError("An attempt that only removes files has nothing to publish. Expected nobody to ask.")
-
-
-def _sentence(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if text.endswith(".") else f"{text}."
+def _lost(failure: WorkerFailure) -> SaveLost:
+    """A save whose files a worker could not write."""
+    is_full = any(StorageFull.__name__ in one.message for one in failure.failures)
+    return SaveLost(reason=f"{cause(failure.failures).rstrip('.')}.", is_full=is_full)

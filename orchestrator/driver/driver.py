@@ -27,22 +27,17 @@ from podembed.orchestrator.decisions.failure import Recover, Schedule, window_en
 from podembed.orchestrator.decisions.host_watch import Cluster, HostsLeave, HostWatch
 from podembed.orchestrator.decisions.table_plan import plan, summary
 from podembed.orchestrator.decisions.window_health import WindowHealth
-from podembed.orchestrator.driver.background_commit import (
-    BackgroundCommits,
-    FailedSave,
-    Patience,
-    Publish,
-    Publisher,
-    PublishingThread,
-)
+from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.driver.console import Reporter, WindowReport, describe_filling
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
+from podembed.orchestrator.driver.patience import FailedSave, Patience
+from podembed.orchestrator.driver.publication import Publisher, PublishingThread, RunPublication
 from podembed.orchestrator.driver.saves import Saves
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.group.filling_alarms import filling_alarms
 from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
 from podembed.orchestrator.group.survivors import Groups
-from podembed.orchestrator.group.worker_group import Backend, Receipts, WorkerGroup
+from podembed.orchestrator.group.worker_group import Backend, WorkerGroup
 from podembed.orchestrator.run.dead_letters import DeadLetters
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper
@@ -463,39 +458,26 @@ class Driver:
             acknowledge=acknowledge,
             failed=failed,
             notice=self._reporter.notice,
-            remove=self._run.remove_attempt,
             patience=Patience(max_failed_saves=bears.max_failed_saves, timeout_s=bears.storage_timeout_s),
             clock=self._clock,
             publisher=self._publisher(),
             is_stopping=lambda: self._stop.reason is not None,
         )
 
-    def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> Publish:
-        """How the state after `step` steps becomes a commit, once it is written. Not called from the driver's
-        thread.
-        """
-
-        metrics = self._metrics_at(step)
-        record = self._keeper.record(self._history, generation=lease.generation, step=step)
-
-        def publish(parent: Manifest | None, receipts: Receipts) -> Manifest:
-            self._upkeep.look(lease, parent)
-            manifest = self._run.commit(
-                lease,
-                step=step,
-                parent=parent,
-                placement=self._placement,
-                num_hosts=group.num_hosts,
-                save=lambda attempt: receipts,
-                metrics=metrics,
-                failed_saves=self._commits.failed_in_a_row if self._commits else 0,
-                read_back=self._config.checkpoint_config.read_back,
-            )
-            self._keeper.write(record)
-            self._upkeep.clean(lease)
-            return manifest
-
-        return publish
+    def _publication(self, group: WorkerGroup, lease: Lease, step: int) -> RunPublication:
+        """How the state after `step` steps becomes a commit, once it is written."""
+        return RunPublication(
+            run=self._run,
+            lease=lease,
+            upkeep=self._upkeep,
+            keeper=self._keeper,
+            record=self._keeper.record(self._history, generation=lease.generation, step=step),
+            step=step,
+            placement=self._placement,
+            num_hosts=group.num_hosts,
+            metrics=self._metrics_at(step),
+            read_back=self._config.checkpoint_config.read_back,
+        )
 
     def _begin_commit(self, group: WorkerGroup, lease: Lease, commits: BackgroundCommits, step: int) -> None:
         """Begins a commit, and says so if training had to wait for the one before."""

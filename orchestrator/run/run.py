@@ -25,7 +25,7 @@ from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.api.keep_policies import Committed
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import read_committed
-from podembed.orchestrator.commit.lease import Holder, Lease, PublicationUnsettled, acquire, read_lineage
+from podembed.orchestrator.commit.lease import Holder, Lease, acquire, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_name, parse_commit_name
 from podembed.orchestrator.commit.run_record import (
     RUN_FILE,
@@ -64,7 +64,7 @@ from podembed.workers.storage.errors import NameNotFound, StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
-Save = Callable[[str], tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]]
+Receipts = tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]
 
 
 class ReplicasDiffer(RuntimeError):
@@ -249,7 +249,7 @@ class OpenRun:
         parsed = parse_commit_name(lease.head) if lease.head else None
         return parsed[0] if parsed else 0
 
-    def commit(
+    def manifest(
         self,
         lease: Lease,
         *,
@@ -257,25 +257,23 @@ class OpenRun:
         parent: Manifest | None,
         placement: Mapping[str, tuple[int, ...]],
         num_hosts: int,
-        save: Save,
+        receipts: Receipts,
         metrics: Mapping[str, float] | None = None,
         failed_saves: int = 0,
-        read_back: bool = False,
     ) -> Manifest:
-        """Lets the hosts write, and publishes the manifest.
+        """Puts together the manifest of a save that all workers have written.
 
         Args:
+          receipts: what they wrote: of the hosts, and of the device processes.
           metrics: of an evaluation of this very state.
           failed_saves: saves that failed since the parent.
-          read_back: compare every byte on storage before publishing, and not only sizes.
 
         Raises:
           ReplicasDiffer: the dense replicas are not bitwise equal.
           StateSpoilt: a row or a dense parameter is not finite any more.
-          CommitRefused, FilesLost, Fenced, PublicationUnsettled: see `checkpoint.commit`.
         """
         attempt = commit_name(step=step, generation=lease.generation)
-        shards, replicas = save(attempt)
+        shards, replicas = receipts
         _require_numbers(shards, replicas, step=step, has_parent=parent is not None)
         if len({replica.digest for replica in replicas}) != 1:
             raise ReplicasDiffer(
@@ -283,7 +281,7 @@ class OpenRun:
                 "Expected equal ones. "
                 f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
             )
-        manifest = Manifest(
+        return Manifest(
             run_id=self.record.run_id,
             step=step,
             generation=lease.generation,
@@ -298,15 +296,6 @@ class OpenRun:
             metrics=dict(metrics or {}),
             versions=_versions(),
         )
-        return self._published(lambda: checkpoint.commit(self.store, manifest, lease, read_back=read_back), manifest)
-
-    def _published(self, publish: Callable[[], object], manifest: Manifest) -> Manifest:
-        try:
-            publish()
-        except PublicationUnsettled as error:
-            settle = partial(self._published, error.settle, manifest)
-            raise PublicationUnsettled(error.name, error.location, settle) from error
-        return manifest
 
     def remove_attempt(self, attempt: str) -> None:
         """Deletes the files of a save that did not become a commit.

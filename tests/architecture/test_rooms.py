@@ -70,7 +70,6 @@ STILL_LONG: set[str] = {
     "orchestrator/cluster/ray_backend.py",
     "orchestrator/commit/lease.py",
     "orchestrator/decisions/host_watch.py",
-    "orchestrator/driver/background_commit.py",
     "orchestrator/driver/driver.py",
     "orchestrator/group/worker_group.py",
     "orchestrator/inspect/fsck.py",

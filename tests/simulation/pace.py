@@ -10,13 +10,11 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from podembed.orchestrator.commit import checkpoint, manifest
-from podembed.orchestrator.driver import background_commit
 from podembed.workers.checkpoint import arrays as whole_files
 from podembed.workers.checkpoint import background_save, save_pace, undo
 from podembed.workers.checkpoint import shard as shards
@@ -86,23 +84,6 @@ class InlineFiles:
             raise self._error
 
 
-class _Event:
-    """In place of `threading.Event`, of one driver."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def wait(self, timeout_s: float) -> bool:
-        until_s = self._world.now_s + timeout_s
-        while not self._is_set and self._world.now_s < until_s:
-            self._world.sleep(min(0.2, until_s - self._world.now_s))
-        return self._is_set
-
-
 @contextmanager
 def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
     """Threads of the code under test become fibers, and its clocks the world's; the way back of such small tables may
@@ -114,7 +95,6 @@ def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
 
     # Nothing takes processor time here, so no save is ahead of its share of it.
     clock = SimpleNamespace(monotonic=now_s, perf_counter=now_s, time=now_s, thread_time=lambda: 0.0)
-    events = SimpleNamespace(Event=partial(_Event, world))
     with (
         patch.object(background_save, "time", clock),
         patch.object(held_rows, "time", clock),
@@ -125,6 +105,5 @@ def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
         patch.object(background_save, "SavePace", _unhurried, create=True),
         patch.object(background_save, "FileThreads", InlineFiles, create=True),
         patch.object(shards, "FileThreads", InlineFiles, create=True),
-        patch.object(background_commit, "threading", events, create=True),
     ):
         yield

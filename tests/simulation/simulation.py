@@ -24,10 +24,9 @@ from podembed.orchestrator.commit.lease import Fenced, RunIsHeld, read_claims, r
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.run_record import RUN_FILE
 from podembed.orchestrator.decisions.host_watch import HostWatch
-from podembed.orchestrator.driver.background_commit import Publish
 from podembed.orchestrator.driver.console import SilentReporter
 from podembed.orchestrator.driver.driver import Driver
-from podembed.orchestrator.group.worker_group import Receipts
+from podembed.orchestrator.driver.publication import Answer
 from podembed.orchestrator.inspect.fsck import Finding, check_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.checkpoint.shard import read_dense
@@ -88,27 +87,27 @@ class SimulatedPublisher:
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
-        self._under_way: Future[Manifest] | None = None
+        self._under_way: Future[Answer] | None = None
         self._waiting: Fiber | None = None
 
-    def submit(self, publish: Publish, head: Manifest | None, receipts: Receipts) -> Future[Manifest]:
-        future: Future[Manifest] = Future()
+    def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
+        future: Future[Answer] = Future()
 
-        def work() -> None:
+        def publish() -> None:
             try:
-                future.set_result(publish(head, receipts))
+                future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
             if self._waiting is not None:
                 self._waiting.wake()
 
         self._under_way = future
-        self._world.fiber(self._process, work)
+        self._world.fiber(self._process, publish)
         return future
 
-    def wait(self, publication: Future[Manifest], *, timeout_s: float | None = None) -> None:
+    def wait(self, answer: Future[Answer], *, timeout_s: float | None = None) -> None:
         self._world.touch()
-        if not publication.done() and self._world.current is not None:
+        if not answer.done() and self._world.current is not None:
             self._waiting = self._world.current
             self._waiting.block(timeout_s)
             self._waiting = None

@@ -21,7 +21,7 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_file, to_json
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.orchestrator.driver import driver
-from podembed.orchestrator.driver.background_commit import Patience
+from podembed.orchestrator.driver.patience import Patience
 from podembed.workers.storage import local as local_files
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed

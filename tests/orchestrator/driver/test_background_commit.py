@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,11 @@ import pytest
 from podembed.orchestrator.api.config import CheckpointConfig, Result
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.driver.background_commit import (
-    FULL_AT_STOP_S,
-    BackgroundCommits,
-    FailedSave,
-    Patience,
-    SavesFailed,
-)
+from podembed.orchestrator.commit.lease import PublicationUnsettled
+from podembed.orchestrator.driver.background_commit import FIRST_WAIT_S, BackgroundCommits
 from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.driver.patience import FULL_AT_STOP_S, FailedSave, Patience, SavesFailed
+from podembed.orchestrator.driver.publication import Answer, Committed, SaveLost, Unsettled
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.errors import NameTaken
@@ -153,14 +151,38 @@ def commits_of(
     return commits, backend, acknowledged
 
 
-def published(step: int) -> Callable[[Any, Any], Any]:
-    """A publication that always succeeds; every second commit is a delta."""
+@dataclass
+class ScriptedPublication:
+    """Succeeds; every second commit is a delta. `left`: why files of a lost save are left, per try."""
 
-    def publish(parent: Any, receipts: Any) -> Any:
+    step: int
+    cleared: list[SaveLost] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    before: Callable[[], None] = lambda: None
+    settles: list[Answer | None] = field(default_factory=list)
+
+    def publish(self, parent: Any, receipts: Any, *, failed_saves: int) -> Answer:
+        self.before()
         num_deltas = 0 if parent is None or parent.num_deltas else 1
-        return SimpleNamespace(step=step, parent=parent, receipts=receipts, num_deltas=num_deltas)
+        manifest: Any = SimpleNamespace(step=self.step, parent=parent, receipts=receipts, num_deltas=num_deltas)
+        return self._settled(Committed(manifest=manifest))
 
-    return publish
+    def settle(self, unsettled: Unsettled) -> Answer:
+        return self._settled(Committed(manifest=unsettled.manifest))
+
+    def clear(self, lost: SaveLost) -> SaveLost:
+        self.cleared.append(lost)
+        return replace(lost, left=self.left.pop(0) if self.left else None)
+
+    def _settled(self, answer: Committed) -> Answer:
+        """That it is unknown whether the commit stands, as often as `settles` says."""
+        if not self.settles:
+            return answer
+        return self.settles.pop(0) or answer
+
+
+def published(step: int) -> ScriptedPublication:
+    return ScriptedPublication(step)
 
 
 def test_a_commit_is_acknowledged_once_and_becomes_the_parent_of_the_next() -> None:
@@ -218,12 +240,11 @@ def test_a_driver_that_waits_for_a_publication_after_a_fault_still_gives_signs_o
         has_polled.set()
         raise WorkerFailure([Failure(worker=Worker("host", 0), kind=FailureKind.HUNG, message="its machine goes")])
 
-    def publish(parent: Any, receipts: Any) -> Any:
+    def wait() -> None:
         assert has_polled.wait(PATIENCE_S)
-        return SimpleNamespace(step=10, num_deltas=0)
 
     commits, _, acknowledged = commits_of({}, on_poll)
-    commits.begin(10, publish)
+    commits.begin(10, ScriptedPublication(10, before=wait))
     commits.leave(can_finish=False)
     assert acknowledged == [10]
     commits.close()
@@ -248,12 +269,13 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
     left = iter([NEVER] * 3)
     answers[Worker("device", 0), "write_save"] = lambda: next(left, "dense")
     events: list[Any] = []
-    commits, backend, acknowledged = commits_of(answers, failed=events.append, remove=events.append)
-    commits.begin(10, published(10))
+    publication = ScriptedPublication(10, cleared=events)
+    commits, backend, acknowledged = commits_of(answers, failed=events.append)
+    commits.begin(10, publication)
     commits.poll()
     assert events == [], "removed while another worker still writes"
     commits.finish()
-    assert events[0] == "s000000010-g00000003"
+    assert events[0] == SaveLost(reason="host 0 failed: StorageFull: no room.", is_full=True)
     assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in str(events[1])
     answers[Worker("host", 0), "write_save"] = "rows"
     commits.begin(20, published(20))
@@ -334,12 +356,7 @@ def test_a_storage_that_may_come_back_is_tried_as_long_as_ever_when_the_run_is_t
 
 def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> None:
     """The same step has the same names."""
-    refusals, failed = iter(range(3)), iter([storage_failure(Worker("host", 0))])
-
-    def remove(attempt: str) -> None:
-        if next(refusals, None) is not None:
-            raise PermissionError(13, "not yours")
-
+    failed = iter([storage_failure(Worker("host", 0))])
     answer: list[Any] = []
 
     def write() -> Any:
@@ -351,10 +368,11 @@ def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> 
 
     failures: list[FailedSave] = []
     commits, backend, acknowledged = commits_of(
-        {(Worker("host", 0), "write_save"): write}, failed=failures.append, remove=remove, clock=FakeClock()
+        {(Worker("host", 0), "write_save"): write}, failed=failures.append, clock=FakeClock()
     )
-    commits.begin(10, published(10))
-    commits.conclude(10, published(10))
+    publication = ScriptedPublication(10, left=["not yours"] * 3)
+    commits.begin(10, publication)
+    commits.conclude(10, publication)
     assert [failure.left is None for failure in failures] == [False, False, False, True]
     assert len(answer) == 2
     assert acknowledged == [10]
@@ -362,11 +380,11 @@ def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> 
 
 
 def test_errors_that_no_waiting_mends_end_the_run() -> None:
-    def refuse(*_: Any) -> Any:
+    def refuse() -> None:
         raise NameTaken("data/x", "/run")
 
     commits, _, _ = commits_of({})
-    commits.begin(10, refuse)
+    commits.begin(10, ScriptedPublication(10, before=refuse))
     with pytest.raises(NameTaken):
         commits.finish()
     commits.close()
@@ -380,4 +398,44 @@ def test_errors_that_no_waiting_mends_end_the_run() -> None:
     commits.begin(10, published(10))
     with pytest.raises(WorkerFailure, match="ours"):
         commits.finish()
+    commits.close()
+
+
+def unsettled(step: int) -> Unsettled:
+    manifest: Any = SimpleNamespace(step=step, num_deltas=0)
+    return Unsettled(manifest=manifest, error=PublicationUnsettled(f"step {step}", "/run"))
+
+
+def test_a_commit_of_which_nobody_knows_is_asked_after_until_there_is_an_answer() -> None:
+    """The driver's thread goes on meanwhile, and says so once; the next save waits."""
+    clock, notices = FakeClock(), []
+    commits, _, acknowledged = commits_of({}, clock=clock, notice=notices.append)
+    commits.begin(10, ScriptedPublication(10, settles=[unsettled(10), unsettled(10), None]))
+    while not notices:
+        commits.poll()
+    commits.poll()
+    assert acknowledged == []
+    assert "nobody knows whether it stands" in notices[0]
+    began_s = clock.monotonic_s()
+    commits.begin(20, published(20))
+    assert clock.monotonic_s() - began_s == pytest.approx(3 * FIRST_WAIT_S, abs=0.2)
+    commits.finish()
+    assert (acknowledged, len(notices)) == ([10, 20], 1)
+    commits.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_commit_of_which_nobody_knows_for_too_long_ends_the_run(leaves: bool) -> None:
+    """After a fault it is not asked after any more: the next generation finds out."""
+    clock, notices = FakeClock(), []
+    commits, _, acknowledged = commits_of({}, clock=clock, notice=notices.append, patience=Patience(timeout_s=5.0))
+    commits.begin(10, ScriptedPublication(10, settles=[unsettled(10)] * 9))
+    while not notices:
+        commits.poll()
+    if leaves:
+        commits.leave(can_finish=True)
+    else:
+        with pytest.raises(PublicationUnsettled, match="step 10"):
+            commits.finish()
+    assert acknowledged == []
     commits.close()

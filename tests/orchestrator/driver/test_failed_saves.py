@@ -20,8 +20,10 @@ from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.driver import background_commit, driver
-from podembed.orchestrator.driver.background_commit import BackgroundCommits, SavesFailed
+from podembed.orchestrator.driver.background_commit import BackgroundCommits
+from podembed.orchestrator.driver.patience import SavesFailed
 from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.run.history_record import read_history
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -285,6 +287,22 @@ def test_a_publication_without_an_answer_is_settled_before_anything_else(
     assert any("step 10: " in text and "nobody knows whether it stands" in text for text in listener.notices)
     assert steps_of(result.path) == [10, 20, STEPS]
     check_whole(result, undisturbed)
+
+
+def test_a_commit_that_was_settled_late_has_its_history_like_any_other(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = Store.create_exclusive, iter(range(2))
+
+    def create_exclusive(self: Store, name: str, data: bytes) -> bool:
+        if name.startswith(f"commit/s{STEPS:09d}") and next(left, None) is not None:
+            raise ConnectionError("answer lost")
+        return real(self, name, data)
+
+    monkeypatch.setattr(Store, "create_exclusive", create_exclusive)
+    monkeypatch.setattr(Store, "answers_late", True)
+    result = train(small_data, tmp_path / "run", evaluate_at_end=False)
+    assert read_history(Store(result.path)).windows[-1].step == STEPS
 
 
 def test_leftovers_that_cannot_be_removed_are_named_and_go_with_a_later_commit(

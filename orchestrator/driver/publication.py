@@ -1,0 +1,205 @@
+"""`Publication`: how a save becomes a commit, once all workers have written it; and the thread that does this.
+
+A publication answers with a value: `Committed`, `SaveLost` or `Unsettled`. What it raises instead ends the run.
+Verifying, publishing and deleting need storage, which may be slow, so a thread of its own does them, one at a time. Of
+the lease that thread uses `check`, `publish` and `settle`; the driver's thread meanwhile only the heartbeat and names.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.checkpoint import FilesLost
+from podembed.orchestrator.commit.lease import Lease, PublicationUnsettled
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.driver.upkeep import Upkeep
+from podembed.orchestrator.group.worker_group import Receipts
+from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The commit stands, and may be acknowledged to anybody."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveLost:
+    """The save did not become a commit; the commit before it stays the head.
+
+    Attributes:
+      reason: a sentence.
+      left: why files of the save are still there; None if they are gone.
+      needs_all: files of earlier commits are lost, so that the next save must write all rows.
+      is_full: the storage has no room, which does not pass by itself.
+    """
+
+    reason: str
+    left: str | None = None
+    needs_all: bool = False
+    is_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsettled:
+    """Nobody knows whether the commit of `manifest` stands. No other may follow until `settle` gets an answer."""
+
+    manifest: Manifest
+    error: PublicationUnsettled
+
+
+Answer = Committed | SaveLost | Unsettled
+
+
+class Publication(Protocol):
+    """Makes a commit of one save. Every method is called from the publishing thread."""
+
+    def publish(self, parent: Manifest | None, receipts: Receipts, *, failed_saves: int) -> Answer:
+        """Verifies what the workers wrote and publishes it as the commit after `parent`.
+
+        Args:
+          failed_saves: that failed since the parent.
+        """
+        ...
+
+    def settle(self, unsettled: Unsettled) -> Answer:
+        """Asks the storage once more whether the commit stands."""
+        ...
+
+    def clear(self, lost: SaveLost) -> SaveLost:
+        """Deletes the files of a lost save. The answer says whether some of them are left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunPublication:
+    """The publication of one save of a run. Its values are fixed when the save begins.
+
+    Attributes:
+      record: loss and evaluations up to `step`, written after the commit.
+      metrics: of an evaluation of this very state.
+      read_back: compare every byte on storage before publishing, and not only sizes.
+    """
+
+    run: OpenRun
+    lease: Lease
+    upkeep: Upkeep
+    keeper: HistoryKeeper
+    record: HistoryRecord
+    step: int
+    placement: Mapping[str, tuple[int, ...]]
+    num_hosts: int
+    metrics: Mapping[str, float]
+    read_back: bool
+
+    def publish(self, parent: Manifest | None, receipts: Receipts, *, failed_saves: int) -> Answer:
+        """As `Publication.publish`.
+
+        Raises:
+          Fenced, RunVanished: the run is no longer this driver's.
+          ReplicasDiffer, StateSpoilt, CommitRefused: the state must not be committed.
+        """
+        try:
+            self.upkeep.look(self.lease, parent)
+            manifest = self.run.manifest(
+                self.lease,
+                step=self.step,
+                parent=parent,
+                placement=self.placement,
+                num_hosts=self.num_hosts,
+                receipts=receipts,
+                metrics=self.metrics,
+                failed_saves=failed_saves,
+            )
+            try:
+                checkpoint.commit(self.run.store, manifest, self.lease, read_back=self.read_back)
+            except PublicationUnsettled as error:
+                return Unsettled(manifest=manifest, error=error)
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            needs_all = isinstance(error, FilesLost) and error.is_of_earlier
+            return self.clear(
+                SaveLost(reason=sentence(error), needs_all=needs_all, is_full=isinstance(error, StorageFull))
+            )
+        return self._committed(manifest)
+
+    def settle(self, unsettled: Unsettled) -> Answer:
+        try:
+            self.lease.settle()
+        except PublicationUnsettled as error:
+            return replace(unsettled, error=error)
+        return self._committed(unsettled.manifest)
+
+    def clear(self, lost: SaveLost) -> SaveLost:
+        try:
+            self.run.remove_attempt(commit_name(step=self.step, generation=self.lease.generation))
+        except (StorageError, OSError) as error:
+            return replace(lost, left=sentence(error).rstrip("."))
+        return replace(lost, left=None)
+
+    def _committed(self, manifest: Manifest) -> Committed:
+        self.keeper.write(self.record)
+        self.upkeep.clean(self.lease)
+        return Committed(manifest=manifest)
+
+
+class Publisher(Protocol):
+    """Where publications are done beside the driver's thread, one at a time."""
+
+    def submit(self, work: Callable[[], Answer]) -> Future[Answer]: ...
+
+    def wait(self, answer: Future[Answer], *, timeout_s: float | None = None) -> None:
+        """Returns when it is there, or after the time."""
+        ...
+
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        """Ends, after what is being done; False if that is not over after the time."""
+        ...
+
+
+class PublishingThread:
+    """See the module. The program ends without it where it is not waited for: a storage may hang in the middle of a
+    request.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Answer], Callable[[], Answer]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            answer, work = item
+            try:
+                answer.set_result(work())
+            except BaseException as error:
+                answer.set_exception(error)
+
+    def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
+        answer: Future[Answer] = Future()
+        self._work.put((answer, work))
+        return answer
+
+    def wait(self, answer: Future[Answer], *, timeout_s: float | None = None) -> None:
+        wait([answer], timeout=timeout_s)
+
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        self._work.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+def sentence(error: BaseException) -> str:
+    """An error's type and text, with a full stop."""
+    text = f"{type(error).__name__}: {error}"
+    return text if text.endswith(".") else f"{text}."
