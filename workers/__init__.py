@@ -1,3 +1,4 @@
-"""What runs on one host: input, table shard, exchange, device process and files. Plain classes; Ray in `workers.actors`
-only.
+"""What runs on one host: input, table shard, mesh, device process and files.
+
+These are plain classes; Ray is in `workers.actors` and `workers.stepwise.actors` only. Read `host/host.py` first.
 """

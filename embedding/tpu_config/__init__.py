@@ -1,5 +1,5 @@
-"""`TPUEmbeddingConfiguration`, the serialized form in which TensorFlow hands tables and features to its engine: written
-and read.
+"""Writes and reads `TPUEmbeddingConfiguration`, the serialized form in which TensorFlow passes tables and features to
+its engine.
 
 Nothing else needs protobuf, and nothing here trains.
 

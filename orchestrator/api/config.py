@@ -102,15 +102,15 @@ class CheckpointConfig:
       on_best: commit after an evaluation that is better than that of every commit so far.
       metric: what "best" means here: `auc`, `log_loss`, `loss` (the job's own, see `Evaluation`) or the name of one of
         `JobConfig.metrics`. None stands for `auc`, and for `loss` where the job declares a loss.
-      metric_order: `max` or `min`, whether its highest or its lowest value is the best; None asks the job's metric
-        (`lower_is_better`), or else its name: a name that ends with `loss` means the lowest.
+      metric_order: `max` or `min`, whether its highest or its lowest value is the best. None takes `lower_is_better` of
+        the job's metric. Without that the name decides: one that ends with `loss` means the lowest.
       num_to_keep: newest commits kept, at least 2; None keeps all.
       keep_every_steps: also keep the first commit at or after each multiple of so many steps, or epochs as text.
       keep_best: also keep so many commits with the best metric. Only commits made right after an evaluation have one.
       read_back: read every byte back and compare it before a commit is published, for storage that is not trusted to
         keep what it accepted. Otherwise the sizes of all files are compared.
-      full_every: every so many commits hold all rows; those between hold only the rows that changed since the commit
-        before, and need the files of the commits back to the last full one, which are then kept as long as they are. 1
+      full_every: one commit in so many holds all rows. Those between hold only the rows that changed since the commit
+        before. They need the files of all commits back to the last full one, which are kept as long as they are. 1
         makes all commits full.
     """
 
@@ -194,7 +194,7 @@ class FailureConfig:
     Attributes:
       max_failures: host faults in a row without a new commit before the run stops. Announced losses of machines are not
         counted.
-      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call; the
+      max_user_errors: exceptions of the job in the middle of training after which it is tried again, in one call. The
         same one at the same step twice stops the run in any case.
       wait_for_hosts_s: seconds that the run waits for hosts when there are fewer than `ScalingConfig.num_hosts` asks
         for.
@@ -205,14 +205,14 @@ class FailureConfig:
       start_timeout_s: seconds for processes to start, join, restore and compile.
       lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves.
         The driver's heartbeat is written every 5 s.
-      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one; until
-        then it goes on without. A fault leads back to the last commit all the same. 0 ends the run with the first.
-      storage_timeout_s: how long it then tries again, how long the commit of the last step is tried, and after a fault
-        each request for the next generation, before the run ends with an error; 0 ends it where it would have to wait.
-      undo_share: of the tables' bytes, memory for the way back to the last commit. Hosts that survive a fault go back
-        in memory and read only what found no room in it. 0 keeps none: then they read all their rows.
-      standby_after_s: after so many seconds of training, processes are started that wait to take the place of lost
-        ones; None starts none.
+      max_failed_saves: after so many saves in a row that the storage failed, training waits for the next one. Until
+        then it continues without. A fault leads back to the last commit all the same. 0 ends the run with the first.
+      storage_timeout_s: the limit of that wait, of the tries to commit the last step, and, after a fault, of each
+        request for the next generation. Then the run ends with an error. 0 ends it where it would have to wait.
+      undo_share: the share of the tables' bytes that undo may take. Hosts that survive a fault return to the last
+        commit in memory, and read only what found no room in it. 0 keeps none: then they read all their rows.
+      standby_after_s: after so many seconds of training, the driver starts processes that wait to take the place of
+        lost ones. None starts none.
     """
 
     max_failures: int = 3
@@ -428,14 +428,14 @@ class Recovery:
       base_step: step of the commit that the run went back to.
       discarded_steps: steps done since that commit, done again.
       detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the
-      detection time. stop_s, start_s, restore_s, compile_s: parts of the way back, one after another: until what was
-      lost is gone; new processes, mesh and gang;
-        rows, as far as that took longer than the rest; the model.
+        detection time.
+      stop_s, start_s, restore_s, compile_s: parts of the recovery, one after another: until what was lost is gone; new
+        processes, mesh and gang; rows, as far as that took longer than the rest; the model.
       parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the
-      slowest. undo_s, move_s, verify_s, read_s: what the slowest host spent on going back in memory, on getting buckets
-      from other hosts, on comparing
-        digests, and on reading; beside other parts.
-      survivors: hosts whose process lived on.
+        slowest.
+      undo_s, move_s, verify_s, read_s: what the slowest host spent on undo in memory, on getting buckets from other
+        hosts, on comparing digests, and on reading; beside other parts.
+      survivors: hosts whose process survived.
       buckets_kept: of all hosts, in their memory.
       buckets_moved, bytes_moved: of all hosts, from other hosts' memory.
       buckets_read, bytes_read: of all hosts, from storage.

@@ -1,8 +1,8 @@
 """How an attempt or a run can end badly, as types. Every one says what was found, what was expected and what to do.
 
-Exit codes are for `supervise` and shells: 1 the job's own error, 85 stopped by a signal after a commit, 86 fenced by
-another driver, 87 a configuration that cannot work, 88 host faults one after another, 89 fewer hosts than the run
-needs, or no Ray cluster, for too long.
+Exit codes are for `supervise` and shells. 1 is the job's own error, 85 a stop by a signal after a commit, and 86 a run
+that another driver took. 87 is a configuration that cannot work, and 88 host faults one after another. 89 is fewer
+hosts than the run needs, or no Ray cluster, for too long.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class JobFailed(RuntimeError):
 
 
 class DataFailed(JobFailed):
-    """Too much of the job's data is malformed, as found out over all hosts; what one host finds out alone ends the run
-    with the same code.
+    """Too much of the job's data is malformed, over all hosts. What one host finds alone ends the run with the same
+    code.
     """
 
     exit_code = EXIT_CONFIGURATION
@@ -146,8 +146,8 @@ _VERB = {
 
 
 def roots(failures: Sequence[Failure]) -> list[Failure]:
-    """Those that the others follow from. When a member of the gang is gone JAX aborts the rest, so of several device
-    processes that died only the first may be one; host processes die for reasons of their own.
+    """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. So of several device
+    processes that died, only the first may be a root. Host processes die for reasons of their own.
     """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
     hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
@@ -156,7 +156,7 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:
     """Whether new processes may help. An exception beside a dead, hung or lost process is its echo (a collective that
-    lost a member): a worker that raises lives on and keeps its connections, so its own exception makes nobody else
+    lost a member). A worker that raises survives and keeps its connections. So its own exception makes no other worker
     report a lost peer.
     """
     return any(failure.kind is not FailureKind.ERROR for failure in failures)

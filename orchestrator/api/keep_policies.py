@@ -1,7 +1,7 @@
 """Which commits stay, as small values: each names those that it wants; a commit goes when no policy names it.
 
-The policies are pure functions of the commits that there are, newest first, and stable: what a policy names today it
-also names after the others are deleted, until newer commits push it out. Deleting is `orchestrator.commit.keep`'s
+The policies are pure functions of the commits that there are, newest first. They are stable: what a policy names today
+it also names after the others are deleted, until newer commits push it out. Deleting is `orchestrator.commit.keep`'s
 business.
 """
 

@@ -1,10 +1,9 @@
-"""When to commit, as small values: each answers from what is known at a step whether a commit is due then, or at which
+"""When to commit, as small values. Each says, from what is known at a step, whether a commit is due then, or at which
 later step.
 
-The policies are pure. Time and quality come in with the `Moment`, and which step a commit was made at is in its name,
-so a run whose commits follow the clock can be retraced step by step. A commit changes no byte of what is trained. The
-last step, and a stop by a signal or a preemption, are committed whatever the policies say; `orchestrator.driver.driver`
-sees to that.
+The policies are pure. Time and quality come in with the `Moment`. The name of a commit holds its step, so a run whose
+commits follow the clock can be retraced step by step. A commit changes no byte of what is trained. The last step, and a
+stop by a signal or a preemption, are committed whatever the policies say; `orchestrator.driver.driver` sees to that.
 """
 
 from __future__ import annotations

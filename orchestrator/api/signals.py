@@ -19,7 +19,7 @@ NOW_S = 3.0  # that an end which is to be now waits for a storage
 
 
 class StoppedAtStart(Exception):
-    """A stop was asked for before the first step of a generation; nothing needs a commit."""
+    """A stop was requested before the first step of a generation; nothing needs a commit."""
 
 
 class StopSignals:

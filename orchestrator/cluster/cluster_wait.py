@@ -1,5 +1,5 @@
-"""Waiting for a Ray cluster before joining it. Ray itself tries an address where nobody listens for a quarter of an
-hour, silently, and hears no request to stop meanwhile.
+"""Waiting for a Ray cluster before joining it. Ray itself tries an address where no process listens for a quarter of an
+hour, silently. Meanwhile it hears no request to stop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _answers(address: str) -> bool:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
-        # A name that nobody knows now may be known when the cluster is back.
+        # A name that is unknown now may be known when the cluster is back.
         return False
     # A name may stand for several addresses, of both versions of IP.
     return bool(taking_connections({str(entry[4][0]): (str(entry[4][0]), int(port)) for entry in found}))

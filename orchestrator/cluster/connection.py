@@ -1,8 +1,8 @@
 """The connection of this process to a Ray cluster: one that is there, or one of the program's own
 (`orchestrator.cluster.own_cluster`).
 
-With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster; otherwise it starts one on this
-machine, with token authentication, on the loopback interface, and with a folder that goes when the program ends.
+With an address (`RAY_ADDRESS`, as inside a Ray job) the program joins that cluster. Otherwise it starts one on this
+machine, with token authentication and on the loopback interface. The folder of that cluster goes when the program ends.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _OwnConnection(Connection):
         self._cluster = self._joined()
 
     def _joined(self) -> OwnCluster:
-        # Ray starts workers with a niceness of 15, so that one busy neighbour on the machine is enough to starve a run.
+        # Ray starts workers with a niceness of 15, so one other busy program on the machine is enough to starve a run.
         environment = {NICENESS: "0"} | dict(os.environ)
         with _needing_files():
             cluster = OwnCluster(self._num_cpus, environment=environment, left=[self._compiled])
@@ -211,7 +211,7 @@ def _settle() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray prints a page of general advice when a worker dies; the driver says what happened itself.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-    # Calls that a generation leaves behind fail with it; nobody asks for their answers any more.
+    # Calls that a generation leaves behind fail with it; no code reads their answers any more.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 

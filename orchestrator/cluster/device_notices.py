@@ -1,4 +1,4 @@
-"""What a user is told about the devices that a generation trains on. Nothing where hosts asked for processors and got
+"""What the driver says about the devices that a generation trains on: nothing where hosts wanted processors and got
 them.
 """
 

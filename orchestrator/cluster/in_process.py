@@ -1,8 +1,8 @@
 """One host inside the driver's own process, without Ray: for laptops, notebooks and tests.
 
-Threads: one works for the host, one for the device, and beside each another one writes checkpoints, each behind a queue
-of one pool; control calls run in the caller's thread. The pools are shut down by `stop`, which first aborts the wait
-that a thread may be in.
+Threads: one works for the host and one for the device, and beside each another one writes checkpoints. Each has a queue
+and a pool of its own. Control calls run in the caller's thread. The pools are shut down by `stop`, which first aborts
+the wait that a thread may be in.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The keeper: the process that starts the Ray cluster of a program on this machine, and ends it when the program does.
 
-It is the leader of a session of its own, so that a signal to the program's process group, as from a terminal, `timeout`
-or a batch system, reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked, so that one to the
-whole control group, as from systemd, does not end them
-either: only the program decides when its cluster goes. It says so by closing the pipe, which the kernel does for one
-that is killed. Should the keeper itself be killed, the kernel ends Ray's daemons with it.
+It leads a session of its own. So a signal to the program's process group, as from a terminal, `timeout` or a batch
+system, reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked. So a signal to the whole
+control group, as from systemd, does not end them either. Only the program decides when its cluster goes. It says so by
+closing the pipe, which the kernel does for one that is killed. Should the keeper itself be killed, the kernel ends
+Ray's daemons with it.
 
-Threads: the main one starts Ray, whose daemons would end with that thread; another one waits for the end of the pipe
-and ends everything, in whatever the main one is stuck. The answer is a line of JSON on the standard output:
+Threads: the main one starts Ray, whose daemons would end with that thread. Another one waits for the end of the pipe
+and ends everything, wherever the main one is stuck. The answer is a line of JSON on the standard output:
 `{"address": ..., "gcs_server": process id, "raylet": process id}`, or `{"failed": ..., "is_unknown": ...}`.
 
 Usage: python -P keeper.py SETTINGS FOLDER, where FOLDER holds the package `podembed`, and the lock of the cluster's
@@ -73,7 +73,7 @@ def start(settings: dict[str, Any]) -> Any:
         temp_dir=settings["temp_dir"],
         session_name=settings["session_name"],
         include_dashboard=False,
-        # One machine for ever: nothing to scale, and nobody reads the workers' output through Ray.
+        # One machine for ever: nothing to scale, and no program reads the workers' output through Ray.
         no_monitor=True,
         include_log_monitor=False,  # pyright: ignore[reportArgumentType]  # declared as text in Ray, and used as a truth value
         resource_isolation_config=ResourceIsolationConfig(),
@@ -83,7 +83,7 @@ def start(settings: dict[str, Any]) -> Any:
 
 def _end_with(settings: dict[str, Any]) -> None:
     """Waits for the end of the program, ends the cluster and the keeper."""
-    # Told and not asked for: a program that is killed at once has no child any more when the keeper could ask.
+    # The program passes its number: if it is killed at once, the keeper has another parent before it can look.
     program = settings["program"]
     # The pipe also ends where a fork of the program that still has it open does, so its parent is looked at, too.
     while os.getppid() == program:

@@ -32,7 +32,7 @@ DAEMONS = ("gcs_server", "raylet")
 PROGRAM_FOLDER = str(Path(podembed.__file__).absolute().parents[1])
 KEEPER = Path(__file__).with_name("keeper.py")
 OBJECT_STORE_BYTES = 200 << 20  # control messages only; no step's data passes through Ray
-# On a starved machine each of Ray's daemons takes its time; each has a deadline of its own, of which Ray says more.
+# On a starved machine each of Ray's daemons takes its time. Each has a deadline of its own, of which Ray says more.
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 15.0
 KNOWN_RAY = "2.50 or 2.60"  # with which it was tried
@@ -64,7 +64,7 @@ class OwnCluster:
             "lock": self._lock,
             "program": os.getpid(),
             "left": list(left),
-            # Ray opens its own folder to everybody; nobody gets through the one above.
+            # Ray opens its own folder to all users; the folder above lets none of them through.
             "temp_dir": f"{self._folder}/r",
             "session_name": session_name,
             "num_cpus": num_cpus,

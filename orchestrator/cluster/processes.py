@@ -1,10 +1,10 @@
 """The folder and the processes of a Ray cluster that a program started for itself: who they are, and how they are
 ended.
 
-Ray's agents replace their titles and with them most of their environment, its workers have process groups of their own.
-So a process belongs to a cluster if its environment names the folder, or if it is of the keeper's session and has a
-file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder says that the
-program, or the keeper of its cluster, lives; the kernel gives it up with them.
+Ray's agents replace their titles and with them most of their environment. Its workers have process groups of their own.
+So a process belongs to a cluster in two cases: its environment names the folder, or it is of the keeper's session and
+has a file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder says that
+the program, or the keeper of its cluster, lives. The kernel releases it with them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def claim_folder(base: str, *, suffix: str = "") -> tuple[str, int]:
     """
     folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", suffix=suffix, dir=base)
     try:
-        # Locked before it has its name: another program that sweeps just now would take a lock that nobody holds for
-        # one that was left.
+        # Locked before it has its name: another program that sweeps just now would take a free lock for one that was
+        # left.
         unnamed = os.path.join(folder, f"{LOCK_NAME}.new")
         lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -361,9 +361,7 @@ class RayBackend:
         )
 
     def give_back(self, group: Any) -> None:
-        """Removes a placement group of `reserve`. Without a head nobody could; Ray removes those of a driver that is
-        gone by itself.
-        """
+        """Removes a placement group of `reserve`. That needs a head. Ray removes those of a driver that is gone."""
         import ray.util
 
         if self._answers():
@@ -461,7 +459,7 @@ class RayBackend:
             return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
 
     def lost_call(self, call: Call) -> Failure | None:
-        """What became of a call if the cluster is lost: its value must not be asked for then."""
+        """What became of a call if the cluster is lost; its value must not be fetched then."""
         if (lost := self._lost()) is None:
             return None
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)

@@ -1,8 +1,8 @@
 """`RayNodes`: the machines of a Ray cluster as `orchestrator.decisions.membership` sees them: alive, free, draining,
 and what this run holds there.
 
-Ray marks a node as draining when its autoscaler takes it away, when a cloud announces a preemption, when somebody calls
-`ray drain-node`, and when `ray start --block` gets a SIGTERM; with the time by which it goes, if that is known.
+Ray marks a node as draining in four cases: its autoscaler takes it away, a cloud announces a preemption, a user calls
+`ray drain-node`, or `ray start --block` gets a SIGTERM. The mark has the time by which the node goes, if that is known.
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ class RayNodes:
         )
 
     def _renew(self) -> None:
-        """Brings the cluster back where the program started it; nobody else would start a cluster again that this
-        program started.
-        """
+        """Brings the cluster back where the program started it, since no other program would."""
         lost = self._connection.lost() if self._is_own else None
         if lost is None:
             self._connection.require()
@@ -180,8 +178,8 @@ class RayNodes:
         return self._backend.placed
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
-        """A placement group that nobody uses yet: Ray's autoscaler starts nodes for what waits for room. Hosts that
-        live on keep theirs.
+        """A placement group that no host uses yet: Ray's autoscaler starts nodes for what waits for room. Surviving
+        hosts keep theirs.
         """
         if self._asked == (num_hosts, avoid):
             return
@@ -199,7 +197,7 @@ class RayNodes:
             )
 
     def unask(self) -> None:
-        """Gives back what was asked for, also if the cluster granted it meanwhile: its places are then free for the
+        """Gives back what `ask` requested, also if the cluster granted it meanwhile: its places are then free for the
         hosts.
         """
         if self._demand is not None:

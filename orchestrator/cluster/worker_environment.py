@@ -1,8 +1,8 @@
 """The environment of worker processes: their allocator, their threads, and which devices JAX may take there.
 
-JAX takes all accelerators that it sees, with most of their memory, when a process makes its first array, and a TPU
-serves one process only. Ray shows a process the ones that it gave to it, and hides none from a process that it gave
-nothing. So the environment says who may look. Values only: nothing is read or set here.
+When a process makes its first array, JAX takes all accelerators that it sees, with most of their memory. A TPU serves
+one process only. Ray shows a process the ones that it gave to it, and hides none from a process that it gave nothing.
+So the environment says who may look. Values only: nothing is read or set here.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from podembed.workers.liveness.worker import WorkerKind
 
-# glibc's allocator gives large blocks back to the kernel and asks for them again in every step, a page fault for each 4
-# KiB; told to keep them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
+# glibc's allocator gives large blocks back to the kernel and takes them again in every step, with a page fault for each
+# 4 KiB. If it keeps them, in huge pages where there are any, a CPU device spends a fifth less time in a step.
 MALLOC_TUNABLES = ":".join(
     (
         "glibc.malloc.hugetlb=1",

@@ -1,4 +1,4 @@
-"""The hosts behind `TPUEmbedding` in a `PodStrategy`, which are told one call of a step at a time.
+"""The hosts behind `TPUEmbedding` in a `PodStrategy`, which get one call of a step at a time.
 
 Training in windows is the business of `workers.host`.
 
