@@ -211,7 +211,7 @@ def start_group(
     from podembed.orchestrator.cluster.ray_backend import RayBackend
     from podembed.orchestrator.group.worker_group import Deadlines, WorkerGroup
     from podembed.workers.device.process import DeviceSpec
-    from podembed.workers.host.host import HostReady, HostSpec
+    from podembed.workers.host.spec import HostReady, HostSpec
     from podembed.workers.job.tables import choose_buckets
 
     job, num_hosts = reference.resolve(), arguments.hosts

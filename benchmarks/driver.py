@@ -44,7 +44,7 @@ from podembed.orchestrator.run.run import create_run  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.device.process import DeviceReady, DeviceWindow  # noqa: E402
 from podembed.workers.device.shared_memory import HandoverLayout, Invitation  # noqa: E402
-from podembed.workers.host.host import HostReady, HostWindow  # noqa: E402
+from podembed.workers.host.spec import HostReady, HostWindow  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.liveness.progress import Progress  # noqa: E402
 

@@ -22,7 +22,7 @@ from podembed.orchestrator.decisions.stragglers import (
     work_ratios,
 )
 from podembed.orchestrator.group.watch import Deadlines
-from podembed.workers.host.host import HostWindow
+from podembed.workers.host.spec import HostWindow
 
 WINDOWS = 3
 _KEPT_STEPS = 20

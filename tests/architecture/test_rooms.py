@@ -78,7 +78,6 @@ STILL_LONG: set[str] = {
     "workers/checkpoint/files.py",
     "workers/data/config.py",
     "workers/device/model_step.py",
-    "workers/host/host.py",
     "workers/job/job.py",
     "workers/mesh/mesh.py",
     "workers/mesh/setup.py",
@@ -94,7 +93,6 @@ STILL_HUNGRY: set[str] = {
     "orchestrator/inspect/fsck.py",
     "orchestrator/run/run.py",
     "orchestrator/trainer.py",
-    "workers/host/host.py",
 }
 
 

@@ -1,8 +1,8 @@
 """Simulated hosts that hold real tables and write real checkpoint files, and their devices. How a driver reaches them
 is `backend`'s.
 
-What is real: `Table`, `Preimages` and `BackgroundSave`, `Undo`, `HeldRows` and the host's order of leaving one
-generation for the next, the files of a shard and of the dense state, receipts, and how an exception becomes a
+What is real: `Table`, `Preimages` and `BackgroundSave`, `Undo`, `Shard`, and the host's order of leaving one generation
+for the next, the files of a shard and of the dense state, receipts, and how an exception becomes a
 `Failure`. What is simulated: time, processes, links, input, exchange and device. A step is: wait for the frames of all
 hosts, each the list of the lanes that its host read; let the device take its step; then add to the rows here what the
 samples of those lanes add.
@@ -14,7 +14,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +24,13 @@ from podembed.embedding.table.table import Table
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
-from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.device.shared_memory import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
-from podembed.workers.host.host import HostReady, HostSpec, HostWindow, HostWorker
-from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.host.generation import Generation
+from podembed.workers.host.host import HostWorker
+from podembed.workers.host.shard import Shard, Survivor
+from podembed.workers.host.spec import HostReady, HostSpec, HostWindow
+from podembed.workers.host.surviving_shard import Filled
 from podembed.workers.liveness.progress import Progress, Tracker
 from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.mesh.link import Receive
@@ -269,6 +271,42 @@ class SimulatedDevice:
     def close(self) -> None: ...
 
 
+class SimulatedGeneration(Generation):
+    """A generation with a real shard and a real undo log. Of mesh, device and saves it has what is simulated, and it
+    reads no input.
+    """
+
+    def __init__(
+        self,
+        spec: HostSpec,
+        *,
+        shard: Shard,
+        mesh: MeshEnd,
+        store: Store,
+    ) -> None:
+        self.spec, self.shard, self.store = spec, shard, store
+        self.mesh: Any = mesh
+        self.neighbours = frozenset()
+
+    @property
+    def ready(self) -> HostReady:
+        layout = HandoverLayout(
+            num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)), num_buffers=1
+        )
+        return HostReady(
+            mesh_address=("simulated", self.spec.host),
+            invitation=Invitation(address="", secret=b"", generation=self.spec.generation, layout=layout),
+            num_samples=1,
+            process=1,
+            hostname="simulated",
+            shard_bytes=1,
+            save_bytes=1,
+        )
+
+    def close(self, *, input_deadline_s: float = 0.0) -> None:
+        self.mesh.close()
+
+
 class SimulatedHost(HostWorker):
     """A shard of every table.
 
@@ -290,7 +328,7 @@ class SimulatedHost(HostWorker):
         self._around = around
         self._process = process
         self._store = around.store_of(process, clock)
-        self._reader = _NoReader()  # type: ignore[assignment]
+        self._saved: set[str] = set()
         self._expected_kept: list[set[int]] | None = None
         self._is_filled = self._is_spoilt = False
 
@@ -304,7 +342,8 @@ class SimulatedHost(HostWorker):
         return ready
 
     def _had(self) -> list[set[int]]:
-        return [{*map(int, table.buckets)} for table in self._lookup.tables] if hasattr(self, "_lookup") else []
+        generation = self._generation
+        return [] if generation is None else [{*map(int, table.buckets)} for table in generation.shard.tables]
 
     def _known_from(self, base: str | None) -> bool:
         """Whether the way back to a commit must be there: this host began with it, or was asked to save it; and its log
@@ -313,64 +352,46 @@ class SimulatedHost(HostWorker):
         parsed = parse_commit_name(base) if base else None
         if parsed is None or not self._is_filled or self._around.undo_bytes < ROOMY_BYTES:
             return False
-        return base == self._spec.base or base in self._saved
+        return base == self._present.spec.base or base in self._saved
 
     def _spoil_row(self) -> None:
         """What a faulty memory does, unknown to anybody."""
-        for table, known in zip(self._lookup.tables, self._held.known, strict=True):
+        for table, known in zip(self._present.shard.tables, self._present.shard.held.known, strict=True):
             for at in np.flatnonzero(known):
                 if not self.spoils_row:
                     return
                 table.bucket(int(table.buckets[at]))["rows"][0, 0] += 1.0
                 self.spoils_row, self._is_spoilt, self._expected_kept = False, True, None
 
-    def _begin(self, spec: HostSpec, held: Sequence[Table] | None) -> HostReady:
+    def _new_generation(self, spec: HostSpec, survivor: Survivor | None) -> SimulatedGeneration:
         self._process.generation = spec.generation
-        self._around.reached(self._process, "host start" if held is None else "host rejoined")
-        self._around.world.sleep(self._around.noise.uniform(0.5, 2.0) if held is None else 0.05)
+        self._around.reached(self._process, "host start" if survivor is None else "host rejoined")
+        self._around.world.sleep(self._around.noise.uniform(0.5, 2.0) if survivor is None else 0.05)
         if self.generation_of is None:
             raise RuntimeError("The host belongs to no generation.")
         self._frames, self._shared, self.device = self.generation_of
-        self._spec, self._is_filled, self._expected_kept = spec, False, None
-        self._saved: set[str] = set()
-        self._mesh = MeshEnd(  # type: ignore[assignment]
+        self._is_filled, self._expected_kept, self._saved = False, None, set()
+        mesh = MeshEnd(
             self._frames, spec.host, spec.num_hosts, moves=lambda: self._around.reached(self._process, "host move")
         )
-        tables = held or [
+        tables = [
             Table(table, np.flatnonzero(owners == spec.host))
             for table, owners in zip(self._around.model.specs, spec.placement, strict=True)
         ]
-        self._lookup: Any = SimpleNamespace(tables=tables)
-        if held is None:
-            self._held = HeldRows.none_of(tables)
-        self._undo = Undo(tables, share=spec.undo_share) if spec.undo_share else None
-        self._save = SimulatedSave(
-            self._around.world,
-            tables,
+        shard = Shard(
+            spec,
+            survivor.tables if survivor else tables,
+            held=survivor and survivor.held,
             tracker=self.tracker,
-            stalled_after_s=spec.step_timeout_s / 2,
-            raise_if_aborted=self._raise_if_aborted,
-            tracks_changes=spec.tracks_changes,
-            undo=self._undo,
-            buffer_bytes=self._around.buffer_bytes or 1 << 14,
+            check=self._raise_if_aborted,
+            new_save=partial(SimulatedSave, self._around.world, buffer_bytes=self._around.buffer_bytes or 1 << 14),
         )
-        layout = HandoverLayout(
-            num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)), num_buffers=1
-        )
-        return HostReady(
-            mesh_address=("simulated", spec.host),
-            invitation=Invitation(address="", secret=b"", generation=spec.generation, layout=layout),
-            num_samples=1,
-            process=1,
-            hostname="simulated",
-            shard_bytes=1,
-            save_bytes=1,
-        )
+        return SimulatedGeneration(spec, shard=shard, mesh=mesh, store=self._store)
 
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> tuple[str, ...]:
         self._around.reached(self._process, "host connect")
         self._raise_if_aborted()
-        self._frames.join(self._spec.host, self._process)
+        self._frames.join(self._present.spec.host, self._process)
         self._around.world.sleep(0.05)
         return ()
 
@@ -378,44 +399,44 @@ class SimulatedHost(HostWorker):
         self._around.reached(self._process, "host restore")
         filled = super().restore(tables)
         self._is_filled = tables is not None
-        kept = self._expected_kept
+        kept, base = self._expected_kept, self._present.spec.base
         if kept is not None:
-            here = zip(self._lookup.tables, kept, strict=True)
+            here = zip(self._present.shard.tables, kept, strict=True)
             wanted = sum(len({*map(int, table.buckets)} & had) for table, had in here)
             if filled.buckets_kept < wanted:
                 self._around.violated(
                     "I19",
-                    f"{self._process} had {wanted} buckets on the way back to {self._spec.base}, kept "
+                    f"{self._process} had {wanted} buckets on the way back to {base}, kept "
                     f"{filled.buckets_kept}, and "
                     f"{filled.buckets_wrong} were wrong",
                 )
         if filled.buckets_wrong and not self._is_spoilt:
-            self._around.violated("I19", f"{self._process} went back to {self._spec.base}, and was wrong: {filled}")
-        if filled.buckets_refused:
             self._around.violated(
-                "I19", f"{self._process} was sent buckets that are not those of {self._spec.base}: {filled}"
+                "I19", f"{self._process} went back to {self._present.spec.base}, and was wrong: {filled}"
             )
+        if filled.buckets_refused:
+            self._around.violated("I19", f"{self._process} was sent buckets that are not those of {base}: {filled}")
         self._is_spoilt = False
         self._around.survived(filled)
         self._around.reached(self._process, "host restored")
         return filled
 
     def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
-        lanes = tuple(self._spec.lanes[self._spec.host])
+        lanes = tuple(self._present.spec.lanes[self._present.spec.host])
         num_samples = 0
         for step in range(first_step, last_step):
             self.tracker.begin_step(step)
             self._around.reached(self._process, "host step")
             self._around.world.sleep(self._around.noise.uniform(0.8, 1.2) * STEP_S * self.slowness)
             self._raise_if_aborted()
-            timeout_s = self._spec.step_timeout_s
-            all_lanes = self._frames.exchange(step, self._spec.host, lanes, timeout_s=timeout_s)
+            timeout_s = self._present.spec.step_timeout_s
+            all_lanes = self._frames.exchange(step, self._present.spec.host, lanes, timeout_s=timeout_s)
             self._device_step(step, timeout_s)
-            for at, table in enumerate(self._lookup.tables):
+            for at, table in enumerate(self._present.shard.tables):
                 self._around.reached(self._process, "host update")
                 self._update(step, all_lanes, at, table)
             num_samples += sum(len(self._around.model.samples(step, lane)) for lane in lanes)
-            self._around.applied(self._spec.generation, step + 1)
+            self._around.applied(self._present.spec.generation, step + 1)
             self.tracker.finish_step()
         self._shared.windows.append((first_step, last_step))
         if self._shared.waiting is not None:
@@ -460,7 +481,3 @@ class SimulatedHost(HostWorker):
 
     def status(self) -> Progress:
         return self.tracker.progress()
-
-
-class _NoReader:
-    def close(self) -> None: ...

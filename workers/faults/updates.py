@@ -27,8 +27,10 @@ def arm_updates(tables: Sequence[Table], faults: FaultPoints | None, step_of: Ca
     if faults is None or not faults.knows("step.update."):
         return
     for table in tables:
-        table.update = _armed(table, table.update, faults, step_of)  # type: ignore[method-assign]
-        table.update_grouped = _armed(table, table.update_grouped, faults, step_of)  # type: ignore[method-assign]
+        # Of the class, since a survivor brings along tables that were armed in the generation before.
+        update, update_grouped = Table.update.__get__(table), Table.update_grouped.__get__(table)
+        table.update = _armed(table, update, faults, step_of)  # type: ignore[method-assign]
+        table.update_grouped = _armed(table, update_grouped, faults, step_of)  # type: ignore[method-assign]
 
 
 def _armed(table: Table, update: Callable[..., None], faults: FaultPoints, step_of: Callable[[], int]) -> Any:

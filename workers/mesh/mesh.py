@@ -296,6 +296,10 @@ class Mesh:
             return
         self._is_closed = True
         self._leave(Farewell.ORDERLY if self._exchange is None else Farewell.FAILED)
+        # The frames of a traceback, and the exchange that failed, lead to the caller's arrays, which are large.
+        self._exchange = None
+        if self._error is not None:
+            self._error.__traceback__ = None
         self._selector.close()
         self._abort_signal.close()
 

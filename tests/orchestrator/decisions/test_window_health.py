@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
-from podembed.workers.host.host import HostWindow
+from podembed.workers.host.spec import HostWindow
 
 
 def window(phase_s: dict[str, float], *rows: int) -> HostWindow:

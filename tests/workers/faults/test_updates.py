@@ -65,3 +65,16 @@ def test_in_the_middle_of_a_table_some_rows_are_changed_and_were_announced(tmp_p
     assert changed[:3].all()
     assert not changed[3:].any()
     assert sorted(announced[0]) == list(range(6))
+
+
+def test_a_table_that_comes_along_into_another_generation_is_armed_once(tmp_path: Path) -> None:
+    """Of the second update on, not of the second of two points within one."""
+    one = table("one")
+    fault = Fault(point="step.update.between", action="raise", nth=2)
+    for _ in range(2):
+        points = FaultPoints.of(FaultPlan(folder=str(tmp_path), faults=(fault,)), "host 0")
+        arm_updates([one], points, lambda: 4)
+    update(one)
+    assert (one.rows[:6] == -1).all()
+    with pytest.raises(RuntimeError, match="injected"):
+        update(one)

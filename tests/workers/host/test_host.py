@@ -34,7 +34,8 @@ from podembed.workers.device.shared_memory import (
     Record,
     RecordKind,
 )
-from podembed.workers.host.host import HostReady, HostSpec, HostWorker
+from podembed.workers.host.host import HostWorker
+from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs

@@ -54,7 +54,7 @@ def windows(hosts: Pod, cuts: Sequence[int], commits: Sequence[int] = ()) -> Ite
 
 
 def bytes_sent(hosts: Pod) -> int:
-    return sum(worker._connected_mesh.statistics.bytes_sent for worker in hosts.workers)
+    return sum(worker._present.mesh.statistics.bytes_sent for worker in hosts.workers)
 
 
 @pytest.mark.parametrize("buckets", [BUCKETS, ALL_WHOLE])
@@ -97,11 +97,13 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
         (window,) = hosts.train(0, 3)
         assert {"split", "early pool", "early exchange"} <= set(window.phase_s)
         (worker,) = hosts.workers
-        steps = [worker._prepare(worker._reading(3), number) for number in (3, 4)]
-        worker._pooled.split(steps[1].request, steps[0].request)
+        generation = worker._present
+        reader, lookups = generation._input.training(3), generation._lookups
+        steps = [generation.windows.steps.prepare(reader, number) for number in (3, 4)]
+        lookups.pooled.split(steps[1].request, steps[0].request)
         split = steps[1].request.splits[0]
         assert split is not None
-        names = [worker._features[at].name for at in worker._layout.order]
+        names = [lookups.features[at].name for at in lookups.layout.order]
         assert len(split.late[names.index("audit")]) == 0
         assert len(split.late[names.index("a")]) > 48
 

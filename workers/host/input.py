@@ -1,0 +1,74 @@
+"""`HostInput`: the batches of one host's lanes in one generation, for training and for evaluation."""
+
+from __future__ import annotations
+
+from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.host.spec import HostSpec
+from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.input.reader import evaluation_plan
+from podembed.workers.input.sources import job_plan, open_reader
+from podembed.workers.job.job import JobConfig
+
+READ_AHEAD_BATCHES = 4
+
+
+class HostInput:
+    """Reads ahead for training from the first window on; each evaluation has a reader of its own.
+
+    Attributes:
+      num_samples: rows of every array that goes to the device. It is the same on all hosts: the largest share of a
+        batch, where smaller ones are padded with weight 0.
+    """
+
+    def __init__(self, spec: HostSpec, job: JobConfig) -> None:
+        """Raises:
+        InputError, OSError: the data cannot be read.
+        """
+        self._spec, self._job = spec, job
+        self._bad_rows = BadRowLog(job.data.max_bad_rows)
+        plan = job_plan(job, spec.train_index)
+        self.num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
+        lanes = spec.lanes[spec.host]
+        self._reader = open_reader(job.resolved_data, spec.train_index, plan, lanes, bad_rows=self._bad_rows)
+        self._read_ahead: ReadAhead | None = None
+        self._is_closed = False
+
+    def training(self, first_step: int) -> ReadAhead:
+        """The batches of training; the first call begins to read them, at `first_step`."""
+        if self._read_ahead is None:
+            self._read_ahead = ReadAhead(self._reader, first_step=first_step, depth=READ_AHEAD_BATCHES).start()
+        return self._read_ahead
+
+    def evaluation(self) -> tuple[ReadAhead, int]:
+        """The batches of the evaluation data, each sample once, and how many batches there are.
+
+        The caller closes the reader.
+
+        Raises:
+          InputError, OSError: the data cannot be read.
+        """
+        spec, job = self._spec, self._job
+        if spec.eval_index is None:
+            raise RuntimeError("No evaluation data is declared. Expected eval_paths in the job's data.")
+        plan = evaluation_plan(spec.eval_index, num_lanes=job.num_lanes, batch_size=job.batch_size)
+        data = job.resolved_data.for_evaluation()
+        lanes = open_reader(data, spec.eval_index, plan, spec.lanes[spec.host], bad_rows=self._bad_rows)
+        return ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES), plan.steps_per_epoch
+
+    def take_bad_rows(self) -> tuple[BadRow, ...]:
+        """Malformed rows that were met for the first time since the last call, also by reading ahead."""
+        return self._bad_rows.take()
+
+    def close(self, *, deadline_s: float) -> None:
+        """Ends the reading thread and closes the files. Safe to call twice.
+
+        Raises:
+          ReadAheadError: the storage holds up a read for longer than `deadline_s`.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._read_ahead is not None:
+            self._read_ahead.close(deadline_s=deadline_s)
+        else:
+            self._reader.close()

@@ -1,0 +1,118 @@
+"""`Windows`: a window of training steps, and an evaluation, as a host runs them: which part of which step comes next.
+
+The driver names steps, not data: reading, exchange and what the device gets follow from the step's number.
+"""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+
+from podembed.workers.device.shared_memory import RecordKind
+from podembed.workers.host.input import HostInput
+from podembed.workers.host.spec import HostWindow, ScoredSamples
+from podembed.workers.host.step import Step, Steps
+from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sample_losses import sample_losses
+from podembed.workers.liveness.progress import Tracker
+from podembed.workers.mesh.mesh import Mesh
+
+
+class Windows:
+    """The windows of one host in one generation. Mutated: which step is looked up ahead of its window."""
+
+    def __init__(self, job: JobConfig, *, batches: HostInput, steps: Steps, mesh: Mesh, tracker: Tracker) -> None:
+        self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
+        self._looked_up: Step | None = None
+
+    def train(self, first_step: int, last_step: int, *, is_followed: bool) -> HostWindow:
+        """As `HostWorker.train`."""
+        reader = self._input.training(first_step)
+        steps, staleness = self.steps, self._job.staleness
+        sent_before = self._mesh.statistics.bytes_sent
+        num_samples = 0
+        steps.take_rows_asked()
+        self._tracker.take_phase_s()
+        looks_ahead = is_followed and staleness > 0
+        upcoming = self._first_lookup(reader, first_step)
+        steps.announce(upcoming, RecordKind.TRAIN)
+        for number in range(first_step, last_step):
+            step, is_last = upcoming, number + 1 == last_step
+            self._tracker.begin_step(number)
+            if not is_last or looks_ahead:
+                # Ids of the next step need no updated row, so they travel while the device works.
+                upcoming = steps.prepare(reader, number + 1)
+                self._look_up_ahead(upcoming, step)
+                if staleness and not is_last:
+                    steps.announce(upcoming, RecordKind.TRAIN)
+            steps.await_device(step)
+            steps.backward(step)
+            if not staleness and not is_last:
+                steps.forward(upcoming)
+                steps.announce(upcoming, RecordKind.TRAIN)
+            num_samples += int(np.count_nonzero(~step.batch.is_padding))
+            self._tracker.finish_step()
+        self._looked_up = upcoming if looks_ahead else None
+        steps.end_window(last_step)
+        self._tracker.point("step.end_of_window")
+        return HostWindow(
+            num_samples=num_samples,
+            phase_s=self._tracker.take_phase_s(),
+            bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            rows_asked=steps.take_rows_asked(),
+            bad_rows=self._input.take_bad_rows(),
+        )
+
+    def _first_lookup(self, reader: ReadAhead, number: int) -> Step:
+        """The first step of a window: looked up by the window before, or now, with every update in the tables."""
+        step, self._looked_up = self._looked_up, None
+        if step is None:
+            step = self.steps.prepare(reader, number)
+            self.steps.forward(step)
+        elif step.number != number:
+            raise RuntimeError(
+                f"Found step {number} asked for after step {step.number} was looked up. Expected that one."
+            )
+        return step
+
+    def _look_up_ahead(self, step: Step, previous: Step) -> None:
+        """What may be looked up before the update of `previous`: with staleness everything, else what that update will
+        not change.
+        """
+        if self._job.staleness:
+            self.steps.forward(step)
+        elif self._job.overlap:
+            self.steps.forward_early(step, previous)
+
+    def evaluate(self) -> ScoredSamples:
+        """As `HostWorker.evaluate`."""
+        parts: list[tuple[np.ndarray, ...]] = []
+        group_features, losses_of = self._job.group_features, sample_losses(self._job.loss)
+        # The memory of a training step that is already looked up is not touched.
+        buffer = 1 - self._looked_up.buffer if self._looked_up else 0
+        batches, num_batches = self._input.evaluation()
+        with batches as reader:
+            for number in range(num_batches):
+                step = self.steps.prepare(reader, number, buffer=buffer)
+                self.steps.forward(step)
+                self.steps.announce(step, RecordKind.EVALUATE)
+                real, labels = np.flatnonzero(~step.batch.is_padding), step.batch.labels
+                # All devices of a gang have the room of the host with most lanes.
+                scores = self.steps.await_device(step)["scores"][: len(labels)]
+                columns = (scores, labels, step.batch.weights, losses_of(scores, labels))
+                groups = [step.batch.only_ids(name, real) for name in group_features]
+                parts.append((*(column[real] for column in columns), *groups))
+                self._tracker.mark()
+        self.steps.end_window(0)
+        scores, labels, weights, losses, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return ScoredSamples(
+            scores=scores,
+            labels=labels,
+            weights=weights,
+            losses=losses,
+            groups=dict(zip(group_features, groups, strict=True)),
+            bad_rows=self._input.take_bad_rows(),
+        )
