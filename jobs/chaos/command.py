@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from podembed.jobs.built_in import BUILT_IN_JOBS, parse_settings
 from podembed.jobs.search_path import current_folder, new_process
+from podembed.version import version
 
 if TYPE_CHECKING:
     from podembed.jobs.chaos.oracles import Judgement, Measure
@@ -263,7 +263,7 @@ def _code() -> str:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py")
             return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
-    return f"podembed {importlib.metadata.version('podembed')}"
+    return f"podembed {version()}"
 
 
 def _undisturbed(campaign: Campaign, folder: Path) -> str:

@@ -23,6 +23,7 @@ import tyro
 from podembed.jobs.chaos import command as chaos
 from podembed.jobs.cli import supervise, tools
 from podembed.jobs.prepare import command as prepare_command
+from podembed.version import describe
 
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
@@ -222,10 +223,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _main(arguments: list[str] | None) -> None:
     own, supervised = supervise.split(sys.argv[1:] if arguments is None else arguments)
+    if own[:1] == ["--version"]:
+        print(describe())
+        sys.exit(0)
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         prog="podembed",
-        description="Train JAX models whose embedding tables outgrow one machine.",
+        description="Train JAX models whose embedding tables outgrow one machine. With --version: say which version "
+        "this is.",
         args=own,
     )
     if isinstance(command, supervise.Supervise):

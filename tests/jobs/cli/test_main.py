@@ -101,11 +101,12 @@ def test_flags_are_few() -> None:
     assert len(dataclasses.fields(Resume)) <= 20
 
 
-def test_help_does_not_wait_for_jax_or_ray() -> None:
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_do_not_wait_for_jax_or_ray(arguments: list[str]) -> None:
     program = (
         "import sys\n"
         "from podembed.jobs.cli.main import main\n"
-        "try:\n    main(['train', '--help'])\n"
+        f"try:\n    main({arguments})\n"
         "finally:\n    print('loaded', sorted({'jax', 'ray', 'numba'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
