@@ -15,6 +15,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from podembed.embedding.config import FeatureConfig, TableConfig
@@ -38,6 +39,7 @@ DENSE_PARTS = ("params", "optimizer")
 _DECLARING = ("podembed.embedding", "podembed.workers", "podembed.orchestrator")
 # Where the jobs that come with the program lie, and the package under which earlier versions recorded them.
 _OURS, _OURS_BEFORE = "podembed.jobs.", "jobs."
+_MOVED = {"jobs.chaos_job": "podembed.jobs.chaos.jobs"}
 WIRE_DTYPES = ("float32", "bfloat16")
 
 
@@ -316,14 +318,25 @@ def _current_name(module: str) -> str:
     """
     if not module.startswith(_OURS_BEFORE):
         return module
-    ours = importlib.util.find_spec(_OURS + module.removeprefix(_OURS_BEFORE))
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
+    ours = _spec(_MOVED.get(module, _OURS + module.removeprefix(_OURS_BEFORE)))
+    found = _spec(module)
     if ours is None or (found is not None and not _is_same_file(ours.origin, found.origin)):
         return module
     return ours.name
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is found; None if it or a package above it is nowhere.
+
+    Raises:
+      ModuleNotFoundError: a package above it is there, and imports something that is not.
+    """
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return None
 
 
 def _is_same_file(first: str | None, second: str | None) -> bool:
