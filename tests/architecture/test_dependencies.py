@@ -21,7 +21,7 @@ MODULE_OF = {"google-crc32c": "google_crc32c", "ml-dtypes": "ml_dtypes", "protob
 # Nothing of ours imports these: fsspec finds them by the protocol of a URL.
 BY_URL = {"gcsfs", "s3fs"}
 # Programs and plugins that the Makefile, pytest and the README call, not modules.
-TOOLS = {"pytest-xdist", "pyright", "ruff", "gcp-storage-emulator"}
+TOOLS = {"pytest-xdist", "pyright", "ruff", "setuptools", "gcp-storage-emulator"}
 
 
 def name_of(requirement: str) -> str:

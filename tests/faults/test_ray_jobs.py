@@ -4,72 +4,25 @@ that is not there.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.supervise.ray_jobs import RayJobRunner
-from tests.processes import free_port
+from tests.dashboard import cluster_for_jobs
 
-START_S = 120
 END_S = 180
 
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[str]:
     """Address of a cluster of its own, which ends with the module."""
-    folder = tempfile.mkdtemp(prefix="pr-", dir="/tmp")
-    port, dashboard_port = free_port(), free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    # `python` of a submitted command is found on the path of the cluster's machines.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": 2}
-    # The agent, which starts jobs, has a fixed port unless told otherwise, and does without one that another cluster
-    # has.
-    options |= {"dashboard-agent-listen-port": free_port(), "dashboard-agent-grpc-port": free_port()}
-    options |= {"temp-dir": folder, "object-store-memory": 200_000_000, "include-dashboard": "true"}
-    head = subprocess.Popen(
-        [Path(sys.executable).parent / "ray", "start", "--head", "--block"]
-        + [f"--{name}={value}" for name, value in options.items()],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _wait_for_port(dashboard_port)
-        yield f"http://127.0.0.1:{dashboard_port}"
-    finally:
-        # All of them by pid: the daemons do not go with the command that started them.
-        processes = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        head.wait(timeout=30)
-        psutil.wait_procs(processes[1:], timeout=30)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise TimeoutError(f"The dashboard did not listen within {START_S} s.")
+    with cluster_for_jobs(Path(sys.executable)) as address:
+        yield address
 
 
 def runner_of(address: str, folder: Path, notices: list[str]) -> RayJobRunner:

@@ -1,0 +1,34 @@
+"""What is built once for all of these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.installation.builds import build_wheel, copy_checkout, environment, install
+from tests.installation.project import write_clicks
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(copy_checkout(tmp_path_factory.mktemp("built") / "checkout", with_links=True))
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has everything but podembed."""
+    return environment(tmp_path_factory.mktemp("bare") / "env")
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment into which the wheel is installed."""
+    python = environment(tmp_path_factory.mktemp("installed") / "env")
+    install(python, wheel)
+    return python
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_clicks(tmp_path_factory.mktemp("clicks"))
