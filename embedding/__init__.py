@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from podembed.embedding.features.inputs import Sparse
     from podembed.embedding.keras import schedules
     from podembed.embedding.keras import sgd_ftrl as keras_optimizers
-    from podembed.embedding.keras.reducer import GradientReducer
+    from podembed.embedding.keras.reducer import GradientReducer, default_gradient_reducer
     from podembed.embedding.keras.row_slices import RowSlices
     from podembed.embedding.keras.tape import GradientTape
     from podembed.embedding.keras.variable import Variable
@@ -57,6 +57,7 @@ _LATE = {
     "TPUEmbedding": "podembed.embedding.tpu_embedding.embedding",
     "TPUEmbeddingForServing": "podembed.embedding.tpu_embedding.serving",
     "Variable": "podembed.embedding.keras.variable",
+    "default_gradient_reducer": "podembed.embedding.keras.reducer",
     "get_replica_context": "podembed.embedding.replicas.replica_context",
     "send_tpu_embedding_gradients": "podembed.embedding.tpu_embedding.send_gradients",
     "serving_embedding_lookup": "podembed.embedding.tpu_embedding.serving",
@@ -100,6 +101,7 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "Variable",
+    "default_gradient_reducer",
     "get_replica_context",
     "keras_optimizers",
     "latest_checkpoint",
@@ -114,3 +116,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'podembed.embedding' has no attribute '{name}'")
     module = importlib.import_module(_LATE[name])
     return module if name in _MODULES else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -56,7 +56,7 @@ class TableSpec:
         if self.optimizer is not None and not isinstance(self.optimizer, Optimizer):
             raise ValueError(
                 f"Table '{self.name}': {self.optimizer!r} is an unsupported optimizer class. Expected one of "
-                "embedding.optimizers. "
+                "podembed.embedding. "
                 "Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or CustomRowOptimizer."
             )
 

@@ -45,8 +45,7 @@ class FeatureOrder:
         known = " and ".join(str(list(order)) for order in sorted(orders or self._told)) or "no order"
         raise ValueError(
             f"Found activations of {sorted(activations)} in a {type(activations).__name__}, and a model that was told "
-            f"{known}. Expected one order "
-            "of these features, since JAX sorts the names of a dict. Pass embedding.Activations in the order of the "
-            "job's features, take the model "
-            "from its job, or call model.init before."
+            f"{known}. Expected one order of these features, since JAX sorts the names of a dict. Pass "
+            "podembed.embedding.Activations in the order of the job's features, take the model from its job, or call "
+            "model.init before."
         )

@@ -137,8 +137,7 @@ def _kernel(optimizer: Optimizer) -> tuple[Callable[..., None], tuple[Any, ...]]
             )
             return kernels_update.ftrl, constants
     raise ValueError(
-        f"{optimizer!r} is an unsupported optimizer class. Expected one of embedding.optimizers. Use "
-        "CustomRowOptimizer."
+        f"{optimizer!r} is an unsupported optimizer class. Expected one of podembed.embedding. Use CustomRowOptimizer."
     )
 
 

@@ -91,7 +91,7 @@ def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_
         table.has_default_optimizer = True
     if (table.optimizer is not None or needs_optimizer) and not isinstance(table.optimizer, Optimizer):
         raise ValueError(
-            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of embedding.optimizers for "
+            f"{type(table.optimizer)} is an unsupported optimizer class. Expected one of podembed.embedding for "
             "table "
             f"'{table.name or f'table_{at}'}'. Pass SGD, Adagrad, RowWiseAdagrad, AdagradMomentum, FTRL, Adam or "
             "CustomRowOptimizer."

@@ -564,7 +564,7 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
     known = [*(["auc", "log_loss"] if has_logits(job.loss) else ["auc"]), "loss", *own]
     metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
     if config.uses_metric and metric not in known:
-        logits = " With a loss of your own log_loss is one of JobConfig.metrics: workers.job.ranking.LogLoss()."
+        logits = " With a loss of your own log_loss is one of JobConfig.metrics: podembed.LogLoss()."
         raise ConfigurationError(
             f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations "
             f"have: {', '.join(known)}. "

@@ -81,7 +81,7 @@ def test_a_job_tells_its_model_the_order(make: Callable[[], Any]) -> None:
 def test_a_model_that_knows_no_order_refuses_a_plain_dict(model: str) -> None:
     dense, plain = inputs()
     params = MODELS[model]().init(jax.random.key(0), 3, dict.fromkeys(NAMES, WIDTH))
-    with pytest.raises(ValueError, match="told no order.*Pass embedding.Activations"):
+    with pytest.raises(ValueError, match="told no order.*Pass podembed.embedding.Activations"):
         jax.jit(MODELS[model]().apply)(params, dense, plain)
 
 
