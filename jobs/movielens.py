@@ -1,8 +1,8 @@
 """Movies that a user will like, with two towers, on ratings in MovieLens' form (`jobs.movielens_files` says how samples
 are made).
 
-Copy this file to begin a retrieval job of your own: an id of the user, bags of what the user did before, an item, and
-negatives.
+Copy this file to write a retrieval job of your own. It has an id of the user, bags of what the user did before, an
+item, and negatives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ratings in MovieLens' form to samples of "will this user like this movie?", split by time without a look ahead.
 
-A sample of label 1 is a rating of at least 4 stars; samples of label 0 are movies drawn evenly from those that the user
-did not rate. Each user's last ratings are held out. What a sample knows of its user is older than the sample: the
-movies liked strictly before it, and for held-out samples those liked before the split. Popularity is counted in the
+A sample of label 1 is a rating of at least 4 stars. Samples of label 0 are movies drawn evenly from those that the user
+did not rate. Each user's last ratings are held out. What a sample knows of its user is older than the sample. These are
+the movies liked strictly before it, and for held-out samples those liked before the split. Popularity is counted in the
 training ratings alone. Training samples of one user may be younger than held-out ones of another, as always when users
 are split one by one.
 
@@ -162,7 +162,7 @@ def _from_parquet(files: list[Path]) -> _Ratings:
 
 
 def _ordered(ratings: pa.Table, movie_ids: np.ndarray, tags: list[list[str]]) -> _Ratings:
-    """Renumbers users, movies and genres from 0 and sorts the ratings. Movies that nobody rated are candidates, too."""
+    """Renumbers users, movies and genres from 0 and sorts the ratings. Movies without a rating are candidates, too."""
     for name in _RATING_COLUMNS:
         kind, num_nulls = ratings[name].type, ratings[name].null_count
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)
@@ -285,7 +285,7 @@ class _Collector:
         self._histories.append(history)
 
     def samples(self) -> _Samples:
-        # Of nobody, where there are no parts.
+        # No samples, where there are no parts.
         columns = zip(*self._parts, strict=True) if self._parts else [()] * 4
         label, user, movie, history = (np.concatenate([np.zeros(0, np.int64), *column]) for column in columns)
         return _Samples(label, user, movie, history, self._histories)

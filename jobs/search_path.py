@@ -56,8 +56,8 @@ def new_process() -> list[str]:
 
 @contextlib.contextmanager
 def without_current_folder() -> Iterator[None]:
-    """Interpreters that begin within the block do not look in the current folder; one that is spawned is told the path
-    of this one later.
+    """Interpreters that start within the block do not look in the current folder; a spawned one gets the path of this
+    one later.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

@@ -1,10 +1,10 @@
 """A Criteo-shaped data set whose best reachable quality is known.
 
-Thirteen numbers and 26 categorical features, six of them lists of varying length that may be empty, ids drawn from Zipf
-laws, labels drawn from a planted model: a linear dense part, a hidden weight per id averaged over each bag, and
-products of hidden factors of some feature pairs. Because the probability behind every label is known, so are the AUC
-and the log loss of a perfect model on the evaluation rows, and a test can ask how much of that a training run reaches.
-The set is written once into a folder and read from there afterwards.
+A sample has thirteen numbers and 26 categorical features, six of them lists of varying length that may be empty. Ids
+are drawn from Zipf laws, and labels from a planted model. That has a linear dense part, a hidden weight per id averaged
+over each bag, and products of hidden factors of some feature pairs. The probability behind every label is known. So the
+AUC and the log loss of a perfect model on the evaluation rows are known, too. A test can ask how much of that a
+training run reaches. The set is written once into a folder and read from there afterwards.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _describes(report: dict[str, Any], identity: dict[str, Any]) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Renamed first, so that nobody meets a half-removed folder under the name."""
+    """Renamed first, so that no program meets a half-removed folder under the name."""
     doomed = folder.parent / f".{folder.name}.replaced-{uuid.uuid4().hex[:12]}"
     folder.rename(doomed)
     shutil.rmtree(doomed)

@@ -136,7 +136,7 @@ def run(command: Chaos, *, command_line: Callable[[list[str]], None]) -> int:
 
 
 def _schedules(command: Chaos, shape: RunShape) -> list[Schedule]:
-    """Those that are asked for, in the order in which they run.
+    """The requested ones, in the order in which they run.
 
     Raises:
       ConfigurationError: nothing is selected.
@@ -219,8 +219,8 @@ def _audit_rows(job: Any) -> int | None:
 def _rounds(
     command: Chaos, campaign: Campaign, schedules: Sequence[Schedule], folder: Path, mark: str
 ) -> list[Judgement]:
-    """The undisturbed run, then every schedule; says what came of each as soon as it is known, and keeps it where that
-    is asked for.
+    """The undisturbed run, then every schedule; says what came of each as soon as it is known, and keeps it with
+    `--record`.
     """
     from podembed.jobs.chaos.oracles import judge
     from podembed.jobs.chaos.record import keep, seen
@@ -322,7 +322,7 @@ def _inherited(mark: str, folder: Path) -> dict[str, str]:
 
 
 def _tidy(folder: Path, *, is_temporary: bool) -> None:
-    """Removes what nobody will look at, where nobody named the folder: the cache, and all of it if no round is kept."""
+    """Where the user named no folder, removes what is of no use: the cache, and all of it if no round is kept."""
     if not is_temporary:
         return
     shutil.rmtree(folder / "compiled", ignore_errors=True)

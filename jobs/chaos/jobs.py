@@ -1,9 +1,9 @@
 """Jobs for `podembed chaos`: a tiny one, and any other one with an audit table that counts how often each sample was
 trained.
 
-The audit is a feature more, whose id is the sample's own, in a table whose rows go up by exactly one with each update:
-SGD with rate -1 on gradients that are limited to 1 from both sides. The model does not see it. What no ledger can
-claim, the table holds: a sample that was lost is at 0, one that was trained twice at 2.
+The audit is one feature more, whose id is the sample's own. The rows of its table go up by exactly one with each
+update. Their optimizer is SGD with rate -1, on gradients that are limited to 1 from both sides. The model does not see
+it. What no ledger can claim, the table holds: a sample that was lost is at 0, one that was trained twice at 2.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -
 
 
 def tiny(*, folder: str = str(DEFAULT_FOLDER), epochs: int = 3, id_fault: str = "none", seed: int = 7) -> JobConfig:
-    """A job of 20 steps an epoch that has all that can go wrong: bags, empty bags, a shared table, tables that lie
-    whole and one that is cut over the hosts, three row optimizers.
+    """A job of 20 steps an epoch that has all that can go wrong. It has bags, empty bags, a shared table, tables that
+    lie whole, one that is cut over the hosts, and three row optimizers.
 
     Args:
       folder: of its data, which is written if it is not there.
-      id_fault: one of `ID_FAULTS`. The first three after `none` spoil one id; the others are legal and uneven: all
+      id_fault: one of `ID_FAULTS`. The first three after `none` spoil one id. The others are legal and uneven: all
         samples have one id, all ids lie in one bucket, one sample has a bag of thousands.
     """
     where = _write(Path(folder) / id_fault, id_fault)

@@ -1,9 +1,9 @@
 """What must hold after a round of `podembed chaos`, whatever was done to the run: the oracles O1 to O6, and the
 expectations of its schedule.
 
-Each looks at what is left (the run's folder, the records of the faults, the processes of this machine), not at what the
-run says of itself; only times come from the driver's events. An oracle that cannot be asked (no bytes to compare with,
-nothing to detect) says so and is not met by silence: its verdict is `None`.
+Each looks at what is left: the run's folder, the records of the faults, the processes of this machine. It does not look
+at what the run says of itself; only times come from the driver's events. Where the question does not arise (no bytes to
+compare with, nothing to detect), the verdict is `None`, so that silence meets no oracle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What was seen of each schedule of faults: one line a schedule, sums over the schedules of a fault, and a file that
 keeps them.
 
-The file is what `podembed chaos --record` writes and docs/faults.md is checked against: of each schedule the last time
-it was run, on Ray and in one process apart. It holds what the oracles said, nothing of how it came about.
+`podembed chaos --record` writes the file, and a test checks docs/faults.md against it. It holds the last round of each
+schedule, on Ray and in one process apart. It holds what the oracles said, and nothing of how that came about.
 """
 
 from __future__ import annotations

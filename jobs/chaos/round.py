@@ -1,10 +1,10 @@
 """One round of `podembed chaos`: a run of its own, supervised, with the faults of one schedule, and what was seen of
 it.
 
-The run is the program that a user would start, `podembed train`, made again by the supervisor until it is done, on a
-cluster that is there already. This module starts it, looks at its folder while it runs (to wake what was frozen, to
-bring a second driver, to end what takes too long), and reads afterwards what the plan's records, the driver's events
-and the exit codes say. It judges nothing: see `chaos_oracles`.
+The run is the program that a user would start, `podembed train`, on a cluster that is there already. The supervisor
+starts it again until it is done. This module starts it and looks at its folder while it runs. It wakes what was frozen,
+starts a second driver, and ends what takes too long. Afterwards it reads the plan's records, the driver's events and
+the exit codes. It judges nothing: see `jobs.chaos.oracles`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Campaign:
       audit_rows: rows of the audit table; None for a job whose samples have no ids.
       program: command line before the arguments of `podembed`.
       environment: of the processes.
-      run_forked: runs one host in the driver's own process, without Ray, in a fork of this one: given the arguments of
-        `podembed`, it returns the exit code. None runs `program`. A fork has everything imported, so an attempt costs a
-        second and not ten.
+      run_forked: runs one host in the driver's own process, without Ray, in a fork of this one. It takes the arguments
+        of `podembed` and returns the exit code. None runs `program`. A fork has everything imported, so an attempt
+        costs a second and not ten.
       timeout_s: longest time for a round.
     """
 

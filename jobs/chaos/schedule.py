@@ -1,8 +1,8 @@
 """What `podembed chaos` does to a run: schedules of faults, each with what must come of it. Values and pure functions.
 
 The curated list goes through the faults of docs/faults.md by their numbers; random schedules are drawn from what a run
-must survive without a trace. A schedule is made for a run of so many hosts and steps with commits at regular steps, so
-that its faults meet the places they mean.
+must survive without a trace. A schedule fits a run of so many hosts and steps with commits at regular steps. So its
+faults meet the places that they mean.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ def data_arguments(
     max_bad_lines: int,
     notice: Callable[[str], None],
 ) -> dict[str, object]:
-    """The job `criteo` gets Parquet, converted from text if need be, and whose columns it has; `movielens` gets a
-    folder; any other job gets the paths as they are, made absolute, since hosts work in other folders.
+    """What a job gets for the paths that the user gave. `criteo` gets Parquet, converted from text if need be, and the
+    form of its columns. `movielens` gets a folder. Any other job gets the paths, made absolute, since hosts work in
+    other folders.
 
     Raises:
       ConfigurationError: there is no training data, or not of the form that the job needs.

@@ -19,8 +19,8 @@ from podembed.jobs.search_path import new_process
 class Supervise:
     """Run a train or resume command again, from its last commit, whenever it is preempted or killed.
 
-    Exit codes 0 (done), 1 (the job's own error), 86 (another driver has the run) and 87 (configuration) end it; after
-    85 (stopped after a commit) the next attempt follows at once; anything else is tried again with growing pauses.
+    Exit codes 0 (done), 1 (the job's own error), 86 (another driver has the run) and 87 (configuration) end it. After
+    85 (stopped after a commit) the next attempt follows at once. Anything else is tried again with growing pauses.
     """
 
     command: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="-- COMMAND")] = ()

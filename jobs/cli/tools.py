@@ -84,7 +84,7 @@ class Extract:
 
 @dataclass(frozen=True, kw_only=True)
 class Compact:
-    """Write the newest commit of a run that nobody drives whole, where it is a chain of deltas."""
+    """Write the newest commit of a run whole, where it is a chain of deltas. No driver may be at work."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
@@ -94,7 +94,7 @@ class Compact:
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Delete old commits and leftovers of a run that nobody drives."""
+    """Delete old commits and leftovers of a run. No driver may be at work."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder or URL of the run."""
@@ -284,7 +284,7 @@ def _keep_every(command: Prune) -> int | None:
     from podembed.orchestrator.run.reference import open_run_store
 
     text = command.keep_every or ""
-    # The record is asked for nothing else, so where it is damaged steps will still do.
+    # The record is needed for nothing else, so where it is damaged steps will still do.
     is_epochs = epochs_of(text) is not None
     steps_per_epoch = read_run(open_run_store(command.run)).steps_per_epoch if is_epochs else None
     return parse_interval("--keep-every", text, steps_per_epoch) or None

@@ -18,8 +18,8 @@ from podembed.jobs.models.layers import init_layers, linear, rectified
 class DCNv2:
     """The stacked form: the MLP reads what the last cross layer gives. Features may differ in width.
 
-    With x_0 all inputs side by side, a cross layer is x_{l+1} = x_0 * (W x_l + b) + x_l, entry by entry (equation 1 of
-    the paper), so l layers reach products of l + 1 inputs.
+    Let x_0 be all inputs side by side. A cross layer is x_{l+1} = x_0 * (W x_l + b) + x_l, entry by entry (equation 1
+    of the paper). So l layers reach products of l + 1 inputs.
 
     Attributes:
       cross_layers: how many.

@@ -1,7 +1,7 @@
 """The dot interaction of DLRM: products of all pairs of a sample's vectors (Naumov et al. 2019, arXiv:1906.00091).
 
 On a CPU, XLA makes this a batch of small matrix products, copies to bring the vectors together, and a gather of the
-lower triangle; there a numba kernel inside the compiled step does it in one pass over the vectors where they lie.
+lower triangle. There a numba kernel inside the compiled step does it in one pass over the vectors where they lie.
 Everywhere else it is plain JAX.
 """
 

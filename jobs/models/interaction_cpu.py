@@ -117,8 +117,8 @@ def _on_stack(typing_context, num_bytes):
 
 @jit
 def _bring_together(width, dim, frame, num_vectors, sample, num_samples, out):
-    """Copies a sample's vectors to rows of `out`. Where they lie they are as far apart as the batch is long, often at
-    addresses that share a few cache sets and push each other out.
+    """Copies a sample's vectors to rows of `out`. Where they lie they are as far apart as the batch is long. Their
+    addresses often share a few cache sets and push each other out.
     """
     for i in range(num_vectors):
         vector = (_data(frame, _ARGUMENTS, i), np.int64(4 * dim))

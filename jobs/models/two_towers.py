@@ -1,10 +1,9 @@
-"""Two towers: one vector for what is known of the user, one for what is known of the item, and their dot product as the
-score.
+"""Two towers: one vector for the user, one for the item, and their dot product as the score.
 
-The towers meet only in the product, so vectors of all items can be computed ahead and searched when a user comes
-(Covington et al. 2016, "Deep Neural Networks for YouTube Recommendations"). A tower's vector is the sum of its
-features, as in SVD++ (Koren 2008, "Factorization Meets the Neighborhood"), plus what an MLP makes of them side by side;
-from few samples the sum learns much faster than the MLP alone.
+The towers meet only in the product, so the vectors of all items can be computed ahead and searched when a user comes.
+(Covington et al. 2016, "Deep Neural Networks for YouTube Recommendations".) A tower's vector is the sum of its features
+plus what an MLP makes of them side by side. The sum is that of SVD++ (Koren 2008, "Factorization Meets the
+Neighborhood"). From few samples it learns much faster than the MLP alone.
 """
 
 from __future__ import annotations

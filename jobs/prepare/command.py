@@ -170,7 +170,7 @@ def settings_of(command: Prepare) -> PrepareSettings:
 
 
 def _refuse(flags: dict[str, object], where: str) -> None:
-    """Ignoring a flag would prepare something else than what was asked for."""
+    """Ignoring a flag would prepare something else than the user wants."""
     from podembed.orchestrator.api.config import ConfigurationError
 
     given = [name for name, value in flags.items() if value not in (None, ())]

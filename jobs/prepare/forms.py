@@ -2,10 +2,9 @@
 lines.
 
 A reader turns a block into columns of its good lines and names the faults of the others; nothing is dropped silently.
-In CSV, a line is a
-row: a quoted value that goes on in the next line is a fault of both lines. Values of fields stay what they are here,
-numbers for Criteo's hexadecimal categories and text for CSV, and so they stand in vocabulary files; how they become ids
-is the business of `jobs.prepare.ids`.
+In CSV, a line is a row: a quoted value that continues in the next line is a fault of both lines. Values of fields stay
+what they are here: numbers for Criteo's hexadecimal categories, text for CSV. Vocabulary files hold them so. How they
+become ids is the business of `jobs.prepare.ids`.
 """
 
 from __future__ import annotations
@@ -239,7 +238,7 @@ def open_form(settings: PrepareSettings, files: Sequence[str]) -> TextForm:
     """The reader for these files. For CSV, reads their headers, which must be one and the same.
 
     Raises:
-      PrepareError: a file has no header, another one than the first, or not the columns that are asked for.
+      PrepareError: a file has no header, another one than the first, or not the wanted columns.
       TextError: a file is damaged.
     """
     if settings.form == "criteo":

@@ -1,8 +1,8 @@
 """How text files are cut into pieces of work: each piece becomes one Parquet file, and the cut depends on the files
 alone.
 
-A large plain file is cut at line ends into spans of about equal size; a gzip file is one span, since it can only be
-read from its beginning; small files are put together, so that they do not end as many small row groups.
+A large plain file is cut at line ends into spans of about equal size. A gzip file is one span, since it can only be
+read from its beginning. Small files are put together, so that they do not end as many small row groups.
 """
 
 from __future__ import annotations

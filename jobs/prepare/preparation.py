@@ -1,10 +1,9 @@
 """`prepare`: text files to a prepared set, piece by piece in several processes.
 
-While it works, everything lies in a hidden sibling of the folder that is asked for: finished parts, and a record of
-each. A preparation that was killed, or stopped by malformed lines, goes on from those records when it is asked for
-again; only what had no record is done again. When the last part is there, one rename puts the folder in place, so a
-folder of that name is a whole set. Which bytes are written depends on the sources and the settings alone, not on the
-number of processes or on interruptions.
+While it works, everything lies in a hidden sibling of the target folder: finished parts, and a record of each. After a
+kill, or a stop by malformed lines, the next call continues from those records. Only what had no record is done again.
+When the last part is there, one rename puts the folder in place, so a folder of that name is a whole set. Which bytes
+are written depends on the sources and the settings alone, not on the number of processes or on interruptions.
 
 The processes are children without shared state; they get a piece, write files, and end when this process does.
 """

@@ -1,7 +1,7 @@
 """What is counted on the way through the text: per number its range and distribution, per field how often rows of its
 table are hit.
 
-Tallies of pieces add up to those of the whole, in the order of the pieces, so that a report does not depend on who
+Tallies of pieces add up to those of the whole, in the order of the pieces. So a report does not depend on which process
 counted what when.
 """
 

@@ -1,8 +1,8 @@
 """What one process does of a preparation: count the values of a piece, make the vocabulary of a field, write the part
 of a piece.
 
-Each of these is a function of its arguments and of files that are finished, leaves its result under a fixed name, and
-writes its record last, whole. So whoever finds a record finds the work done, and work that was cut off is simply done
+Each of these is a function of its arguments and of files that are finished. It leaves its result under a fixed name,
+and writes its record last, whole. So where there is a record the work is done. Work that was cut off is simply done
 again, with the same bytes.
 """
 
@@ -292,7 +292,7 @@ def _parsed_blocks(place: Workplace, piece: Piece, record: PieceRecord) -> Itera
 
 
 def _once(compute: Callable[[], int]) -> Callable[[], int]:
-    """The same value, computed when it is first asked for: counting the lines before a span reads the file again."""
+    """The same value, computed at the first call: counting the lines before a span reads the file again."""
     known: list[int] = []
 
     def value() -> int:
