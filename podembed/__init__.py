@@ -8,7 +8,7 @@ driver) and `jobs` (what people run and copy). Names are imported when they are 
 seconds to load.
 """
 
-# Nothing is imported here that Python has not loaded already: `python -m podembed` comes by before the current folder
+# Nothing is imported here that Python has not loaded already. `python -m podembed` runs this before the current folder
 # is taken off the search path, and a `typing.py` in it must not run.
 import os
 

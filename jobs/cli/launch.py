@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 COMMITS_A_RUN = 10
 EVALUATIONS_A_RUN = 4
 KEPT_COMMITS = 3
-FEWEST_STEPS = 20  # between two commits or evaluations, unless asked for
+FEWEST_STEPS = 20  # between two commits or evaluations, unless a flag says otherwise
 
 
 def train(command: Train) -> int:

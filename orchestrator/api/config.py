@@ -429,8 +429,9 @@ class Recovery:
       discarded_steps: steps done since that commit, done again.
       detect_s: from the last finished step that a survivor reports to the driver's notice; an upper bound of the
         detection time.
-      stop_s, start_s, restore_s, compile_s: parts of the recovery, one after another: until what was lost is gone; new
-        processes, mesh and gang; rows, as far as that took longer than the rest; the model.
+      stop_s, start_s, restore_s, compile_s: parts of the recovery, one after another. The first lasts until what was
+        lost is gone. Then come new processes, mesh and gang, then rows, as far as they took longer than the rest, then
+        the model.
       parts_s: start_s and compile_s in more detail, by name; of what all device processes do at once, that of the
         slowest.
       undo_s, move_s, verify_s, read_s: what the slowest host spent on undo in memory, on getting buckets from other

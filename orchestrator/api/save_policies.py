@@ -98,8 +98,8 @@ class OnBest:
 
 
 def is_better(metric: str, value: float, than: float, *, order: Order | None = None) -> bool:
-    """Whether a value is strictly better, by the order, or else by the name: a loss when it is lower, any other metric
-    when it is higher.
+    """Whether a value is strictly better, by the order, or else by the name. A loss is better when it is lower, any
+    other metric when it is higher.
     """
     order = order or ("min" if metric.endswith("loss") else "max")
     return value < than if order == "min" else value > than

@@ -109,8 +109,8 @@ class StopSignals:
 
 
 def _let_go_of_terminal() -> None:
-    """What is written to a terminal that is gone is an error, in the middle of the commit that is to be the last; from
-    now on it goes nowhere.
+    """Writing to a terminal that is gone is an error, in the middle of the commit that is to be the last. From now on
+    the output goes nowhere.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -123,9 +123,7 @@ def _let_go_of_terminal() -> None:
 
 
 def _say(text: str) -> None:
-    """Prints, also where the signal came in the middle of another print, whose buffer cannot be entered again, and
-    where nobody reads.
-    """
+    """Prints, also in the middle of another print, whose buffer cannot be entered again, and where no program reads."""
     try:
         print(text, flush=True)
     except (RuntimeError, OSError):

@@ -33,8 +33,8 @@ def await_cluster(
       answers: whether something listens there; by default a connection is tried.
 
     Raises:
-      ConfigurationError: nobody listens, and the run has not begun.
-      TooFewHosts: nobody has listened for so long.
+      ConfigurationError: no process listens, and the run has not begun.
+      TooFewHosts: no process has listened for so long.
       StoppedAtStart: the run was asked to end meanwhile.
     """
     answers = answers or _answers

@@ -216,7 +216,7 @@ class RayBackend:
         return self._handles(reservation, actors)
 
     def _let_go(self, reservation: _Reservation) -> None:
-        """Gives back the groups in which no host is any more: what Ray looks for in place of a lost one would take the
+        """Gives back the groups in which no host is any more. What Ray looks for in place of a lost one would take the
         room of others.
         """
         used = {id(place.group) for place in reservation.places}

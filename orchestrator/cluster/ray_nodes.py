@@ -1,7 +1,7 @@
 """`RayNodes`: the machines of a Ray cluster as `orchestrator.decisions.membership` sees them: alive, free, draining,
 and what this run holds there.
 
-Ray marks a node as draining in four cases: its autoscaler takes it away, a cloud announces a preemption, a user calls
+Ray marks a node as draining in four cases. Its autoscaler takes it away, a cloud announces a preemption, a user calls
 `ray drain-node`, or `ray start --block` gets a SIGTERM. The mark has the time by which the node goes, if that is known.
 """
 

@@ -27,7 +27,7 @@ MALLOC_TUNABLES = ":".join(
 ALLOCATOR = {"GLIBC_TUNABLES": MALLOC_TUNABLES, "ARROW_DEFAULT_MEMORY_POOL": "system"}
 PLATFORMS = "JAX_PLATFORMS"
 GPU_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-JAX_GPU_SHARE = 0.75  # of a GPU's memory that JAX takes when it is told nothing
+JAX_GPU_SHARE = 0.75  # of a GPU's memory that JAX takes by default
 ACCELERATORS = ("GPU", "TPU")  # what JAX runs on, as Ray calls it
 _NO_ACCELERATORS = ("CPU", "memory")
 

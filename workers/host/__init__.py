@@ -2,5 +2,5 @@
 
 Sockets are in `workers.mesh`, files in `workers.checkpoint`, JAX in `workers.device`.
 
-Read `host.py` first.
+Read `host.py` first (the calls of the driver), then `generation.py`, `windows.py` and `step.py`.
 """
