@@ -27,7 +27,8 @@ def cluster_for_jobs(python: Path, *, num_cpus: int = 2) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="pr-", dir="/tmp")
     port, dashboard_port = free_port(), free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray installs a job's wheels with pip, which would load all their dependencies from the network.
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PIP_NO_DEPS": "1"}
     # `python` of a submitted command is found on the path of the cluster's machines.
     environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
     options = {"port": port, "dashboard-port": dashboard_port, "dashboard-host": "127.0.0.1", "num-cpus": num_cpus}
