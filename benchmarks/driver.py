@@ -46,9 +46,18 @@ from podembed.workers.device.process import DeviceReady, DeviceWindow  # noqa: E
 from podembed.workers.device.shared_memory import HandoverLayout, Invitation  # noqa: E402
 from podembed.workers.host.spec import HostReady, HostWindow  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
-from podembed.workers.liveness.progress import Progress  # noqa: E402
+from podembed.workers.liveness.progress import Phase, Progress  # noqa: E402
 
-PHASES = ("read", "dedup", "id exchange", "group", "pool", "device", "gradient exchange", "update")
+PHASES = (
+    Phase.READ,
+    Phase.DEDUP,
+    Phase.ID_EXCHANGE,
+    Phase.GROUP,
+    Phase.POOL,
+    Phase.DEVICE,
+    Phase.GRADIENT_EXCHANGE,
+    Phase.UPDATE,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +92,7 @@ class FakeHandle:
         elif method == "train":
             first, last, _ = arguments
             FakeBackend.window, seconds, self.step = last - first, (last - first) * self.step_s, last
-            spent: dict[str, float] = dict.fromkeys(PHASES, 0.01)
+            spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.01)
             answer = HostWindow(num_samples=last - first, phase_s=spent, bytes_sent=0, peak_rss_bytes=0)
         elif method == "serve_window":
             steps = FakeBackend.window
@@ -93,7 +102,7 @@ class FakeHandle:
 
     def control(self, method: str, *arguments: Any) -> FakeCall:
         now = time.time()
-        progress = Progress(step=self.step, phase="device", marks=int(now * 1e3), step_unix_s=now)
+        progress = Progress(step=self.step, phase=Phase.DEVICE, marks=int(now * 1e3), step_unix_s=now)
         return FakeCall(self.worker, progress, time.monotonic())
 
 

@@ -29,7 +29,7 @@ from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
 from podembed.workers.checkpoint.background_save import BackgroundSave  # noqa: E402
-from podembed.workers.liveness.progress import Tracker  # noqa: E402
+from podembed.workers.liveness.progress import Phase, Tracker  # noqa: E402
 from podembed.workers.storage.store import Store  # noqa: E402
 
 
@@ -50,7 +50,7 @@ class Training:
         """Seconds."""
         rows = [self._rng.integers(0, table.num_rows, len(self._gradients)) for table in self.tables]
         started = time.perf_counter()
-        with self.tracker.phase("update"):
+        with self.tracker.phase(Phase.UPDATE):
             for table, some in zip(self.tables, rows, strict=True):
                 table.update(some, self._gradients, 0.1)
         return time.perf_counter() - started

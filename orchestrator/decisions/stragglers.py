@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.workers.liveness.progress import is_waiting_phase
+from podembed.workers.liveness.progress import Phase
 
 SLOW_RATIO = 2.0
 WELL_RATIO = 1.5
@@ -33,7 +33,7 @@ class SlowHost:
 
     host: int
     ratio: float
-    phase: str
+    phase: Phase
     phase_s: float
     others_phase_s: float
 
@@ -44,12 +44,12 @@ class SlowHost:
         )
 
 
-def own_work_s(phase_s: Mapping[str, float]) -> float:
+def own_work_s(phase_s: Mapping[Phase, float]) -> float:
     """Seconds in phases that wait for nobody."""
-    return sum(spent for phase, spent in phase_s.items() if not is_waiting_phase(phase))
+    return sum(spent for phase, spent in phase_s.items() if not phase.waits_for_others)
 
 
-def work_ratios(phase_s: Sequence[Mapping[str, float]]) -> list[float]:
+def work_ratios(phase_s: Sequence[Mapping[Phase, float]]) -> list[float]:
     """Per host its own work over the median of the others'; 1 for a host alone."""
     work = [own_work_s(phases) for phases in phase_s]
     if len(work) < 2:
@@ -58,7 +58,9 @@ def work_ratios(phase_s: Sequence[Mapping[str, float]]) -> list[float]:
     return [own / other if other > 0 else 1.0 for own, other in zip(work, others, strict=True)]
 
 
-def slow_hosts(phase_s: Sequence[Mapping[str, float]], *, window_s: float, ratio: float = SLOW_RATIO) -> list[SlowHost]:
+def slow_hosts(
+    phase_s: Sequence[Mapping[Phase, float]], *, window_s: float, ratio: float = SLOW_RATIO
+) -> list[SlowHost]:
     """The slow hosts of a window, by number.
 
     Args:
@@ -73,7 +75,7 @@ def slow_hosts(phase_s: Sequence[Mapping[str, float]], *, window_s: float, ratio
         if found_ratio < ratio or excess_s < LEAST_EXCESS * window_s:
             continue
         usual = {phase: statistics.median(other.get(phase, 0.0) for other in others) for phase in phase_s[host]}
-        working = [phase for phase in phase_s[host] if not is_waiting_phase(phase)]
+        working = [phase for phase in phase_s[host] if not phase.waits_for_others]
         phase = max(working, key=lambda name: phase_s[host][name] - usual[name])
         found.append(
             SlowHost(

@@ -9,7 +9,7 @@ changes: another phase, another table, or over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.stragglers import (
@@ -23,6 +23,7 @@ from podembed.orchestrator.decisions.stragglers import (
 )
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.workers.host.spec import HostWindow
+from podembed.workers.liveness.progress import Phase
 
 WINDOWS = 3
 _KEPT_STEPS = 20
@@ -101,7 +102,7 @@ class WindowHealth:
         self.imbalance = imbalance([host.rows_asked for host in hosts])
         return self._tell_slow(phase_s, seconds) + self._tell_uneven(len(hosts))
 
-    def _tell_slow(self, phase_s: Sequence[dict[str, float]], window_s: float) -> list[str]:
+    def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[str]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
         limping = {found.host for found in slow_hosts(phase_s, window_s=window_s, ratio=WELL_RATIO)}
         told = []

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_signs import ProcessSigns
-from podembed.workers.liveness.progress import STORAGE_PHASES, Progress
+from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
@@ -233,5 +233,5 @@ class Watch:
         return self._group.cut_off(silent) if silent else frozenset()
 
     def _limit_s(self) -> float:
-        waits_for_storage = any(state.phase in STORAGE_PHASES for state in self._group.progress.values())
+        waits_for_storage = any(state.phase.depends_on_storage for state in self._group.progress.values())
         return max(self._timeout_s, self._group.deadlines.storage_s) if waits_for_storage else self._timeout_s

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.workers.liveness.progress import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class History:
         first_step: int,
         losses: Sequence[float],
         num_samples: int,
-        phase_s: Mapping[str, float],
+        phase_s: Mapping[Phase, float],
         began_s: float,
         ended_s: float,
     ) -> Window:
@@ -90,7 +91,7 @@ class History:
         self.windows.append(done)
         self.losses.update(enumerate(losses, first_step))
         for phase, spent_s in phase_s.items():
-            self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
+            self.phase_s[phase.value] = self.phase_s.get(phase.value, 0.0) + spent_s
         return done
 
     def evaluation(self, evaluation: Evaluation, *, seconds: float) -> None:

@@ -31,7 +31,7 @@ from podembed.workers.host.host import HostWorker
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow
 from podembed.workers.host.surviving_shard import Filled
-from podembed.workers.liveness.progress import Progress, Tracker
+from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.mesh.link import Receive
 from podembed.workers.storage.store import Store
@@ -441,7 +441,7 @@ class SimulatedHost(HostWorker):
         self._shared.windows.append((first_step, last_step))
         if self._shared.waiting is not None:
             self._shared.waiting.wake()
-        return HostWindow(num_samples=num_samples, phase_s={"device": 0.1}, bytes_sent=0, peak_rss_bytes=0)
+        return HostWindow(num_samples=num_samples, phase_s={Phase.DEVICE: 0.1}, bytes_sent=0, peak_rss_bytes=0)
 
     def _device_step(self, step: int, timeout_s: float) -> None:
         device = self.device

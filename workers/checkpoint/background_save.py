@@ -39,7 +39,7 @@ from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
 from podembed.workers.checkpoint.undo import Undo
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 
@@ -216,7 +216,7 @@ class BackgroundSave:
         up.
         """
         seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
-        with self._tracker.phase("wait for save"):
+        with self._tracker.phase(Phase.WAIT_FOR_SAVE):
             while self._is_running and self._num_pieces == seen:
                 self._raise_if_aborted()
                 if time.monotonic() > deadline_s:

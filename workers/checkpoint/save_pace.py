@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 
-from podembed.workers.liveness.progress import RESTING_PHASES, Tracker
+from podembed.workers.liveness.progress import Tracker
 
 # Of the machine's processors: two hosts on one machine then take a quarter of it.
 SHARE_OF_PROCESSORS = 0.125
@@ -126,4 +126,4 @@ class SavePace:
 
     def _is_training(self) -> bool:
         progress = self._tracker.progress()
-        return progress.phase not in RESTING_PHASES or progress.phase_s < REST_S
+        return not progress.phase.is_resting or progress.phase_s < REST_S

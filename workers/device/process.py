@@ -27,7 +27,7 @@ from podembed.workers.device.shared_memory import HandoverEnd, HandoverError, In
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.job import JobConfig, JobReference
-from podembed.workers.liveness.progress import Laps, Progress, Tracker
+from podembed.workers.liveness.progress import Laps, Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 
@@ -132,7 +132,7 @@ class DeviceProcess:
         if spec.compile_cache:
             use_compile_cache(spec.compile_cache)
         laps.end("job")
-        with self._tracker.phase("join"):
+        with self._tracker.phase(Phase.JOIN):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
             laps.end("handover")
             join_gang(
@@ -143,7 +143,7 @@ class DeviceProcess:
             )
             laps.end("gang")
         self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults)
-        with self._tracker.phase("compile"), every_member_writes(spec.compile_cache):
+        with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
             compile_s = self._worker.build(is_filled_later=spec.is_filled_later)
         if not spec.is_filled_later:
             self._note_never_finite()
@@ -168,7 +168,7 @@ class DeviceProcess:
           DenseStateError: the arrays are of another model or optimizer.
         """
         if files is not None:
-            with self._tracker.phase("restore"):
+            with self._tracker.phase(Phase.RESTORE):
                 self._worker.load_dense_arrays(read_dense(self._store, files))
             self._note_never_finite()
 
@@ -190,7 +190,7 @@ class DeviceProcess:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
           CheckpointMismatch: the arrays are of another model or optimizer.
         """
-        with self._tracker.phase("restore"):
+        with self._tracker.phase(Phase.RESTORE):
             try:
                 self._worker.load_dense_arrays(read_dense(Store(location), files), parts=parts)
             except DenseStateError as error:
@@ -208,14 +208,14 @@ class DeviceProcess:
         """
         if self._end is None:
             raise RuntimeError("The device process has no host. Expected start first.")
-        with self._tracker.phase("serve"):
+        with self._tracker.phase(Phase.SERVE):
             return self._worker.serve_window(
                 self._end, timeout_s=self._spec.step_timeout_s, keep_waiting=self._raise_if_aborted
             )
 
     def begin_save(self) -> None:
         """Copies the dense arrays: the next step gives their memory away."""
-        with self._tracker.phase("copy for save"):
+        with self._tracker.phase(Phase.COPY_FOR_SAVE):
             self._frozen = {key: values.copy() for key, values in self._worker.dense_arrays().items()}
         self._is_frozen.set()
 
@@ -268,7 +268,7 @@ class DeviceProcess:
         progress, end = self._tracker.progress(), self._end
         if end is None or not end.is_waiting:
             return progress
-        return replace(progress, phase="wait for host", waits_for=(Worker("host", self._spec.host),))
+        return replace(progress, phase=Phase.WAIT_FOR_HOST, waits_for=(Worker("host", self._spec.host),))
 
     def abort(self, reason: str) -> None:
         """Ends a wait for the host within 100 ms. From any thread."""

@@ -19,7 +19,7 @@ from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Filled
 from podembed.workers.host.warm_start import TableStart, begin_tables
-from podembed.workers.liveness.progress import DEVICE_PHASE, Progress, Tracker, is_waiting_phase
+from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
 
@@ -56,7 +56,7 @@ class HostWorker:
             # It was lost sight of before it had begun.
             return self._begin(spec)
         self._tracker.take_phase_s()
-        with self._tracker.phase("undo"):
+        with self._tracker.phase(Phase.UNDO):
             survivor = self._leave(self._generation, spec.base or "").recut(spec)
         return self._begin(spec, survivor)
 
@@ -97,7 +97,7 @@ class HostWorker:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
           MeshError: a peer is gone or silent.
         """
-        with self._tracker.phase("restore"):
+        with self._tracker.phase(Phase.RESTORE):
             present = self._present
             return present.shard.restore(tables, mesh=present.mesh, store=present.store, neighbours=present.neighbours)
 
@@ -111,7 +111,7 @@ class HostWorker:
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
         """
-        with self._tracker.phase("restore"):
+        with self._tracker.phase(Phase.RESTORE):
             begin_tables(Store(location), self._present.shard.tables, starts, on_chunk=self._tracker.mark)
 
     def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
@@ -166,9 +166,9 @@ class HostWorker:
         if generation is None:
             return progress
         mesh, waits_for = generation.mesh, progress.waits_for
-        if progress.phase == DEVICE_PHASE:
+        if progress.phase.waits_for_device:
             waits_for = (Worker("device", generation.spec.host),)
-        elif is_waiting_phase(progress.phase):
+        elif progress.phase.waits_for_hosts:
             waits_for = tuple(Worker("host", rank) for rank in mesh.waiting_for)
         return replace(progress, waits_for=waits_for, unheard_s=mesh.unheard_s)
 

@@ -16,7 +16,7 @@ from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.shard import TableFiles
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.host.surviving_shard import Filled, HeldRows
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
 
@@ -61,7 +61,7 @@ def fill_shard(
             go_on()
         return Filled()
     if spec.num_hosts > 1:
-        with tracker.phase("bucket exchange"):
+        with tracker.phase(Phase.BUCKET_EXCHANGE):
             held.move(
                 mesh,
                 store,
@@ -73,4 +73,4 @@ def fill_shard(
                 beside=neighbours if store.is_local else frozenset(),
             )
     filled = held.fill(store, tables, files, on_chunk=go_on)
-    return replace(filled, undo_s=tracker.phase_s.get("undo", 0.0))
+    return replace(filled, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0))

@@ -4,6 +4,7 @@ travel, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.input.index import InputIndex
 from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.progress import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class HostWindow:
     """
 
     num_samples: int
-    phase_s: dict[str, float]
+    phase_s: Mapping[Phase, float]
     bytes_sent: int
     peak_rss_bytes: int
     bad_rows: tuple[BadRow, ...] = ()

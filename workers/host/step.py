@@ -22,7 +22,7 @@ from podembed.workers.host.lookups import HostLookups
 from podembed.workers.host.vectors import Splits, VectorExchange
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.tables import learning_rates
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
 
 
@@ -97,17 +97,17 @@ class Steps:
         buffers in turn.
         """
         buffer = number % self._lookups.num_buffers if buffer is None else buffer
-        with self._tracker.phase("read"):
+        with self._tracker.phase(Phase.READ):
             batch = reader.get(number)
-        with self._tracker.phase("dedup"):
+        with self._tracker.phase(Phase.DEDUP):
             prepared = self._sharded.prepare(batch.features)
             request = self._pooled.request(batch.features, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
-        with self._tracker.phase("id exchange"):
+        with self._tracker.phase(Phase.ID_EXCHANGE):
             asked = self._ids.exchange(number, prepared, request, weight=weight, found_early=self._found_early)
             self._sharded.accept(prepared, asked.wanted, asked.wanted_counts)
             self._rows_asked += asked.wanted_counts.sum(axis=0)
-        with self._tracker.phase("group"):
+        with self._tracker.phase(Phase.GROUP):
             self._pooled.accept(request, asked.frames, self._device.buffers[buffer]["gradients"])
         return Step(
             number=number,
@@ -123,22 +123,22 @@ class Steps:
         """The part of `forward` that no gradient of `previous`, the step that the device works on, will change."""
         found = Early.NONE
         if Early.ROWS in step.tries_early and self._sharded.groups:
-            with self._tracker.phase("split"):
+            with self._tracker.phase(Phase.SPLIT):
                 self._sharded.split(step.prepared, previous.prepared)
-            with self._tracker.phase("early gather"):
+            with self._tracker.phase(Phase.EARLY_GATHER):
                 self._sharded.gather(step.prepared, Part.EARLY)
-            with self._tracker.phase("early exchange"):
+            with self._tracker.phase(Phase.EARLY_EXCHANGE):
                 step.early_rows = self._vectors.early_rows(step.prepared, step.number)
             found |= Early.ROWS if any(step.prepared.splits) else Early.NONE
         if Early.POOLED in step.tries_early and self._pooled.is_used:
             activations = self._device.buffers[step.buffer]["activations"]
-            with self._tracker.phase("split"):
+            with self._tracker.phase(Phase.SPLIT):
                 self._pooled.split(step.request, previous.request)
-            with self._tracker.phase("early pool"):
+            with self._tracker.phase(Phase.EARLY_POOL):
                 self._pooled.pool_for_others(step.request, Part.EARLY)
                 self._vectors.begin_early_pooled(step.request, step.number, activations)
                 self._pooled.pool_own(step.request, activations, Part.EARLY)
-            with self._tracker.phase("early exchange"):
+            with self._tracker.phase(Phase.EARLY_EXCHANGE):
                 step.early_pooled = self._vectors.finish_early_pooled(activations)
             found |= Early.POOLED if any(step.request.splits) else Early.NONE
         self._found_early = found
@@ -149,18 +149,18 @@ class Steps:
         """
         arrays = self._device.buffers[step.buffer]
         activations = arrays["activations"]
-        with self._tracker.phase("gather"):
+        with self._tracker.phase(Phase.GATHER):
             self._sharded.gather(step.prepared)
-        with self._tracker.phase("row exchange"):
+        with self._tracker.phase(Phase.ROW_EXCHANGE):
             self._vectors.rows(step.prepared, step.number, step.early_rows)
-        with self._tracker.phase("pool for others"):
+        with self._tracker.phase(Phase.POOL_FOR_OTHERS):
             self._pooled.pool_for_others(step.request)
         self._vectors.begin_pooled(step.request, step.number, activations, step.early_pooled)
         # The own part is combined while the others' vectors travel.
-        with self._tracker.phase("pool"):
+        with self._tracker.phase(Phase.POOL):
             self._pooled.pool_own(step.request, activations)
             self._pool_rows(step, arrays)
-        with self._tracker.phase("activation exchange"):
+        with self._tracker.phase(Phase.ACTIVATION_EXCHANGE):
             self._vectors.finish_pooled()
 
     def _pool_rows(self, step: Step, arrays: Mapping[str, np.ndarray]) -> None:
@@ -188,7 +188,7 @@ class Steps:
         Raises:
           HandoverError: the device process is gone or silent.
         """
-        with self._tracker.phase("device"):
+        with self._tracker.phase(Phase.DEVICE):
             answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
         if answer.kind is not RecordKind.DONE or answer.step != step.number:
             raise RuntimeError(
@@ -202,11 +202,11 @@ class Steps:
         gradients = self._device.buffers[step.buffer]["gradients"]
         rates = learning_rates(self._lookups.specs, step.number)
         self._vectors.begin_pooled_gradients(step.number, gradients)
-        with self._tracker.phase("gradient sum"):
+        with self._tracker.phase(Phase.GRADIENT_SUM):
             self._sharded.sum_gradients(step.prepared, self._lookups.blocks(gradients))
-        with self._tracker.phase("gradient exchange"):
+        with self._tracker.phase(Phase.GRADIENT_EXCHANGE):
             self._vectors.finish_pooled()
             self._vectors.row_gradients(step.prepared, step.number)
-        with self._tracker.phase("update"):
+        with self._tracker.phase(Phase.UPDATE):
             self._sharded.update(step.prepared, rates)
             self._pooled.update(step.request, gradients, rates)

@@ -12,21 +12,88 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
 
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.liveness.worker import Worker
 
-# Phases in which a host does nothing itself but waits: for other hosts, or for its device process.
-DEVICE_PHASE = "device"
-# Phases that last as long as storage lets them; it has deadlines of its own, with repetitions.
-STORAGE_PHASES = frozenset({"read", "restore", "wait for save"})
-# Phases in which a host has nothing to do, or waits for its save to go on.
-RESTING_PHASES = frozenset({"idle", "between phases", "wait for save"})
+
+class _Is(Enum):
+    WAITING_FOR_HOSTS = auto()
+    WAITING_FOR_DEVICE = auto()
+    WAITING_FOR_STORAGE = auto()
+    RESTING = auto()
 
 
-def is_waiting_phase(phase: str) -> bool:
-    """Whether a host in this phase waits for another host or for its device process."""
-    return phase == DEVICE_PHASE or phase.endswith("exchange")
+class Phase(StrEnum):
+    """What a worker is doing, and for what it can be held responsible meanwhile. The text is what users see.
+
+    Attributes:
+      waits_for_hosts: nothing is done here but waiting for other hosts, so a long stay is no fault of this one.
+      waits_for_device: the same for this host's device process.
+      depends_on_storage: it lasts as long as storage lets it; storage has deadlines of its own, with repetitions.
+      is_resting: a host has nothing to do, or waits for its save to go on.
+    """
+
+    waits_for_hosts: bool
+    waits_for_device: bool
+    depends_on_storage: bool
+    is_resting: bool
+
+    def __new__(cls, text: str, *properties: _Is) -> Phase:
+        phase = str.__new__(cls, text)
+        phase._value_ = text
+        phase.waits_for_hosts = _Is.WAITING_FOR_HOSTS in properties
+        phase.waits_for_device = _Is.WAITING_FOR_DEVICE in properties
+        phase.depends_on_storage = _Is.WAITING_FOR_STORAGE in properties
+        phase.is_resting = _Is.RESTING in properties
+        return phase
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a host in this phase does no work of its own."""
+        return self.waits_for_hosts or self.waits_for_device
+
+    @property
+    def fault_point(self) -> str:
+        """The point of a fault plan that is hit as the phase begins."""
+        return f"step.{self.value.replace(' ', '_')}"
+
+    # Of both kinds of worker.
+    IDLE = "idle", _Is.RESTING
+    BETWEEN = "between phases", _Is.RESTING
+    RESTORE = "restore", _Is.WAITING_FOR_STORAGE
+
+    # Of a host, in the order of a step.
+    READ = "read", _Is.WAITING_FOR_STORAGE
+    DEDUP = "dedup"
+    ID_EXCHANGE = "id exchange", _Is.WAITING_FOR_HOSTS
+    GROUP = "group"
+    SPLIT = "split"
+    EARLY_GATHER = "early gather"
+    EARLY_POOL = "early pool"
+    EARLY_EXCHANGE = "early exchange", _Is.WAITING_FOR_HOSTS
+    GATHER = "gather"
+    ROW_EXCHANGE = "row exchange", _Is.WAITING_FOR_HOSTS
+    POOL_FOR_OTHERS = "pool for others"
+    POOL = "pool"
+    ACTIVATION_EXCHANGE = "activation exchange", _Is.WAITING_FOR_HOSTS
+    DEVICE = "device", _Is.WAITING_FOR_DEVICE
+    GRADIENT_SUM = "gradient sum"
+    GRADIENT_EXCHANGE = "gradient exchange", _Is.WAITING_FOR_HOSTS
+    UPDATE = "update"
+
+    # Of a host, beside its steps.
+    WAIT_FOR_SAVE = "wait for save", _Is.WAITING_FOR_STORAGE, _Is.RESTING
+    UNDO = "undo"
+    BUCKET_EXCHANGE = "bucket exchange", _Is.WAITING_FOR_HOSTS
+
+    # Of a device process.
+    JOIN = "join"
+    COMPILE = "compile"
+    SERVE = "serve"
+    WAIT_FOR_HOST = "wait for host", _Is.WAITING_FOR_HOSTS
+    COPY_FOR_SAVE = "copy for save"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +112,7 @@ class Progress:
     """
 
     step: int
-    phase: str
+    phase: Phase
     marks: int
     step_unix_s: float
     phase_s: float = 0.0
@@ -63,7 +130,7 @@ class Tracker:
     """Phase timers of one worker, written by its working thread only; `mark_saved` by its saving thread only.
 
     Attributes:
-      faults: where a plan injects faults, the points of this process; each phase is one, called `step.` and its name.
+      faults: where a plan injects faults, the points of this process; each phase is one, its `fault_point`.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] | None = None) -> None:
@@ -72,13 +139,13 @@ class Tracker:
         self._monotonic_s = monotonic_s or (lambda: time.perf_counter())
         self._step = 0
         # Name and beginning in one value, so that no reader pairs one with the other of another phase.
-        self._phase = ("idle", self._monotonic_s())
+        self._phase = (Phase.IDLE, self._monotonic_s())
         self._marks = 0
         self._saved_marks = 0
         self._step_unix_s = 0.0
-        self._around: str | None = None
+        self._around: Phase | None = None
         self._nested_s = 0.0
-        self.phase_s: dict[str, float] = {}
+        self.phase_s: dict[Phase, float] = {}
 
     def progress(self) -> Progress:
         marks = self._marks + self._saved_marks
@@ -92,22 +159,22 @@ class Tracker:
         )
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Counts the time inside towards `name`; that of a phase within it towards that one alone."""
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Counts the time inside towards `phase`; that of a phase within it towards that one alone."""
         around, nested_before_s = self._around, self._nested_s
-        self._around = name
+        self._around = phase
         self._nested_s = 0.0
         started = self._monotonic_s()
-        self._phase = (name, started)
+        self._phase = (phase, started)
         try:
             if self.faults is not None:
-                self.faults.hit(f"step.{name.replace(' ', '_')}", step=self._step)
+                self.faults.hit(phase.fault_point, step=self._step)
             yield
             # After an exception the phase stays, so that a report can name it.
-            self._phase = (around or "between phases", self._monotonic_s())
+            self._phase = (around or Phase.BETWEEN, self._monotonic_s())
         finally:
             spent_s = self._monotonic_s() - started
-            self.phase_s[name] = self.phase_s.get(name, 0.0) + spent_s - self._nested_s
+            self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s - self._nested_s
             self._around, self._nested_s = around, nested_before_s + spent_s
 
     def point(self, name: str) -> None:
@@ -121,7 +188,7 @@ class Tracker:
     def mark(self) -> None:
         """Something other than a step got done."""
         self._marks += 1
-        if self._phase[0] == "restore":
+        if self._phase[0] is Phase.RESTORE:
             self.point("restore.file")
 
     def mark_saved(self) -> None:
@@ -134,7 +201,7 @@ class Tracker:
         self._step_unix_s = time.time()
         self.point("step.done")
 
-    def take_phase_s(self) -> dict[str, float]:
+    def take_phase_s(self) -> dict[Phase, float]:
         """The timers since the last call, which start again at 0."""
         taken, self.phase_s = self.phase_s, {}
         return taken

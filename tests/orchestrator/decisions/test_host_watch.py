@@ -14,7 +14,7 @@ from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, 
 from podembed.orchestrator.api.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
 from podembed.orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
 from podembed.orchestrator.decisions.membership import Node, Rules
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
 
@@ -112,7 +112,7 @@ class World:
             self.watch.look()
 
     def fail(self, *failures: Failure, step: int | None = 7, has_committed: bool = False) -> Any:
-        progress = Progress(step=step or 0, phase="lookup", marks=1, step_unix_s=1.0)
+        progress = Progress(step=step or 0, phase=Phase.GATHER, marks=1, step_unix_s=1.0)
         group: Any = None if step is None else SimpleNamespace(last_progress=lambda: [progress])
         return self.watch.failed(WorkerFailure(failures), group=group, has_committed=has_committed)
 

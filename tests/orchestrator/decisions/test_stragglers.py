@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from podembed.orchestrator.decisions.stragglers import imbalance, is_notable, own_work_s, slow_hosts, work_ratios
+from podembed.workers.liveness.progress import Phase
 
 
-def phases(**seconds: float) -> dict[str, float]:
-    return {name.replace("_", " "): spent for name, spent in seconds.items()}
+def phases(**seconds: float) -> dict[Phase, float]:
+    return {Phase(name.replace("_", " ")): spent for name, spent in seconds.items()}
 
 
 EVEN = phases(read=0.2, update=0.3, row_exchange=0.5, device=1.0)
@@ -35,7 +36,7 @@ def test_the_slow_one_is_named_with_the_phase_that_takes_the_most_more(factor: f
 
 
 def test_a_phase_that_only_the_slow_one_has_counts_against_nothing() -> None:
-    (found,) = slow_hosts([EVEN, EVEN | {"wait for save": 1.0}], window_s=2.0)
+    (found,) = slow_hosts([EVEN, EVEN | phases(wait_for_save=1.0)], window_s=2.0)
     assert (found.host, found.phase, found.others_phase_s) == (1, "wait for save", 0.0)
 
 

@@ -7,13 +7,21 @@ from __future__ import annotations
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
 from podembed.workers.host.spec import HostWindow
+from podembed.workers.liveness.progress import Phase
 
 
 def window(phase_s: dict[str, float], *rows: int) -> HostWindow:
-    return HostWindow(num_samples=10, phase_s=phase_s, bytes_sent=0, peak_rss_bytes=0, rows_asked=rows or (0, 0))
+    return HostWindow(
+        num_samples=10,
+        phase_s={Phase(text): seconds for text, seconds in phase_s.items()},
+        bytes_sent=0,
+        peak_rss_bytes=0,
+        rows_asked=rows or (0, 0),
+    )
 
 
-EVEN = window({"read": 0.5, "device": 1.0})
+EVEN_S = {"read": 0.5, "device": 1.0}
+EVEN = window(EVEN_S)
 READS_SLOWLY = window({"read": 1.4, "device": 0.1})
 UPDATES_SLOWLY = window({"read": 0.5, "update": 0.9})
 LIMPS = window({"read": 0.8, "device": 0.7})
@@ -72,8 +80,8 @@ def test_between_slow_and_well_nothing_changes() -> None:
 
 def test_an_uneven_owner_is_told_with_its_table_and_when_it_is_over() -> None:
     seen = health()
-    uneven = [window(EVEN.phase_s, 100, 5000), window(EVEN.phase_s, 100, 0), window(EVEN.phase_s, 100, 0)]
-    even = [window(EVEN.phase_s, 1000, 1000)] * 3
+    uneven = [window(EVEN_S, 100, 5000), window(EVEN_S, 100, 0), window(EVEN_S, 100, 0)]
+    even = [window(EVEN_S, 1000, 1000)] * 3
     (text,) = told(seen, uneven, WINDOWS)
     assert text.startswith("host 0 is asked for 2.9 times")
     assert "table 'items'" in text

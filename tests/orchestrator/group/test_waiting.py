@@ -8,12 +8,12 @@ import pytest
 
 from podembed.orchestrator.api.errors import Failure, FailureKind, cause
 from podembed.orchestrator.group.waiting import blocked, charged, severed
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 
 
 def at(phase: str, *waits_for: Worker, step: int = 812, phase_s: float = 12.0) -> Progress:
-    return Progress(step=step, phase=phase, marks=1, step_unix_s=1.0, phase_s=phase_s, waits_for=waits_for)
+    return Progress(step=step, phase=Phase(phase), marks=1, step_unix_s=1.0, phase_s=phase_s, waits_for=waits_for)
 
 
 def kinds(progress: dict[Worker, Progress], workers: list[Worker] | None = None) -> dict[Worker, str]:

@@ -14,7 +14,7 @@ import pytest
 from podembed.orchestrator.api.errors import FailureKind
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
 from podembed.workers.liveness.process_signs import ProcessSigns
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
 
@@ -64,7 +64,7 @@ class Scripted(FakeClock):
     def note(self, call: Any) -> None:
         self.progress[call.worker] = Progress(
             step=3,
-            phase=self.phase,
+            phase=Phase(self.phase),
             marks=self.marks(self.now_s),
             step_unix_s=1.0,
             phase_s=1.0,
@@ -224,7 +224,7 @@ def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> 
 def test_beyond_the_sample_a_frozen_one_is_found_within_ten_seconds() -> None:
     group = Scripted(hosts=40, frozen={Worker("device", 39)}, marks=lambda now_s: min(2, int(now_s)))
     settle(group)
-    group.progress[Worker("device", 39)] = Progress(step=1, phase="serve", marks=0, step_unix_s=0.0)
+    group.progress[Worker("device", 39)] = Progress(step=1, phase=Phase.SERVE, marks=0, step_unix_s=0.0)
     seconds, (failure,) = run(group)
     assert (failure.worker, seconds <= 10.0) == (Worker("device", 39), True)
 

@@ -15,7 +15,7 @@ import pytest
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import Call, Deadlines, HostHandles, WorkerGroup
-from podembed.workers.liveness.progress import Progress
+from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshConnectTimeout
 from tests.clock import FakeClock
@@ -94,7 +94,7 @@ def failure(worker: Worker, kind: FailureKind = FailureKind.ERROR) -> Failure:
 
 
 def progress(marks: int, *, step: int = 7, phase: str = "row exchange") -> Progress:
-    return Progress(step=step, phase=phase, marks=marks, step_unix_s=1.0)
+    return Progress(step=step, phase=Phase(phase), marks=marks, step_unix_s=1.0)
 
 
 def ticking() -> Callable[[], Progress]:

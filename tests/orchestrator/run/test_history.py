@@ -6,6 +6,7 @@ import pytest
 
 from podembed.orchestrator.api.config import Evaluation
 from podembed.orchestrator.run.history import History
+from podembed.workers.liveness.progress import Phase
 
 
 def trained(history: History, first: int, steps: int, *, seconds: float, at_s: float, generation: int = 1) -> float:
@@ -15,7 +16,7 @@ def trained(history: History, first: int, steps: int, *, seconds: float, at_s: f
         first_step=first,
         losses=[0.5] * steps,
         num_samples=100 * steps,
-        phase_s={"device": seconds},
+        phase_s={Phase.DEVICE: seconds},
         began_s=at_s,
         ended_s=at_s + seconds,
     )

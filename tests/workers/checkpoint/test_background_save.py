@@ -21,7 +21,7 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
 from podembed.workers.checkpoint.files import assemble_delta
 from podembed.workers.checkpoint.shard import ShardReceipt, read_shard
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.clock import FakeClock
@@ -185,7 +185,7 @@ def test_a_full_buffer_holds_training_up_until_files_are_written_and_counts_the_
     table.update(np.array([1400]), np.ones((1, 4), np.float32), 1.0)  # takes the only place
 
     def touch_another_row() -> None:
-        with tracker.phase("update"):
+        with tracker.phase(Phase.UPDATE):
             table.update(np.array([1000]), np.ones((1, 4), np.float32), 1.0)
 
     with ThreadPoolExecutor(1) as training:
@@ -372,7 +372,7 @@ def test_a_save_that_pauses_beside_training_goes_on_when_it_should(
 
     row_bytes = table.spec.row_bytes + SEAT_BYTES
     save, tracker = saver([table], buffer_bytes=200 * row_bytes, processors=1e-8, raise_if_aborted=raise_if_aborted)
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         save.freeze()
         writing = thread.submit(save.write, store, "s000000001-g00000001", is_first=True)
         wait_for("pause", lambda: bool(save.paused_s), seconds=PATIENCE_S)

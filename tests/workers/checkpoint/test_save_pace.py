@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from podembed.workers.checkpoint.save_pace import LONGEST_GRACE_S, SavePace
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Save:
 @pytest.mark.parametrize(("processors", "expected_s"), [(0.25, 4.1), (0.5, 2.1), (1.0, 1.1), (4.0, 1.0)])
 def test_beside_training_it_takes_its_share_of_the_time(processors: float, expected_s: float) -> None:
     tracker = Tracker()
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         assert Save(Clock(), processors=processors, tracker=tracker).write(10) == pytest.approx(expected_s, abs=0.02)
 
 
@@ -76,7 +76,7 @@ def test_pieces_do_not_begin_together_although_several_threads_are_free() -> Non
     """
     tracker = Tracker()
     save = Save(Clock(), processors=0.25, tracker=tracker)
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         assert save.write(20, at_once=4) == pytest.approx(8.0, abs=0.1)
         assert save.begun_s[0] > 0.1
         gaps = [late - early for early, late in pairwise(save.begun_s)]
@@ -93,7 +93,7 @@ def test_the_step_after_its_beginning_is_let_pass(step_s: float) -> None:
     """And the time until then buys nothing: buckets that have waited do not begin together behind it."""
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=0.25, tracker=tracker)
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         save.write(3)
         save.pace.begin()
         began_s = clock.now
@@ -106,7 +106,7 @@ def test_the_step_after_its_beginning_is_let_pass(step_s: float) -> None:
 def test_a_long_step_holds_a_save_up_for_a_moment_only() -> None:
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=1.0, tracker=tracker)
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         save.write(3)
         save.pace.begin()
         assert save.write(1) == pytest.approx(LONGEST_GRACE_S + 0.2, abs=0.02)
@@ -120,7 +120,7 @@ def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: p
     pace = SavePace(tracker, now_s=clock.now_s, sleep=clock.sleep)
     pace.begin()
     tracker.finish_step()
-    with tracker.phase("update"):
+    with tracker.phase(Phase.UPDATE):
         for number in range(10):
             pace.keep_to(BUCKET_BYTES, busy_s=lambda number=number: 0.1 * number, is_urgent=lambda: False)
     # By the guess for the first one, a little earlier than by what it turns out to cost.
@@ -130,7 +130,7 @@ def test_the_share_is_of_the_processors_that_this_process_may_use(monkeypatch: p
 def test_each_save_begins_anew() -> None:
     tracker, clock = Tracker(), Clock()
     save = Save(clock, processors=0.25, tracker=tracker)
-    with tracker.phase("update"):
+    with tracker.phase(Phase.UPDATE):
         save.write(5)
         clock.now += 1000.0
         save.begin()
@@ -140,11 +140,11 @@ def test_each_save_begins_anew() -> None:
 def test_nobody_waits_for_a_save_that_pauses() -> None:
     """At the end of the run, or while the driver waits for the commit before, the working thread rests."""
     tracker = Tracker()
-    tracker._phase = ("between phases", time.perf_counter() + 1000.0)
+    tracker._phase = (Phase.BETWEEN, time.perf_counter() + 1000.0)
     assert Save(Clock(), processors=0.25, tracker=tracker).write(10) > 3.0, "a rest between two windows is no end"
-    tracker._phase = ("between phases", -1000.0)
+    tracker._phase = (Phase.BETWEEN, -1000.0)
     assert Save(Clock(), processors=0.25, tracker=tracker).write(10) == pytest.approx(1.0)
-    tracker._phase = ("wait for save", -1000.0)
+    tracker._phase = (Phase.WAIT_FOR_SAVE, -1000.0)
     assert Save(Clock(), processors=0.25, tracker=tracker).write(10) == pytest.approx(1.0)
 
 
@@ -152,7 +152,7 @@ def test_a_pause_ends_when_the_save_becomes_urgent() -> None:
     tracker, naps = Tracker(), []
     clock = Clock(at_sleep=lambda: naps.append(0))
     save = Save(clock, processors=0.01, tracker=tracker)
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         assert save.write(5, is_urgent=lambda: len(naps) >= 3) == pytest.approx(0.53)
     assert save.pace.paused_s == pytest.approx(0.03)
 
@@ -166,7 +166,7 @@ def test_a_pause_ends_with_the_save() -> None:
             raise RuntimeError("aborted")
         return False
 
-    with tracker.phase("device"), pytest.raises(RuntimeError, match="aborted"):
+    with tracker.phase(Phase.DEVICE), pytest.raises(RuntimeError, match="aborted"):
         save.write(5, is_urgent=abort)
 
 
@@ -179,7 +179,7 @@ def test_what_pausing_costs_does_not_prolong_the_pause() -> None:
     pace = SavePace(tracker, processors=0.125, now_s=clock.now_s, sleep=clock.sleep)
     pace.begin()
     tracker.finish_step()
-    with tracker.phase("device"):
+    with tracker.phase(Phase.DEVICE):
         pace.keep_to(4 << 20, is_urgent=lambda: len(looks) > 10_000)
         pace.keep_to(128 << 20, busy_s=lambda: 0.02 + 1e-4 * len(looks), is_urgent=lambda: len(looks) > 10_000)
     # 33 times the work of the first bytes, an eighth of a processor.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from podembed.workers.liveness.progress import Laps, Tracker, is_waiting_phase
+from podembed.workers.faults.plan import POINTS
+from podembed.workers.liveness.progress import Laps, Phase, Tracker
 from tests.clock import FakeClock
 
 
 def test_the_age_of_a_phase_grows_and_begins_again_with_the_next() -> None:
     clock = FakeClock()
     tracker = Tracker(clock.monotonic_s)
-    with tracker.phase("read"):
+    with tracker.phase(Phase.READ):
         clock.sleep(1.0)
         assert (tracker.progress().phase, tracker.progress().phase_s) == ("read", 1.0)
         clock.sleep(2.0)
         assert tracker.progress().phase_s == 3.0
-        with tracker.phase("wait for save"):
+        with tracker.phase(Phase.WAIT_FOR_SAVE):
             clock.sleep(0.5)
             assert (tracker.progress().phase, tracker.progress().phase_s) == ("wait for save", 0.5)
         assert (tracker.progress().phase, tracker.progress().phase_s) == ("read", 0.0)
@@ -28,18 +29,30 @@ def test_the_age_of_a_phase_grows_and_begins_again_with_the_next() -> None:
 def test_after_an_exception_the_phase_stays_and_grows_old() -> None:
     clock = FakeClock()
     tracker = Tracker(clock.monotonic_s)
-    with pytest.raises(ValueError, match="bad"), tracker.phase("dedup"):
+    with pytest.raises(ValueError, match="bad"), tracker.phase(Phase.DEDUP):
         raise ValueError("bad")
     clock.sleep(4.0)
     assert (tracker.progress().phase, tracker.progress().phase_s) == ("dedup", 4.0)
 
 
-@pytest.mark.parametrize(
-    ("phase", "waits"),
-    [("row exchange", True), ("id exchange", True), ("device", True), ("read", False), ("pool for others", False)],
-)
-def test_waits_are_told_from_work(phase: str, waits: bool) -> None:
-    assert is_waiting_phase(phase) is waits
+def test_waits_are_told_from_work() -> None:
+    waits = {phase for phase in Phase if phase.waits_for_others}
+    assert {Phase.ROW_EXCHANGE, Phase.ID_EXCHANGE, Phase.DEVICE, Phase.WAIT_FOR_HOST} <= waits
+    assert not waits & {Phase.READ, Phase.POOL_FOR_OTHERS, Phase.UPDATE, Phase.IDLE, Phase.WAIT_FOR_SAVE}
+
+
+def test_what_a_phase_waits_for_does_not_depend_on_its_text() -> None:
+    """A phase whose name ends otherwise is as innocent as before, and one that only sounds like a wait is none."""
+    for phase in Phase:
+        assert Phase(phase.value) is phase
+        assert f"{phase}" == phase.value
+    assert [phase for phase in Phase if phase.waits_for_hosts and phase.waits_for_device] == []
+
+
+def test_every_phase_is_a_fault_point_by_its_name() -> None:
+    """Plans that users wrote name them."""
+    begun = {phase.fault_point for phase in Phase if phase not in (Phase.IDLE, Phase.BETWEEN, Phase.WAIT_FOR_HOST)}
+    assert begun <= POINTS.keys()
 
 
 def test_laps_follow_each_other_and_those_of_one_name_are_summed() -> None:
