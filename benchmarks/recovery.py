@@ -39,10 +39,9 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Ru
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
-from podembed.orchestrator.driver.background_commit import BackgroundCommits  # noqa: E402
 from podembed.orchestrator.driver.console import ConsoleReporter, WindowReport  # noqa: E402
 from podembed.orchestrator.driver.driver import Driver  # noqa: E402
-from podembed.orchestrator.group.worker_group import WorkerGroup  # noqa: E402
+from podembed.orchestrator.driver.generation import Generation, Placement  # noqa: E402
 from podembed.orchestrator.run.run import create_run  # noqa: E402
 from podembed.workers.data.config import IdColumn, ParquetData  # noqa: E402
 from podembed.workers.job.job import JobConfig, JobReference  # noqa: E402
@@ -133,26 +132,27 @@ class KillingReporter(ConsoleReporter):
 
 
 class WatchedDriver(Driver):
-    """The driver, which shows whom to kill and when. Mutated: both attributes."""
+    """The driver, which shows whom to kill and when. Mutated: all attributes. `backend`: of the workers."""
 
-    group: WorkerGroup | None = None
+    backend: Any = None
+    generation: Generation | None = None
     killed_generation = 0
 
-    def _window(self, group: WorkerGroup, first: int, last: int, commits: BackgroundCommits) -> float:
-        self.group = group
-        return super()._window(group, first, last, commits)
+    def _next(self, placement: Placement | None) -> Generation:
+        self.generation = super()._next(placement)
+        return self.generation
 
     def standbys_are_ready(self) -> bool:
         import ray
 
-        backend: Any = self._backend
-        standbys = [one.prepared for found in backend._reservations.values() for one in found.standbys]
+        standbys = [one.prepared for found in self.backend._reservations.values() for one in found.standbys]
         return bool(standbys) and len(ray.wait(standbys, num_returns=len(standbys), timeout=0)[0]) == len(standbys)
 
     def process_of(self, kind: str) -> int:
-        if self.group is None:
+        group = self.generation.group if self.generation else None
+        if group is None:
             raise RuntimeError("Found no group. Expected a window before.")
-        return (self.group.ready if kind == "host" else self.group.devices)[-1].process
+        return (group.ready if kind == "host" else group.devices)[-1].process
 
 
 def parse() -> argparse.Namespace:
@@ -184,6 +184,7 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
         stop.claim()
         reporter = KillingReporter(arguments, stop)
         run.notice = reporter.notice
+        backend = RayBackend(scaling, reporter.notice)
         driver = WatchedDriver(
             run,
             scaling=scaling,
@@ -194,11 +195,11 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
                 failure_config=failures,
                 evaluate_at_end=False,
             ),
-            backend=RayBackend(scaling, reporter.notice),
+            backend=backend,
             reporter=reporter,
             stop=stop,
         )
-        reporter.driver = driver
+        reporter.driver, driver.backend = driver, backend
         result = driver.run()
     parts = [_rounded(asdict(recovery)) for recovery in result.recoveries]
     return {

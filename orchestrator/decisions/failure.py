@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig
 from podembed.orchestrator.api.errors import CrashLoop, Failure, JobFailed, WorkerRefused, cause, is_host_fault, roots
+from podembed.orchestrator.api.intervals import known_steps
 from podembed.orchestrator.api.save_policies import SavePolicy
 
 WINDOW_TARGET_S = 2.0
@@ -32,6 +33,21 @@ class Schedule:
     total_steps: int
     save_policies: tuple[SavePolicy, ...]
     eval_every: int | None
+
+    @staticmethod
+    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool) -> Schedule:
+        """The schedule of a run.
+
+        Args:
+          all_steps: of all epochs.
+          has_evaluation: there are samples to evaluate with.
+        """
+        eval_every = known_steps("eval_every_steps", config.eval_every_steps)
+        return Schedule(
+            total_steps=config.last_step(all_steps),
+            save_policies=config.checkpoint_config.save_policies,
+            eval_every=eval_every if has_evaluation else None,
+        )
 
     def next_boundary(self, step: int, *, next_save: int | None) -> int:
         """The next step, above `step`, at which the run must pause.

@@ -105,14 +105,6 @@ class _Leaving:
     began_s: float
 
 
-class HostsLeave(Exception):
-    """Hosts change: everything is committed, and the generation ends in order. Not a fault."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
-
-
 class HostWatch:
     """See the module.
 

@@ -25,7 +25,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import WorkerFailure, cause
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
-from podembed.orchestrator.driver.patience import FailedSave, Patience, SavesFailed
+from podembed.orchestrator.commit.patience import FailedSave, Patience, SavesFailed
 from podembed.orchestrator.driver.publication import (
     Answer,
     Committed,

@@ -301,7 +301,7 @@ class Simulation:
                 publisher=partial(SimulatedPublisher, self.world, life.process),
             )
             if schedule.changes_hosts:
-                self._change_hosts(driver._watch, self._lives.index(life))
+                self._change_hosts(driver.shared.watch, self._lives.index(life))
             life.result = driver.run()
         except EXPECTED as error:
             life.error = error

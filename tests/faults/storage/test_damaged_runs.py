@@ -18,10 +18,10 @@ from podembed.orchestrator.api.records import encode
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, to_json
+from podembed.orchestrator.commit.patience import Patience
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.commit.verification import size_damages
-from podembed.orchestrator.driver import driver
-from podembed.orchestrator.driver.patience import Patience
+from podembed.orchestrator.driver import committing
 from podembed.workers.storage import local as local_files
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed
@@ -254,7 +254,7 @@ def test_a_disk_that_is_full_keeps_the_commit_before(run: Path, monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(local_files.os, "writev", writev)
         # Nobody makes room here, so there is nothing to wait for.
-        patched.setattr(driver, "Patience", lambda **_: Patience(max_failed_saves=0, timeout_s=0.0))
+        patched.setattr(committing, "Patience", lambda **_: Patience(max_failed_saves=0, timeout_s=0.0))
         code, _, err = resume(run)
     assert (code, "No space left on device" in err, "keep fewer commits" in err) == (87, True, True)
     assert not list(run.rglob(".tmp-*"))

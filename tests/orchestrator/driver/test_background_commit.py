@@ -18,9 +18,9 @@ from podembed.orchestrator.api.config import CheckpointConfig, Result
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import PublicationUnsettled
+from podembed.orchestrator.commit.patience import FULL_AT_STOP_S, FailedSave, Patience, SavesFailed
 from podembed.orchestrator.driver.background_commit import FIRST_WAIT_S, BackgroundCommits
 from podembed.orchestrator.driver.console import SilentReporter, WindowReport
-from podembed.orchestrator.driver.patience import FULL_AT_STOP_S, FailedSave, Patience, SavesFailed
 from podembed.orchestrator.driver.publication import Answer, Committed, SaveLost, Unsettled
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.worker import Worker

@@ -19,9 +19,9 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Re
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.driver import background_commit, driver
+from podembed.orchestrator.commit.patience import SavesFailed
+from podembed.orchestrator.driver import background_commit, committing
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
-from podembed.orchestrator.driver.patience import SavesFailed
 from podembed.orchestrator.inspect.fsck import check_run, render
 from podembed.orchestrator.run.history_record import read_history
 from podembed.workers.storage.errors import StorageError
@@ -208,7 +208,7 @@ def test_no_run_ends_well_without_a_commit_of_its_last_step(
     before_each_file(monkeypatch, fail)
     # All of the time that there is passes in the pauses between two saves.
     monkeypatch.setattr(
-        driver, "BackgroundCommits", lambda *a, **o: BackgroundCommits(*a, **o | {"clock": FakeClock()})
+        committing, "BackgroundCommits", lambda *a, **o: BackgroundCommits(*a, **o | {"clock": FakeClock()})
     )
     listener = Listener()
     with pytest.raises(SavesFailed, match=r"within 0 s: .* failed: StorageError: away.*the commit of step 20 stands"):

@@ -1,0 +1,122 @@
+"""`Committing`: the commits of one generation, with what a run makes of them: what goes into each, and who is told.
+
+How a commit comes about beside training is in `background_commit`, how it is published in `publication`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.patience import FailedSave, Patience
+from podembed.orchestrator.driver.background_commit import BackgroundCommits
+from podembed.orchestrator.driver.publication import RunPublication
+from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.orchestrator.run.history_record import HistoryRecord
+
+NOTABLE_WAIT_S = 1.0
+
+
+class Committing:
+    """See the module.
+
+    Args:
+      base: the commit that the generation started from.
+      placement: table → owner of each bucket, for manifests.
+
+    Attributes:
+      commits: what is under way.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        group: WorkerGroup,
+        lease: Lease,
+        base: Manifest | None,
+        placement: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self._shared = shared
+        self._group = group
+        self._lease = lease
+        self._placement = placement
+        limits = shared.config.failure_config
+        self.commits = BackgroundCommits(
+            group,
+            generation=lease.generation,
+            head=base,
+            full_every=shared.config.checkpoint_config.full_every,
+            acknowledge=self._acknowledged,
+            failed=self._failed,
+            notice=shared.reporter.notice,
+            patience=Patience(max_failed_saves=limits.max_failed_saves, timeout_s=limits.storage_timeout_s),
+            clock=shared.clock,
+            publisher=shared.publisher(),
+            is_stopping=lambda: shared.is_stopping,
+        )
+
+    def begin(self, step: int) -> None:
+        """Begins a commit of the state after `step` steps, and says so if training had to wait for the one before.
+
+        Raises:
+          As `BackgroundCommits.begin`.
+        """
+        clock, before = self._shared.clock, self.commits.begun_step
+        started_s = clock.monotonic_s()
+        self.commits.begin(step, self._publication(step))
+        waited_s = clock.monotonic_s() - started_s
+        if waited_s >= NOTABLE_WAIT_S:
+            self._shared.reporter.notice(
+                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still "
+                "being written. "
+                f"Commit less often, or give the run a faster storage"
+            )
+
+    def conclude(self, step: int) -> None:
+        """Waits for a commit of the run's last step, and looks whether it is there.
+
+        Raises:
+          RunVanished: it is not; else as `BackgroundCommits.conclude`.
+        """
+        self.commits.conclude(step, self._publication(step))
+        journal = self._shared.journal
+        journal.upkeep.require(self._lease, self.commits.head)
+        # The evaluation at the end comes after the last commit, and so after its record.
+        if journal.metrics_at(step):
+            journal.keeper.write(self._record(step))
+        journal.tell()
+
+    def _record(self, step: int) -> HistoryRecord:
+        journal = self._shared.journal
+        return journal.keeper.record(journal.history, generation=self._lease.generation, step=step)
+
+    def _publication(self, step: int) -> RunPublication:
+        shared, journal = self._shared, self._shared.journal
+        return RunPublication(
+            run=shared.run,
+            lease=self._lease,
+            upkeep=journal.upkeep,
+            keeper=journal.keeper,
+            record=self._record(step),
+            step=step,
+            placement=self._placement,
+            num_hosts=self._group.num_hosts,
+            metrics=journal.metrics_at(step),
+            read_back=shared.config.checkpoint_config.read_back,
+        )
+
+    def _acknowledged(self, manifest: Manifest, seconds: float) -> None:
+        shared = self._shared
+        self._group.acknowledge(manifest.name)
+        shared.watch.committed(seconds)
+        shared.reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
+        shared.journal.tell()
+
+    def _failed(self, save: FailedSave) -> None:
+        shared = self._shared
+        shared.journal.tell()
+        shared.journal.history.failed_saves += 1
+        shared.saves.failed(save.step)
+        shared.reporter.notice(str(save))

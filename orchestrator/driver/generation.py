@@ -1,0 +1,247 @@
+"""`Generation`: one set of worker processes under one lease. It is made, trains until it ends or is lost, and is thrown
+away; the next one begins from the last commit.
+
+What outlives it is in `Shared`; what of its processes lives on is kept by `Groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from podembed.orchestrator.api.errors import WorkerFailure, is_host_fault
+from podembed.orchestrator.api.signals import NOW_S, StoppedAtStart
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.failure import window_end, window_target_s
+from podembed.orchestrator.decisions.window_health import WindowHealth
+from podembed.orchestrator.driver.committing import Committing
+from podembed.orchestrator.driver.heartbeat import Heartbeat
+from podembed.orchestrator.driver.recovery import Fault, announce, stop_lost
+from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.driver.windows import Windows
+from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
+from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.workers.liveness.progress import Laps
+
+# table → owner of each bucket, by the numbers of the hosts of one generation.
+Placement = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The generation ended with a commit of `step`: the run is done, or was asked to end."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsLeave:
+    """The generation ended in order, with everything committed, for other hosts. Not a fault."""
+
+    why: str
+
+
+class Generation:
+    """See the module.
+
+    Args:
+      base: the commit that it starts from; None before the first.
+      before: who owned what in the generation before, for hosts that live on.
+      laps: of the start, which began with the lease.
+
+    Attributes:
+      group: its processes, from their launch on.
+      placement: who owns what, from the plan on; until then `before`.
+    """
+
+    def __init__(
+        self, shared: Shared, lease: Lease, base: Manifest | None, *, before: Placement | None, laps: Laps
+    ) -> None:
+        self.lease = lease
+        self.group: WorkerGroup | None = None
+        self.placement = before
+        self._shared = shared
+        self._base = base
+        self._laps = laps
+        self._heartbeat = Heartbeat(lease, shared.groups, reporter=shared.reporter, clock=shared.clock)
+        self._kept: Mapping[int, int] = {}
+        # There are none while it starts.
+        self._committing: Committing | None = None
+
+    @property
+    def base_step(self) -> int:
+        return self._base.step if self._base else 0
+
+    def run(self, fault: Fault | None) -> Finished | HostsLeave:
+        """Starts the processes and trains, until the end, a stop, or a change of hosts.
+
+        Args:
+          fault: that ended the generation before, if one did.
+
+        Raises:
+          StoppedAtStart: it was asked to stop before it trained.
+          WorkerFailure: it is lost; to be given to `lost`.
+          JobFailed, and what ends a run: see `Driver.run`.
+        """
+        shared, lease = self._shared, self.lease
+        health = WindowHealth.of(
+            shared.config.failure_config, shared.run.job.table_names, notice=shared.reporter.notice
+        )
+        group = self.group = self._launched(health)
+        placement = self._formed(group)
+        announce(shared, group, self._base, fault, survivors=len(self._kept), before_s=self._laps.seconds)
+        shared.watch.began(group.handles, generation=lease.generation)
+        committing = self._committing = Committing(shared, group, lease, self._base, placement)
+        ending = self._train(group, Windows(shared, group, health), committing)
+        if isinstance(ending, Finished):
+            self._let_go(group)
+        return ending
+
+    def poll(self) -> None:
+        """What is done while waiting for workers: the heartbeat; a commit under way; a look at the machines; and while
+        they start, leaving at once if asked to stop.
+        """
+        self._heartbeat.poll()
+        if self._committing is not None:
+            self._committing.commits.poll()
+            self._shared.watch.look()
+        elif self._shared.is_stopping:
+            raise StoppedAtStart
+
+    # ------------------------------------------------------------------ its start
+
+    def _launched(self, health: WindowHealth) -> WorkerGroup:
+        """Chooses the hosts and launches their processes."""
+        shared, laps = self._shared, self._laps
+        num_hosts = shared.watch.choose(self.poll, step=self.base_step)
+        laps.end("choice of hosts")
+        shared.reporter.activity(f"starting the processes of {plural(num_hosts, 'host')}")
+        group, self._kept = shared.groups.next(num_hosts, deadlines=health.deadlines, on_poll=self.poll)
+        laps.end("processes")
+        group.activity = shared.reporter.activity
+        return group
+
+    def _formed(self, group: WorkerGroup) -> Placement:
+        """Plans who owns what, makes a generation of the processes and brings them to the commit."""
+        shared, base = self._shared, self._base
+        before = base.placement if base else None
+        if base and self._kept and self.placement is not None:
+            before = renumbered(self.placement, self._kept, num_hosts=group.num_hosts)
+        plan = plan_generation(
+            shared.run, shared.config, self.lease.generation, base, before, num_hosts=group.num_hosts
+        )
+        self.placement = plan.placement
+        group.form(plan.hosts, plan.device, kept=self._kept, base=base)
+        beginning = shared.run.beginning() if base is None else None
+        if beginning is None:
+            group.restore(base)
+        else:
+            shared.reporter.notice(beginning.plan.describe())
+            group.warm_start(beginning)
+        return plan.placement
+
+    # ------------------------------------------------------------------ its training
+
+    def _train(self, group: WorkerGroup, windows: Windows, committing: Committing) -> Finished | HostsLeave:
+        """Windows of steps, with commits and evaluations at their boundaries, until the end or a stop.
+
+        A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
+        """
+        shared, commits = self._shared, committing.commits
+        schedule, saves, run = shared.schedule, shared.saves, shared.run
+        step, step_s = self.base_step, None
+        saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
+        while step < schedule.total_steps and not shared.is_stopping:
+            end = window_end(
+                step=step,
+                boundary=saves.next_boundary(step),
+                step_s=step_s,
+                target_s=window_target_s(group.num_hosts),
+            )
+            step_s = windows.train(step, end, head=commits.head, failed_saves=commits.failed_in_a_row)
+            shared.groups.trained(group, run.job_for_workers, run.table_buckets)
+            step = end
+            if schedule.evaluates_at(step):
+                windows.evaluate(step)
+            if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
+                committing.begin(step)
+            if step < schedule.total_steps and not shared.is_stopping:
+                shared.watch.paced(to_commit_s=saves.to_next_save(step, step_s))
+                if (why := shared.watch.leaves(is_at_commit=is_at_commit)) is not None:
+                    return self._left(why, step, committing)
+        if shared.is_stopping and step > commits.begun_step:
+            committing.begin(step)
+        elif not shared.is_stopping and shared.config.evaluate_at_end and run.eval_index is not None:
+            windows.evaluate(step)
+        committing.conclude(step)
+        return Finished(step=step)
+
+    def _left(self, why: str, step: int, committing: Committing) -> HostsLeave:
+        """Ends training in order, with everything committed, because other hosts are wanted."""
+        self._shared.watch.left(why, step=step)
+        if step > committing.commits.begun_step:
+            committing.begin(step)
+        committing.commits.finish()
+        return HostsLeave(why=why)
+
+    # ------------------------------------------------------------------ its end
+
+    def _let_go(self, group: WorkerGroup) -> None:
+        """Lets the workers go. All is committed by now, so one that does not leave in order is no fault of the run."""
+        try:
+            group.close()
+        except WorkerFailure as failure:
+            self._shared.reporter.notice(f"workers were ended without leaving in order: {failure}")
+
+    def give_way(self, leave: HostsLeave) -> None:
+        """Ends it for a change of hosts. Those that stay live on for the next one."""
+        reporter = self._shared.reporter
+        reporter.close()
+        reporter.notice(f"generation {self.lease.generation} ends for other hosts: {leave.why}")
+        if self.group is not None:
+            self._shared.groups.salvage(self.group, leave.why)
+
+    def finish_commits(self, *, can_finish: bool = True) -> None:
+        """Publishes what was frozen before an error, which is good, if the workers have written it.
+
+        Args:
+          can_finish: the workers live, so that they may finish writing.
+        """
+        if self._committing is not None:
+            self._committing.commits.leave(can_finish=can_finish)
+
+    def lost(self, failure: WorkerFailure, before: Fault | None) -> Fault | None:
+        """Ends it after a failure of its workers. What lives on is used for the next one.
+
+        Args:
+          before: the fault that it was to recover from, if there was one.
+
+        Returns:
+          The fault that the next generation recovers from.
+
+        Raises:
+          JobFailed, WorkerRefused, ConfigurationError, CrashLoop: another generation would not help.
+        """
+        shared, is_starting = self._shared, self._committing is None
+        if is_starting and self._kept and not is_host_fault(failure.failures):
+            # Nothing has been trained yet; what is wrong with the job comes again with new processes.
+            shared.groups.give_up_survivors(str(failure))
+            return before
+        noticed_s = shared.clock.wall_s()
+        self.finish_commits(can_finish=not is_host_fault(failure.failures))
+        committed = shared.run.head_step(self.lease)
+        decision = shared.watch.failed(
+            failure, group=None if is_starting else self.group, has_committed=committed > self.base_step
+        )
+        reached = max(committed, self.base_step)
+        return stop_lost(shared, self.group, decision.cause, noticed_s=noticed_s, base_step=reached)
+
+    def close(self) -> None:
+        """Ends all of it that lives and was not kept for the next one."""
+        if self._committing is not None:
+            self._committing.commits.close(timeout_s=NOW_S if self._shared.stop.is_now else None)
+        if self.group is not None:
+            self.group.stop()
+        self._shared.reporter.close()

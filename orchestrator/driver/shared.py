@@ -1,0 +1,102 @@
+"""`Shared`: what the generations of one driver have in common. A generation comes and goes; this stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podembed.orchestrator.api.clock import Clock, at_most_every
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.api.signals import StopSignals
+from podembed.orchestrator.commit.storage_wait import StorageWait, at_once
+from podembed.orchestrator.decisions.failure import Schedule
+from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
+from podembed.orchestrator.decisions.table_plan import plan, summary
+from podembed.orchestrator.driver.console import Reporter
+from podembed.orchestrator.driver.heartbeat import HEARTBEAT_S
+from podembed.orchestrator.driver.journal import Journal
+from podembed.orchestrator.driver.publication import Publisher
+from podembed.orchestrator.driver.saves import Saves
+from podembed.orchestrator.group.survivors import Groups
+from podembed.orchestrator.group.worker_group import Backend
+from podembed.orchestrator.run.run import OpenRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shared:
+    """See the module. Used by the driver's thread; of `journal` the publishing thread is handed two parts.
+
+    Attributes:
+      resources: of each host, as the user asked for them.
+      publisher: makes what publishes commits beside the driver's thread, one for each generation.
+      storage_wait: asks a storage that is away again, while nothing trains.
+    """
+
+    run: OpenRun
+    config: RunConfig
+    resources: Mapping[str, float] | None
+    reporter: Reporter
+    stop: StopSignals
+    clock: Clock
+    publisher: Callable[[], Publisher]
+    groups: Groups
+    watch: HostWatch
+    saves: Saves
+    journal: Journal
+    storage_wait: StorageWait
+
+    @staticmethod
+    def of(
+        run: OpenRun,
+        *,
+        scaling: ScalingConfig,
+        config: RunConfig,
+        backend: Backend,
+        cluster: Cluster | None,
+        reporter: Reporter,
+        stop: StopSignals,
+        clock: Clock,
+        publisher: Callable[[], Publisher],
+    ) -> Shared:
+        """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
+        limits, notice = config.failure_config, reporter.notice
+
+        def describe_plan(num_hosts: int) -> str:
+            return summary(plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets))
+
+        groups = Groups(backend, standby_after_s=limits.standby_after_s, notice=notice, clock=clock)
+        greet = at_most_every(HEARTBEAT_S, groups.greet, clock.monotonic_s)
+        schedule = Schedule.of(config, all_steps=run.total_steps, has_evaluation=run.eval_index is not None)
+        return Shared(
+            run=run,
+            config=config,
+            resources=scaling.resources_per_host,
+            reporter=reporter,
+            stop=stop,
+            clock=clock,
+            publisher=publisher,
+            groups=groups,
+            watch=HostWatch(
+                cluster, scaling=scaling, limits=limits, notice=notice, describe_plan=describe_plan, clock=clock
+            ),
+            saves=Saves(schedule, monotonic=clock.monotonic_s),
+            journal=Journal(run, config.checkpoint_config, notice=notice, unix_s=clock.wall_s),
+            storage_wait=StorageWait(limits.storage_timeout_s, stop=stop, notice=notice, clock=clock, meanwhile=greet),
+        )
+
+    @property
+    def patiently(self) -> Callable[[Callable[[], Any]], Any]:
+        """How the storage is asked while nothing trains. A storage that is away when the program starts is told at
+        once; a run that is under way waits for it.
+        """
+        return self.storage_wait if self.run.generation else at_once
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.saves.schedule
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody asked the run to end after a commit."""
+        return self.stop.reason is not None

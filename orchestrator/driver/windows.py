@@ -1,0 +1,109 @@
+"""`Windows`: one generation's windows of steps and evaluations, and what they find: for history, health and user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.window_health import WindowHealth
+from podembed.orchestrator.driver.console import WindowReport
+from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
+from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.group.worker_group import WorkerGroup
+
+
+class Windows:
+    """See the module.
+
+    Args:
+      health: of the group, with the deadlines that it began with.
+    """
+
+    def __init__(self, shared: Shared, group: WorkerGroup, health: WindowHealth) -> None:
+        self._shared = shared
+        self._group = group
+        self._health = health
+
+    def train(self, first: int, last: int, *, head: Manifest | None, failed_saves: int) -> float:
+        """Runs steps `first` to `last - 1`; the seconds of one step.
+
+        Args:
+          head, failed_saves: the last commit, and the saves that failed since, to tell the user.
+
+        Raises:
+          JobFailed: a loss is not finite, or more rows are malformed than the job tolerates.
+          WorkerFailure: as `WorkerGroup.train`.
+        """
+        shared, group = self._shared, self._group
+        began_s = shared.clock.monotonic_s()
+        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that
+        # resumes there.
+        hosts, devices = group.train(first, last, is_followed=not shared.saves.may_follow(last))
+        ended_s = shared.clock.monotonic_s()
+        shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
+        num_steps = last - first
+        group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
+        _require_finite(first, devices[0].losses)
+        done = shared.journal.history.window(
+            generation=shared.run.generation,
+            first_step=first,
+            losses=devices[0].losses,
+            num_samples=sum(host.num_samples for host in hosts),
+            phase_s=hosts[0].phase_s,
+            began_s=began_s,
+            ended_s=ended_s,
+        )
+        shared.reporter.window(
+            WindowReport(
+                step=last,
+                total_steps=shared.schedule.total_steps,
+                samples_per_s=done.samples_per_s,
+                loss=done.loss,
+                phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
+                num_hosts=group.num_hosts,
+                generation=shared.run.generation,
+                committed_step=head.step if head else 0,
+                committed_unix_s=head.created_unix_s if head else None,
+                slowest=self._health.slowest,
+                imbalance=self._health.imbalance.ratio,
+                staleness=shared.run.job.staleness,
+                failed_saves=failed_saves,
+                left_s=shared.journal.history.left_s(shared.schedule.total_steps - last),
+            )
+        )
+        return done.seconds / num_steps
+
+    def evaluate(self, step: int) -> None:
+        """Scores the evaluation samples with the state after `step` steps.
+
+        Raises:
+          ConfigurationError: the best commits hang on a metric that it does not have.
+          JobFailed, WorkerFailure: as `train`.
+        """
+        shared, job = self._shared, self._shared.run.job
+        began_s = shared.clock.monotonic_s()
+        parts = self._group.evaluate()
+        shared.journal.put_aside([row for part in parts for row in part.bad_rows])
+        evaluation = evaluation_of(job, parts, step=step)
+        shared.journal.history.evaluation(evaluation, seconds=shared.clock.monotonic_s() - began_s)
+        shared.reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
+        if step < shared.schedule.total_steps:
+            require_metric(job, shared.config.checkpoint_config, evaluation)
+
+
+def _require_finite(first: int, losses: Sequence[float]) -> None:
+    """A loss that is not finite has spoilt the parameters; nothing of them may be committed.
+
+    Raises:
+      JobFailed: naming the first such step.
+    """
+    for step, loss in enumerate(losses, first):
+        if not math.isfinite(loss):
+            raise JobFailed(
+                f"The loss of step {step} is {loss}. Expected a finite number. The last commit, from before, "
+                "stands. Lower the learning "
+                "rates, clip the dense gradients (optax.clip_by_global_norm) or the rows' (clipvalue), or look "
+                "for extreme inputs."
+            )
