@@ -27,7 +27,7 @@ from podembed.embedding.config import TableConfig  # noqa: E402
 from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
 from podembed.embedding.lookup.activation_layout import ActivationLayout  # noqa: E402
 from podembed.embedding.lookup.owner_pooled import PooledLookup  # noqa: E402
-from podembed.embedding.lookup.sharded import FeatureBinding  # noqa: E402
+from podembed.embedding.lookup.streams import FeatureBinding  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402

@@ -208,6 +208,11 @@ class FeatureConfig:
         """The feature's own combiner, otherwise the table's."""
         return self._combiner or self.table.combiner
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the rows of a sample are kept apart up to `max_sequence_length`."""
+        return not self.output_shape and self.max_sequence_length > 0
+
     def __repr__(self) -> str:
         own_combiner = f", combiner={self._combiner!r}" if self._combiner else ""
         return (

@@ -38,22 +38,25 @@ def bags_of(feature_input: FeatureInput, *, num_bags: int, is_sequence: bool) ->
             "output shape, or a divisor "
             "of it, whose rows then become sequences. Change the batch or the output shape."
         )
-    return _by_position(feature_input, positions)
+    rows = Ragged(feature_input.ids, feature_input.row_splits, feature_input.weights)
+    return by_position(rows, positions, columns=feature_input.columns)
 
 
-def _by_position(feature_input: FeatureInput, positions: int) -> Ragged:
-    splits = feature_input.row_splits
-    row = np.repeat(np.arange(feature_input.num_rows), np.diff(splits))
-    position = feature_input.columns
-    if position is None:
-        position = np.arange(len(feature_input.ids)) - splits[row]
+def by_position(rows: Ragged, positions: int, *, columns: np.ndarray | None = None) -> Ragged:
+    """Cuts every row into bags, one for each position; ids beyond the last position are left out.
+
+    Args:
+      columns: int64 `[num_ids]`, the position of each id in its row, rising; None where they count from 0.
+    """
+    splits = rows.row_splits
+    row = np.repeat(np.arange(rows.num_samples), np.diff(splits))
+    position = np.arange(rows.num_ids) - splits[row] if columns is None else columns
     kept = position < positions
     # Rows come in order and columns within a row do too, so bags never fall.
     bag = row[kept] * positions + position[kept]
-    bag_splits = np.zeros(feature_input.num_rows * positions + 1, np.int64)
+    bag_splits = np.zeros(rows.num_samples * positions + 1, np.int64)
     np.cumsum(np.bincount(bag, minlength=len(bag_splits) - 1), out=bag_splits[1:])
-    weights = feature_input.weights
-    return Ragged(feature_input.ids[kept], bag_splits, None if weights is None else weights[kept])
+    return Ragged(rows.values[kept], bag_splits, None if rows.weights is None else rows.weights[kept])
 
 
 def split_bags(bags: Ragged, first_axis: int, num_shares: int) -> list[Ragged]:

@@ -43,7 +43,7 @@ def num_vectors(shape: Sequence[int | None]) -> int:
 
 def is_sequence(feature: FeatureConfig) -> bool:
     """Whether rank-2 inputs of this feature keep their positions apart."""
-    return not feature.output_shape and feature.max_sequence_length > 0
+    return feature.is_sequence
 
 
 def keeps_positions(feature_input: FeatureInput, feature: FeatureConfig) -> bool:

@@ -1,12 +1,14 @@
 """`ActivationLayout`: where the activations of each feature lie in one piece of memory, and their gradients in another.
 
-A feature is a block `[num_samples, width]`, sample after sample. Features whose table lies whole on one host are pooled
-there; the blocks of one owner follow each other, so that what this owner sends, and the gradients that go back to it,
-are one contiguous region that the network reads and writes in place. All other features come last.
+A feature is a block of vectors `[num_samples * positions, width]`, sample after sample. Features whose table lies whole
+on one host are pooled there; the blocks of one owner follow each other, so that what this owner sends, and the
+gradients that go back to it, are one contiguous region that the network reads and writes in place. All other features
+come last.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +26,8 @@ class ActivationLayout:
       num_samples: rows of every block: the host's share of a batch with its padding.
       widths: columns of each feature's block, in the features' order.
       owners: per feature, the host that pools it, or -1 where the rows come here and are pooled on the spot.
+      inner: per feature, the axes between samples and width: `(length,)` of a sequence; empty for one vector a sample.
+        Left out, no feature has any.
       order: the features as they lie in memory: by owner, those without one last, otherwise in their own order.
       block_floats: length of each block with its padding up to a cache line, in the features' order.
       starts: where each feature's block begins, in floats, in the features' order.
@@ -32,13 +36,16 @@ class ActivationLayout:
     num_samples: int
     widths: tuple[int, ...]
     owners: tuple[int, ...]
+    inner: tuple[tuple[int, ...], ...] = ()
     order: tuple[int, ...] = field(init=False)
     block_floats: tuple[int, ...] = field(init=False)
     starts: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         line = BLOCK_ALIGNMENT_BYTES // _FLOAT_BYTES
-        lengths = tuple(-(-self.num_samples * width // line) * line for width in self.widths)
+        if not self.inner:
+            object.__setattr__(self, "inner", ((),) * len(self.widths))
+        lengths = tuple(-(-self.num_vectors(at) * width // line) * line for at, width in enumerate(self.widths))
         order = sorted(range(len(self.widths)), key=lambda at: (self.owners[at] < 0, self.owners[at], at))
         starts, first = [0] * len(order), 0
         for at in order:
@@ -53,6 +60,10 @@ class ActivationLayout:
     def num_floats(self) -> int:
         return sum(self.block_floats)
 
+    def num_vectors(self, feature: int) -> int:
+        """Rows of a feature's block."""
+        return self.num_samples * math.prod(self.inner[feature])
+
     def region(self, owner: int) -> slice:
         """The floats of all features that a host pools."""
         mine = [at for at in self.order if self.owners[at] == owner]
@@ -61,10 +72,14 @@ class ActivationLayout:
         return slice(self.starts[mine[0]], self.starts[mine[-1]] + self.block_floats[mine[-1]])
 
     def blocks(self, memory: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Views `[num_samples, width]` of a flat float32 array of `num_floats`, in the features' order."""
+        """Views `[num_samples * positions, width]` of a flat float32 array of `num_floats`, in the features' order."""
+        return tuple(self._block(at, memory[self.starts[at] :]) for at in range(len(self.widths)))
+
+    def tensors(self, memory: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same as `[num_samples, *inner, width]`, as a model sees them."""
         return tuple(
-            memory[start : start + self.num_samples * width].reshape(self.num_samples, width)
-            for start, width in zip(self.starts, self.widths, strict=True)
+            block.reshape(self.num_samples, *inner, block.shape[1])
+            for block, inner in zip(self.blocks(memory), self.inner, strict=True)
         )
 
     def blocks_of(self, owner: int, memory: np.ndarray) -> dict[int, np.ndarray]:
@@ -72,13 +87,12 @@ class ActivationLayout:
         `region(owner)`.
         """
         first = self.region(owner).start
-        return {
-            at: memory[self.starts[at] - first :][: self.num_samples * self.widths[at]].reshape(
-                self.num_samples, self.widths[at]
-            )
-            for at in self.order
-            if self.owners[at] == owner
-        }
+        return {at: self._block(at, memory[self.starts[at] - first :]) for at in self.order if self.owners[at] == owner}
+
+    def _block(self, feature: int, memory: np.ndarray) -> np.ndarray:
+        """The block at the beginning of a piece of memory."""
+        count, width = self.num_vectors(feature), self.widths[feature]
+        return memory[: count * width].reshape(count, width)
 
 
 def pooling_owners(placements: Sequence[np.ndarray]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
+from podembed.embedding.lookup.streams import places_of
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 
@@ -119,7 +120,7 @@ class FeatureLookup:
         self._features = tuple(features)
         self._features_of = [[at for at, f in enumerate(features) if f.table == table] for table in range(len(tables))]
         self._owners = [np.ascontiguousarray(owners, np.int32) for owners in placement]
-        self._bucket_places = [_places(owners) for owners in self._owners]
+        self._bucket_places = [places_of(owners) for owners in self._owners]
         self._quantization = tuple(quantization)
         self._num_hosts = num_hosts
         self._exchange = exchange
@@ -263,12 +264,3 @@ class FeatureLookup:
             first += bags.num_ids
             kernels.sum_gradients(gradients[at], own, bags.row_splits, bags.weights, self._features[at].combiner, total)
         return total
-
-
-def _places(owners: np.ndarray) -> np.ndarray:
-    """int32 `[num_buckets]`: which of its owner's buckets each one is, counted from 0."""
-    places = np.zeros(len(owners), np.int32)
-    for host in np.unique(owners):
-        mine = np.flatnonzero(owners == host)
-        places[mine] = np.arange(len(mine))
-    return places

@@ -22,7 +22,7 @@ from podembed.embedding.kernels.grouped import bag_addresses, rows_of_ids
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.prefetch import Part, Split
-from podembed.embedding.lookup.sharded import FeatureBinding
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import GroupedRows, Table
 from podembed.embedding.table_spec import TableSpec

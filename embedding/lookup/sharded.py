@@ -5,8 +5,9 @@ back and are pooled (`pool`) → gradients are summed per unique row (`sum_gradi
 in host order, and update each touched row once (`update`). This module owns the arrays of that path; it sends nothing,
 `workers.host.host` moves the bytes between these calls.
 
-Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by table: what goes to or
-comes from one host is one contiguous piece, so the network reads and writes the arrays in place.
+Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by stream (see
+`streams`): what goes to or comes from one host is one contiguous piece, so the network reads and writes the arrays in
+place.
 """
 
 from __future__ import annotations
@@ -16,41 +17,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.lookup.streams import (
+    FeatureBinding,
+    Stream,
+    groups_of,
+    places_of,
+    segment_of,
+    starts_of,
+    streams_of,
+)
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureBinding:
-    """Where a feature looks up and where its activation goes.
-
-    Attributes:
-      name: as in the batch.
-      table: position in the list of tables.
-      combiner: `sum`, `mean` or `sqrtn`.
-      column: first column of its activation.
-    """
-
-    name: str
-    table: int
-    combiner: str
-    column: int
-
-
-@dataclass(slots=True)
-class _Group:
-    """Tables of one width, and for the current step their rows here and the rows asked of this host.
-
-    Attributes:
-      dim: the width.
-      tables: positions in the list of tables, ascending.
-    """
-
-    dim: int
-    tables: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -59,12 +40,13 @@ class Prepared:
 
     Attributes:
       features: the batch, by feature.
-      num_unique: per table, distinct ids of this host's samples.
-      asked: per owner, the local rows asked of it: int64, group by group, table by table.
-      asked_counts: int64 `[num_hosts, num_tables]`, how many of them are of which table.
+      num_unique: per stream, the ids asked for: the distinct ones of this host's samples, or, without gradient
+        accumulation, all.
+      asked: per owner, the local rows asked of it: int64, group by group, stream by stream.
+      asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
       index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
       wanted: per host, the local rows it asks of this host; same order.
-      wanted_counts: int64 `[num_hosts, num_tables]`.
+      wanted_counts: int64 `[num_hosts, num_streams]`.
       rows: per group, float32, the rows asked of all owners; their gradients on the way back.
       served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients
         on the way back.
@@ -96,6 +78,7 @@ class ShardedLookup:
       elsewhere: positions of tables that are held here but looked up and updated by `PooledLookup`; with all their
         features.
       tables: the shard, where it is here already; None allocates it.
+      quantization: per table how looked-up rows are rounded before they are combined, or None; empty for none at all.
     """
 
     def __init__(
@@ -108,6 +91,7 @@ class ShardedLookup:
         num_hosts: int,
         elsewhere: Collection[int] = (),
         tables: Sequence[Table] | None = None,
+        quantization: Sequence[QuantizationConfig | None] = (),
     ) -> None:
         self.host = host
         self.num_hosts = num_hosts
@@ -118,40 +102,48 @@ class ShardedLookup:
             ]
         self.tables = tuple(tables)
         self._owners = tuple(np.ascontiguousarray(owners, np.int32) for owners in placement)
-        self._bucket_places = tuple(_places(owners) for owners in self._owners)
-        self._features_of = tuple(tuple(f for f in self.features if f.table == at) for at in range(len(self.tables)))
-        here = [at for at in range(len(specs)) if at not in elsewhere]
-        dims = sorted({specs[at].dim for at in here})
-        self.groups = tuple(_Group(dim, tuple(at for at in here if specs[at].dim == dim)) for dim in dims)
-        self._order = tuple(at for group in self.groups for at in group.tables)
+        self._bucket_places = tuple(places_of(owners) for owners in self._owners)
+        self._streams = streams_of(specs, self.features)
+        self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
+        self._order = tuple(number for group in self.groups for number in group.streams)
+        self._quantization = tuple(quantization)
         self._seats = np.zeros((kernels.num_seats(0), 2), np.int64)
 
     def prepare(self, batch: Mapping[str, Ragged]) -> Prepared:
-        """Finds each table's distinct ids and who owns their rows. Touches no table."""
-        num_tables = len(self.tables)
-        counts = np.zeros((self.num_hosts, num_tables), np.int64)
-        num_unique = np.zeros(num_tables, np.int64)
-        local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_tables
-        place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_tables
-        for at in self._order:
-            table = self.tables[at]
-            values = [batch[f.name].values for f in self._features_of[at]]
+        """Finds each stream's distinct ids and who owns their rows. Touches no table."""
+        num_streams = len(self._streams)
+        counts = np.zeros((self.num_hosts, num_streams), np.int64)
+        num_unique = np.zeros(num_streams, np.int64)
+        local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
+        place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_streams
+        for number in self._order:
+            stream = self._streams[number]
+            values = [batch[feature.name].values for feature in stream.features]
             ids = values[0] if len(values) == 1 else np.concatenate(values)
-            unique, inverse = self._distinct(ids)
-            num_unique[at] = len(unique)
-            local_rows[at], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
+            unique, inverse = self._distinct(ids, stream)
+            num_unique[number] = len(unique)
+            local_rows[number], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
             of_owner = np.empty(self.num_hosts, np.int64)
-            per_bucket = table.spec.layout.rows_per_bucket
+            at = stream.table
+            per_bucket = self.tables[at].spec.layout.rows_per_bucket
             kernels.route(
-                unique, self._owners[at], self._bucket_places[at], per_bucket, of_owner, local_rows[at], position
+                unique, self._owners[at], self._bucket_places[at], per_bucket, of_owner, local_rows[number], position
             )
-            counts[:, at] = of_owner
-            place[at] = np.empty(len(ids), np.int32)
-            kernels.row_of_each_id(position, inverse, place[at])
+            counts[:, number] = of_owner
+            place[number] = np.empty(len(ids), np.int32)
+            kernels.row_of_each_id(position, inverse, place[number])
         return self._arrange(batch, num_unique, counts, local_rows, place)
 
-    def _distinct(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_by_table(self, counts: np.ndarray) -> np.ndarray:
+        """Counts `[num_hosts, num_streams]` → int64 `[num_tables]`, the rows of all hosts together."""
+        found = np.zeros(len(self.tables), np.int64)
+        np.add.at(found, [stream.table for stream in self._streams], counts.sum(axis=0))
+        return found
+
+    def _distinct(self, ids: np.ndarray, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
         """The distinct ids in order of appearance, and which of them each id is."""
+        if not stream.is_distinct:
+            return ids, np.arange(len(ids), dtype=np.int32)
         if len(self._seats) < kernels.num_seats(len(ids)):
             self._seats = np.zeros((kernels.num_seats(len(ids)), 2), np.int64)
         unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
@@ -167,25 +159,25 @@ class ShardedLookup:
         place: Sequence[np.ndarray],
     ) -> Prepared:
         """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
-        by table.
+        by stream.
         """
         asked = [
             np.concatenate(
-                [np.empty(0, np.int64), *(_segment(local_rows[at], counts[:, at], owner) for at in self._order)]
+                [np.empty(0, np.int64), *(segment_of(local_rows[at], counts[:, at], owner) for at in self._order)]
             )
             for owner in range(self.num_hosts)
         ]
         index: dict[str, np.ndarray] = {}
         for group in self.groups:
-            starts = _starts(counts[:, group.tables])
-            for column, at in enumerate(group.tables):
-                # Row k of a table's owner-ordered list sits this much further in the group's array.
+            starts = starts_of(counts[:, group.streams])
+            for column, at in enumerate(group.streams):
+                # Row k of a stream's owner-ordered list sits this much further in the group's array.
                 shift = starts[:, column] - (np.cumsum(counts[:, at]) - counts[:, at])
                 moved = (np.arange(num_unique[at]) + np.repeat(shift, counts[:, at])).astype(np.int32)
                 positions = np.empty(len(place[at]), np.int32)
                 kernels.row_of_each_id(moved, place[at], positions)
                 first = 0
-                for feature in self._features_of[at]:
+                for feature in self._streams[at].features:
                     num_ids = batch[feature.name].num_ids
                     index[feature.name] = positions[first : first + num_ids]
                     first += num_ids
@@ -195,18 +187,18 @@ class ShardedLookup:
         """Takes what every host asks of this one; its own entry may be anything and is filled in here.
 
         Args:
-          wanted: per host, int64 local rows, group by group, table by table.
-          wanted_counts: int64 `[num_hosts, num_tables]`.
+          wanted: per host, int64 local rows, group by group, stream by stream.
+          wanted_counts: int64 `[num_hosts, num_streams]`.
         """
         prepared.wanted = list(wanted)
         prepared.wanted[self.host] = prepared.asked[self.host]
         prepared.wanted_counts = wanted_counts
         prepared.wanted_counts[self.host] = prepared.asked_counts[self.host]
         prepared.rows = [
-            np.empty((int(prepared.asked_counts[:, g.tables].sum()), g.dim), np.float32) for g in self.groups
+            np.empty((int(prepared.asked_counts[:, g.streams].sum()), g.dim), np.float32) for g in self.groups
         ]
         prepared.served = [
-            np.empty((int(prepared.wanted_counts[:, g.tables].sum()), g.dim), np.float32) for g in self.groups
+            np.empty((int(prepared.wanted_counts[:, g.streams].sum()), g.dim), np.float32) for g in self.groups
         ]
         prepared.splits = [None] * self.num_hosts
 
@@ -221,8 +213,11 @@ class ShardedLookup:
         wanted = [self._wanted_rows(prepared, host) for host in hosts]
         touched = [self._wanted_rows(previous, host) for host in hosts]
         for number, group in enumerate(self.groups):
-            for at in group.tables:
-                found = self._find_late([touched[h][at] for h in hosts], [wanted[h][at] for h in hosts], at)
+            for at in group.streams:
+                table = self._streams[at].table
+                of_table = [n for n in group.streams if self._streams[n].table == table]
+                rows = [touched[h][n] for h in hosts for n in of_table]
+                found = self._find_late(rows, [wanted[h][at] for h in hosts], table)
                 for host in hosts:
                     flags[host][number].append(found[host])
         widths = [group.dim for group in self.groups]
@@ -254,9 +249,9 @@ class ShardedLookup:
                 elif part is Part.LATE:
                     out = self.piece(prepared, number, host, of="rows" if host == self.host else "served")
                     rows, first = self._wanted_rows(prepared, host), 0
-                    for at in group.tables:
+                    for at in group.streams:
                         count = int(prepared.wanted_counts[host, at])
-                        self.tables[at].gather(rows[at], out[first : first + count])
+                        self._table(at).gather(rows[at], out[first : first + count])
                         first += count
 
     def _gather_part(self, prepared: Prepared, number: int, host: int, split: Split, part: Part) -> None:
@@ -268,15 +263,15 @@ class ShardedLookup:
         else:
             out = split.packed(part, self.blocks(prepared, host, of="served"))[number]
         first = first_position = 0
-        for at in self.groups[number].tables:
+        for at in self.groups[number].streams:
             stop = first + int(prepared.wanted_counts[host, at])
             last_position = int(np.searchsorted(positions, stop))
             places = positions[first_position:last_position]
             rows = wanted[at][places - first]
             if is_own:
-                self.tables[at].gather(rows, out, places)
+                self._table(at).gather(rows, out, places)
             else:
-                self.tables[at].gather(rows, out[first_position:last_position])
+                self._table(at).gather(rows, out[first_position:last_position])
             first, first_position = stop, last_position
 
     def blocks(self, prepared: Prepared, host: int, *, of: str) -> list[np.ndarray]:
@@ -285,10 +280,10 @@ class ShardedLookup:
 
     def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
         """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""
-        tables = self.groups[group].tables
+        streams = self.groups[group].streams
         counts = prepared.asked_counts if of == "rows" else prepared.wanted_counts
         array = prepared.rows[group] if of == "rows" else prepared.served[group]
-        ends = np.cumsum(counts[:, tables].sum(axis=1))
+        ends = np.cumsum(counts[:, streams].sum(axis=1))
         return array[(ends[host - 1] if host else 0) : ends[host]]
 
     def pool(self, prepared: Prepared, out: Mapping[str, np.ndarray]) -> None:
@@ -298,6 +293,8 @@ class ShardedLookup:
           out: per feature float32 `[num_samples or more, dim]`; samples without ids get zeros, those beyond the batch
             are left alone.
         """
+        if any(self._quantization):
+            self._quantize(prepared)
         rows = self._group_arrays(prepared.rows)
         for feature in self.features:
             ragged = prepared.features[feature.name]
@@ -309,6 +306,17 @@ class ShardedLookup:
                 feature.combiner,
                 out[feature.name][: ragged.num_samples],
             )
+
+    def _quantize(self, prepared: Prepared) -> None:
+        """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
+        for number, group in enumerate(self.groups):
+            ends = np.cumsum(prepared.asked_counts[:, group.streams])
+            for at, stop in enumerate(ends):
+                stream = group.streams[at % len(group.streams)]
+                quantization = self._quantization[self._streams[stream].table]
+                if quantization is not None:
+                    first = int(ends[at - 1]) if at else 0
+                    quantization.apply(prepared.rows[number][first : int(stop)])
 
     def sum_gradients(self, prepared: Prepared, gradients: Mapping[str, np.ndarray]) -> None:
         """Replaces `rows` by the gradient of each row, summed over this host's samples and features.
@@ -339,20 +347,23 @@ class ShardedLookup:
         for number, group in enumerate(self.groups):
             own = self.piece(prepared, number, self.host, of="rows")
             self.piece(prepared, number, self.host, of="served")[...] = own
-            starts = _starts(prepared.wanted_counts[:, group.tables])
-            for column, at in enumerate(group.tables):
-                counts = prepared.wanted_counts[:, at]
-                rows = [self._wanted_rows(prepared, host)[at] for host in range(self.num_hosts)]
-                pieces = [
-                    prepared.served[number][starts[host, column] : starts[host, column] + counts[host]]
-                    for host in range(self.num_hosts)
-                ]
-                gradients = np.empty((int(counts.sum()), group.dim), np.float32)
+            starts = starts_of(prepared.wanted_counts[:, group.streams])
+            wanted = [self._wanted_rows(prepared, host) for host in range(self.num_hosts)]
+            for at in dict.fromkeys(self._streams[n].table for n in group.streams):
+                columns = [column for column, n in enumerate(group.streams) if self._streams[n].table == at]
+                rows, pieces = [], []
+                for column in columns:
+                    stream = group.streams[column]
+                    for host in range(self.num_hosts):
+                        first = int(starts[host, column])
+                        rows.append(wanted[host][stream])
+                        pieces.append(prepared.served[number][first : first + len(rows[-1])])
+                gradients = np.empty((sum(map(len, rows)), group.dim), np.float32)
                 np.concatenate(pieces, out=gradients)
                 self.tables[at].update(np.concatenate(rows), gradients, learning_rates[at])
 
     def _wanted_rows(self, prepared: Prepared, host: int) -> dict[int, np.ndarray]:
-        """Per table, the local rows that `host` wants."""
+        """Per stream, the local rows that `host` wants."""
         parts, first = {}, 0
         for at in self._order:
             count = int(prepared.wanted_counts[host, at])
@@ -361,24 +372,10 @@ class ShardedLookup:
         return parts
 
     def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-        return {at: arrays[number] for number, group in enumerate(self.groups) for at in group.tables}
+        """By table, the array of its group."""
+        return {
+            self._streams[at].table: arrays[number] for number, group in enumerate(self.groups) for at in group.streams
+        }
 
-
-def _places(owners: np.ndarray) -> np.ndarray:
-    """int32 `[num_buckets]`: which of its owner's buckets each one is, counted from 0."""
-    places = np.zeros(len(owners), np.int32)
-    for host in np.unique(owners):
-        mine = np.flatnonzero(owners == host)
-        places[mine] = np.arange(len(mine))
-    return places
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    """Counts `[num_hosts, num_tables]` → where each piece begins when laid out host by host, table by table."""
-    flat = counts.reshape(-1)
-    return (np.cumsum(flat) - flat).reshape(counts.shape)
-
-
-def _segment(rows: np.ndarray, counts: np.ndarray, host: int) -> np.ndarray:
-    first = int(counts[:host].sum())
-    return rows[first : first + int(counts[host])]
+    def _table(self, stream: int) -> Table:
+        return self.tables[self._streams[stream].table]

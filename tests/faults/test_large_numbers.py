@@ -11,7 +11,8 @@ import numpy as np
 
 from podembed.embedding.buckets import bucket_layout
 from podembed.embedding.initializers import Uniform
-from podembed.embedding.lookup.sharded import FeatureBinding, ShardedLookup
+from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import SGD, learning_rate_at
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec

@@ -119,7 +119,8 @@ class Decoder:
         }
         largest = max((source.vocabulary_size or 0 for source in data.id_columns.values()), default=0)
         # As narrow as it goes: rows wait in memory for their step, and are copied once more on the way.
-        self._id_dtype = np.int32 if largest <= 1 << 31 else np.int64
+        is_wide = largest > 1 << 31 or any(source.keeps_outside for source in data.id_columns.values())
+        self._id_dtype = np.int64 if is_wide else np.int32
 
     def faults_of(self, origin: Origin, num_rows: int) -> RowFaults:
         """An empty account of a row group's malformed rows, which are tolerated if the data declares so."""

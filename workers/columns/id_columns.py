@@ -7,7 +7,7 @@ What becomes of a value, by the mode of its `IdColumn`:
 | integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
 | string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
 | date or time | the row of its whole number of units (`times`) | the same of that number | the same |
-| integer outside [0, size) | malformed row | as any other | as any other |
+| integer outside [0, size) | malformed row, or itself (`keeps_outside`) | as any other | as any other |
 | value that the vocabulary does not have | - | - | row 0 |
 | null or empty string, `missing="empty"` | no id | no id | no id |
 | null or empty string, `missing="zero"` | row 0 | row 0 (default) | row 0 |
@@ -126,7 +126,9 @@ class IdStage:
         raw = self._rows_of_integers(items)
         offsets = _offsets(column) if is_list else None
         bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
-        if not is_inside:
+        if self.source.keeps_outside:
+            self._refuse_beyond_int64(items, offsets, faults)
+        elif not is_inside:
             self._refuse_outside(items, offsets, faults)
         return bags
 
@@ -173,6 +175,16 @@ class IdStage:
             hash_in_place(hashed, self._offset, self._size - 1)
             return frozen(hashed, np.int64)
         return raw
+
+    def _refuse_beyond_int64(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
+        """Unsigned ids that would come out negative. `items` have no nulls."""
+        if items.type != pa.uint64():
+            return
+        raw = items.to_numpy(zero_copy_only=False)
+        beyond = np.flatnonzero(raw > np.uint64(np.iinfo(np.int64).max))
+        if len(beyond):
+            samples = beyond if offsets is None else np.searchsorted(offsets, beyond, side="right") - 1
+            self._add_outside(samples, raw[beyond], faults)
 
     def _refuse_outside(self, items: pa.Array, offsets: np.ndarray | None, faults: RowFaults) -> None:
         """Finds the samples with an id outside the table. `items` have no nulls."""
@@ -222,7 +234,9 @@ class IdStage:
         if self.source.mode == "hash":
             return hashed_rows(present, vocabulary_size=self._size, salt=self.source.salt)
         raw = present.to_numpy(zero_copy_only=False)
-        outside = np.flatnonzero((raw < 0) | (raw >= self._size))
+        largest = np.iinfo(np.int64).max if self.source.keeps_outside else self._size - 1
+        smallest = np.iinfo(np.int64).min if self.source.keeps_outside else 0
+        outside = np.flatnonzero((raw < smallest) | (raw > largest))
         if len(outside):
             self._add_outside(sample_of(outside), raw[outside], faults)
         return np.array(raw, np.int64)

@@ -9,7 +9,7 @@ row ids, so training, evaluation and export cannot disagree about it. Values onl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -74,6 +74,8 @@ class IdColumn:
       vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
       num_reserved: rows before the first value of the vocabulary, at least 1. unit, since: of columns of times alone,
       what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
+      keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
+        `invalid_ids` what becomes of them; `InputData.resolved` fills it in.
     """
 
     column: str
@@ -85,6 +87,7 @@ class IdColumn:
     num_reserved: int = 1
     unit: Unit | None = None
     since: str | None = None
+    keeps_outside: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.vocabulary, os.PathLike):
@@ -215,13 +218,14 @@ class InputData:
         """Every vocabulary file that a feature names, each once."""
         return tuple(dict.fromkeys(source.vocabulary for source in self.id_columns.values() if source.vocabulary))
 
-    def resolved(self: Data, vocabulary_sizes: Mapping[str, int]) -> Data:
+    def resolved(self: Data, vocabulary_sizes: Mapping[str, int], *, keeps_outside: Collection[str] = ()) -> Data:
         """The same data with exactly the features of the model, in the model's order.
 
         A feature that is not declared here reads the column of its own name as it is.
 
         Args:
           vocabulary_sizes: feature name to rows of its table.
+          keeps_outside: the features whose ids may lie outside their table.
 
         Raises:
           DataConfigError: a feature is declared here that the model does not have, or with another vocabulary size.
@@ -242,7 +246,7 @@ class InputData:
                     "its table. "
                     "Expected the same. Leave it out of IdColumn to take the table's."
                 )
-            features[name] = replace(source, vocabulary_size=size)
+            features[name] = replace(source, vocabulary_size=size, keeps_outside=name in keeps_outside)
         return replace(self, features=features)
 
     def for_evaluation(self: Data) -> Data:

@@ -116,7 +116,7 @@ def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Ar
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """This host's share of a batch as parts of global arrays: `activations` one `[n, width]` a feature."""
+    """This host's share of a batch as parts of global arrays: `activations` one `[n, *inner, width]` a feature."""
 
     dense: jax.Array
     activations: Blocks
@@ -126,7 +126,7 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A batch in the shared memory: what goes in, and where gradients (one `[n, width]` a feature) or scores go out."""
+    """A batch in the shared memory: what goes in, and where gradients (shaped as the activations) or scores go out."""
 
     inputs: _Inputs
     gradients: tuple[np.ndarray, ...]
@@ -217,7 +217,8 @@ class DeviceWorker:
         n = self.num_samples
         column = jax.ShapeDtypeStruct((n,), jnp.float32)
         dense = jax.ShapeDtypeStruct((n, num_dense), jnp.float32)
-        blocks = tuple(jax.ShapeDtypeStruct((n, width), jnp.float32) for width in self.job.widths.values())
+        shapes = self.job.activation_shapes.values()
+        blocks = tuple(jax.ShapeDtypeStruct((n, *shape), jnp.float32) for shape in shapes)
         scores = jax.eval_shape(partial(_forward, self.job), self.params, dense, blocks)
         _check_column("model.apply", scores, n)
         _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
@@ -227,7 +228,8 @@ class DeviceWorker:
         rows = self.num_samples * jax.process_count()
         shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
         dense = shaped((rows, num_dense), sharding=self._sharding)
-        activations = tuple(shaped((rows, width), sharding=self._sharding) for width in self.job.widths.values())
+        shapes = self.job.activation_shapes.values()
+        activations = tuple(shaped((rows, *shape), sharding=self._sharding) for shape in shapes)
         column = shaped((rows,), sharding=self._sharding)
         step = partial(_train_step, self.job, self._optimizer)
         specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
@@ -286,12 +288,12 @@ class DeviceWorker:
             # The arrays are the shared memory itself: built once, they show each batch in turn.
             inputs = self._inputs_in_place.get(buffer)
         if inputs is None:
-            blocks = tuple(self._to_device(block) for block in layout.blocks(arrays["activations"]))
+            blocks = tuple(self._to_device(tensor) for tensor in layout.tensors(arrays["activations"]))
             dense, labels, weights = (self._to_device(arrays[name]) for name in ("dense", "labels", "weights"))
             inputs = _Inputs(dense, blocks, labels, weights)
         if _reads_in_place():
             self._inputs_in_place[buffer] = inputs
-        return _Share(inputs, layout.blocks(arrays["gradients"]), arrays["scores"])
+        return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])
 
     def train(self, share: _Share, *, weight_sum: float) -> jax.Array:
         """One step on this host's share. Writes its gradients, changes parameters and optimizer state.

@@ -12,12 +12,14 @@ import numpy as np
 from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.owner_pooled import PooledLookup, can_pool_at_owner
-from podembed.embedding.lookup.sharded import FeatureBinding, ShardedLookup
+from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.host.bags import Bags
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import feature_bindings, table_specs
+from podembed.workers.job.tables import feature_bindings, needs_rows, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,6 +32,7 @@ class HostLookups:
       layout: of the activations and of their gradients in the memory shared with the device process.
       sharded: the features whose rows come to this host.
       pooled: the features that are pooled where their table is.
+      bags: what is looked up of a batch.
       num_buffers: batches that may be in flight at once.
     """
 
@@ -38,6 +41,7 @@ class HostLookups:
     layout: ActivationLayout
     sharded: ShardedLookup
     pooled: PooledLookup
+    bags: Bags
     num_buffers: int
 
     @staticmethod
@@ -52,11 +56,15 @@ class HostLookups:
         """
         specs, features = table_specs(job, spec.table_buckets), feature_bindings(job)
         whole = pooling_owners(spec.placement)
-        owners = [owner if can_pool_at_owner(table) else -1 for owner, table in zip(whole, specs, strict=True)]
+        owners = [
+            owner if can_pool_at_owner(table) and not as_rows else -1
+            for owner, table, as_rows in zip(whole, specs, needs_rows(job), strict=True)
+        ]
         layout = ActivationLayout(
             num_samples=num_samples,
             widths=tuple(job.widths.values()),
             owners=tuple(owners[feature.table] for feature in features),
+            inner=tuple(shape[:-1] for shape in job.activation_shapes.values()),
         )
         # Where the lookup of a step begins before the device is done with the one before, each has memory of its own.
         num_buffers = 2 if job.overlap or job.staleness else 1
@@ -68,13 +76,20 @@ class HostLookups:
             num_hosts=spec.num_hosts,
             elsewhere={at for at, owner in enumerate(owners) if owner >= 0},
             tables=tables,
+            quantization=[table.quantization_config for table in job.tables],
         )
         pooled = PooledLookup(
             sharded.tables, features, layout, host=spec.host, num_hosts=spec.num_hosts, num_buffers=num_buffers
         )
         compile_kernels(specs)
         return HostLookups(
-            specs=specs, features=features, layout=layout, sharded=sharded, pooled=pooled, num_buffers=num_buffers
+            specs=specs,
+            features=features,
+            layout=layout,
+            sharded=sharded,
+            pooled=pooled,
+            bags=Bags(job),
+            num_buffers=num_buffers,
         )
 
     def blocks(self, memory: np.ndarray) -> dict[str, np.ndarray]:

@@ -93,6 +93,7 @@ class HostWindow:
       rows_asked: per table, rows that all hosts asked of this one.
       peak_rss_bytes: of the process, since its start.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
+      altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
     """
 
     num_samples: int
@@ -101,6 +102,7 @@ class HostWindow:
     peak_rss_bytes: int
     bad_rows: tuple[BadRow, ...] = ()
     rows_asked: tuple[int, ...] = ()
+    altered_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

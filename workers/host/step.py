@@ -92,6 +92,10 @@ class Steps:
         self._rows_asked[:] = 0
         return taken
 
+    def take_altered_ids(self) -> tuple[int, ...]:
+        """Per table, ids outside its vocabulary that were dropped, clipped or hashed since the last call."""
+        return self._lookups.bags.take_altered()
+
     def prepare(self, reader: ReadAhead, number: int, *, buffer: int | None = None) -> Step:
         """Reads a batch, finds the rows of its ids, and tells the owners which are wanted. Steps of training take the
         buffers in turn.
@@ -100,13 +104,14 @@ class Steps:
         with self._tracker.phase(Phase.READ):
             batch = reader.get(number)
         with self._tracker.phase(Phase.DEDUP):
-            prepared = self._sharded.prepare(batch.features)
-            request = self._pooled.request(batch.features, buffer=buffer)
+            bags = self._lookups.bags.of(batch.features)
+            prepared = self._sharded.prepare(bags)
+            request = self._pooled.request(bags, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
         with self._tracker.phase(Phase.ID_EXCHANGE):
             asked = self._ids.exchange(number, prepared, request, weight=weight, found_early=self._found_early)
             self._sharded.accept(prepared, asked.wanted, asked.wanted_counts)
-            self._rows_asked += asked.wanted_counts.sum(axis=0)
+            self._rows_asked += self._sharded.rows_by_table(asked.wanted_counts)
         with self._tracker.phase(Phase.GROUP):
             self._pooled.accept(request, asked.frames, self._device.buffers[buffer]["gradients"])
         return Step(
@@ -169,7 +174,7 @@ class Steps:
         blocks = self._lookups.blocks(arrays["activations"])
         self._sharded.pool(step.prepared, blocks)
         for feature in self._sharded.features:
-            blocks[feature.name][n:] = 0.0
+            blocks[feature.name][step.prepared.features[feature.name].num_samples :] = 0.0
         for name in ("dense", "labels", "weights"):
             arrays[name][:n] = getattr(step.batch, name)
             arrays[name][n:] = 0.0

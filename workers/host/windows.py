@@ -63,6 +63,7 @@ class Windows:
             bytes_sent=self._mesh.statistics.bytes_sent - sent_before,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rows_asked=steps.take_rows_asked(),
+            altered_ids=steps.take_altered_ids(),
             bad_rows=self._input.take_bad_rows(),
         )
 

@@ -23,6 +23,7 @@ from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
+from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.folder import search_last
 from podembed.workers.job.ranking import Baseline, Metric
 from podembed.workers.job.types import type_problem
@@ -66,6 +67,9 @@ class Model(Protocol):
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the
         order of `widths`.
+
+        A feature with `max_sequence_length` comes as `[n, max_sequence_length, width]`, positions without an id as
+        zeros; one with `output_shape` as `[n, *output_shape[1:], width]`.
         """
         ...
 
@@ -165,37 +169,15 @@ class JobConfig:
                 f"Found wire_dtype={self.wire_dtype!r}. Expected 'float32', or 'bfloat16' to halve the bytes between "
                 "machines."
             )
-        self._refuse_what_is_not_trained()
+        try:
+            self.activation_shapes  # noqa: B018  # raises what is wrong with an output_shape
+        except ValueError as error:
+            raise JobError(str(error)) from error
         self._check_metrics()
         order = getattr(self.model, "order", None)
         if isinstance(order, FeatureOrder):
             order.tell(self.features)
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
-
-    def _refuse_what_is_not_trained(self) -> None:
-        """Declarations that only the step-by-step interface (`TPUEmbedding`) honours; ignoring them would train
-        something else.
-
-        Raises:
-          JobError: naming the feature or table and the declaration.
-        """
-        for name, feature in self.features.items():
-            table, where = feature.table, f"feature '{name}'"
-            optimizer = table.optimizer or self.optimizer
-            found = {
-                "max_sequence_length": bool(feature.max_sequence_length and not feature.output_shape),
-                "output_shape": bool(feature.output_shape),
-                "quantization_config of its table": table.quantization_config is not None,
-                f"invalid_ids={table.invalid_ids!r} of its table": table.invalid_ids != "error",
-                "use_gradient_accumulation=False of its table's optimizer": not optimizer.use_gradient_accumulation,
-            }
-            unsupported = next((what for what, is_set in found.items() if is_set), None)
-            if unsupported:
-                raise JobError(
-                    f"Found {where} with {unsupported}. Expected pooled bags of valid ids and summed gradients, which "
-                    "is what a job trains. "
-                    f"Leave it out, or use TPUEmbedding under a PodStrategy."
-                )
 
     def _check_metrics(self) -> None:
         """Raises `JobError` for metrics of one name, or one that groups by a feature that is not there."""
@@ -224,7 +206,8 @@ class JobConfig:
           DataConfigError: the data declares a feature that the model does not have, or another vocabulary size.
         """
         sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
-        data = self.data.resolved(sizes)
+        keeps_outside = [name for name, feature in self.features.items() if feature.table.invalid_ids != "error"]
+        data = self.data.resolved(sizes, keeps_outside=keeps_outside)
         return replace(data, binary_labels=data.binary_labels or self.loss is None)
 
     @property
@@ -251,8 +234,21 @@ class JobConfig:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The width of each feature's activation, in the features' order."""
+        """The width of each feature's activation, its last axis, in the features' order."""
         return {name: feature.table.dim for name, feature in self.features.items()}
+
+    @property
+    def activation_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each feature's activation behind the axis of the samples, in the features' order: `(width,)`, or
+        `(max_sequence_length, width)` of a sequence.
+
+        Raises:
+          ValueError: an `output_shape` does not fit the batch.
+        """
+        return {
+            name: (*inner_shape(name, feature, batch_size=self.batch_size), feature.table.dim)
+            for name, feature in self.features.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podembed.embedding.lookup.sharded import FeatureBinding
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.job.job import JobConfig
@@ -38,6 +38,18 @@ def feature_bindings(job: JobConfig) -> tuple[FeatureBinding, ...]:
         bindings.append(FeatureBinding(name=name, table=position[id(feature.table)], combiner=combiner, column=column))
         column += feature.table.dim
     return tuple(bindings)
+
+
+def needs_rows(job: JobConfig) -> tuple[bool, ...]:
+    """Per table, whether its rows must come to the samples as they are: to be rounded before they are combined, or to
+    stay apart as a sequence.
+    """
+    apart = {
+        id(job.features[name].table)
+        for name, shape in job.activation_shapes.items()
+        if len(shape) > 1 or job.features[name].is_sequence
+    }
+    return tuple(table.quantization_config is not None or id(table) in apart for table in job.tables)
 
 
 def features_per_table(job: JobConfig) -> tuple[int, ...]:

@@ -170,7 +170,7 @@ def test_rows_that_nobody_touched_are_early(seed: int, num_hosts: int) -> None:
         for host, split in enumerate(after[owner].splits):
             for number, group in enumerate(lookup.groups):
                 wanted, touched, first = lookup._wanted_rows(after[owner], host), [], 0
-                for at in group.tables:
+                for at in group.streams:
                     asked = [lookup._wanted_rows(before[owner], other)[at] for other in range(num_hosts)]
                     late = np.flatnonzero(np.isin(wanted[at], np.concatenate(asked)))
                     touched += (first + late).tolist()

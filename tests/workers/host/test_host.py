@@ -88,11 +88,11 @@ class OneLineDevice(threading.Thread):
                 arrays, layout = end.buffers[record.buffer], end.layout.activations
                 activations = layout.blocks(arrays["activations"])
                 self.seen[record.step] = [block.copy() for block in activations]
-                weights = arrays["weights"][:, None]
+                weights, tensors = arrays["weights"], layout.tensors(arrays["activations"])
                 if record.kind is RecordKind.TRAIN:
-                    for gradient, block in zip(layout.blocks(arrays["gradients"]), activations, strict=True):
-                        gradient[...] = block * weights / record.weight_sum
-                arrays["scores"][...] = activations[0][:, 0]
+                    for gradient, tensor in zip(layout.tensors(arrays["gradients"]), tensors, strict=True):
+                        gradient[...] = tensor * np.expand_dims(weights, (*range(1, tensor.ndim),)) / record.weight_sum
+                arrays["scores"][...] = tensors[0].reshape(len(weights), -1)[:, 0]
                 answer = self.answer(record)
                 if answer is not None:
                     end.send(answer)
@@ -117,6 +117,7 @@ class Pod:
         *,
         step_timeout_s: float = PATIENCE_S,
         buckets: tuple[int, ...] = BUCKETS,
+        shares_memory: bool = True,
         **device: Any,
     ) -> None:
         self.job = job
@@ -143,6 +144,7 @@ class Pod:
             eval_index=build_index(data.for_evaluation()) if data.eval_paths else None,
             bind_address="127.0.0.1",
             step_timeout_s=step_timeout_s,
+            shares_memory=shares_memory,
         )
         self.ready: list[HostReady] = self.all("start", [(replace(base, host=host),) for host in range(num_hosts)])
         self.devices = [OneLineDevice(ready.invitation, **device) for ready in self.ready]

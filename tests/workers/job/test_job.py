@@ -4,18 +4,17 @@ features.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
+from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
 from podembed.workers.data.config import DataConfigError, IdColumn, ParquetData
 from podembed.workers.job.job import JobConfig, JobError, JobReference
 from podembed.workers.job.ranking import RecallAt
-from podembed.workers.job.tables import choose_buckets, feature_bindings, table_specs
+from podembed.workers.job.tables import choose_buckets, feature_bindings, needs_rows, table_specs
 from tests.small_job import DIM, SmallModel, small_job
 
 USERS = TableConfig(100, 4, name="users")
@@ -154,21 +153,41 @@ def test_a_job_is_a_value() -> None:
     assert replace(job, seed=4).seed == 4
 
 
+def with_first_feature(**options: Any) -> JobConfig:
+    job = job_of(batch_size=32)
+    features = {**job.features, "user": FeatureConfig(job.features["user"].table, **options)}
+    return replace(job, features=features)
+
+
 @pytest.mark.parametrize(
-    ("table", "feature", "said"),
+    ("options", "shape"),
     [
-        ({}, {"max_sequence_length": 3}, "max_sequence_length"),
-        ({}, {"output_shape": [4]}, "output_shape"),
-        ({"quantization_config": QuantizationConfig(4, -1.0, 1.0)}, {}, "quantization_config"),
-        ({"invalid_ids": "drop"}, {}, "invalid_ids='drop'"),
-        ({"optimizer": SGD(0.1, use_gradient_accumulation=False)}, {}, "use_gradient_accumulation=False"),
+        ({}, (8,)),
+        ({"max_sequence_length": 5}, (5, 8)),
+        ({"max_sequence_length": 1}, (1, 8)),
+        ({"output_shape": 32}, (8,)),
+        ({"output_shape": (None, 2, 3)}, (2, 3, 8)),
+        ({"output_shape": (32, 4), "max_sequence_length": 9}, (4, 8)),
     ],
 )
-def test_what_a_job_does_not_train_is_refused_by_name(table: dict, feature: dict, said: str, small_data: str) -> None:
-    job = small_job(folder=small_data, audit=False)
-    features = dict(job.features) | {"a": FeatureConfig(TableConfig(50, 8, name="a", **table), **feature)}
-    with pytest.raises(JobError, match=f"feature 'a' with {re.escape(said)}"):
-        replace(job, features=features)
+def test_activations_have_the_declared_shape(options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    job = with_first_feature(**options)
+    width = job.features["user"].table.dim
+    assert job.activation_shapes["user"] == (*shape[:-1], width)
+    assert job.widths["user"] == width
+
+
+@pytest.mark.parametrize("shape", [(31,), (None, None), (32, 0), (4, 32)])
+def test_an_output_shape_begins_with_the_batch(shape: tuple[int | None, ...]) -> None:
+    with pytest.raises(JobError, match="feature 'user' in a job with batch_size=32"):
+        with_first_feature(output_shape=shape)
+
+
+def test_tables_whose_rows_must_come_to_the_samples() -> None:
+    assert needs_rows(job_of()) == (False, False)
+    assert needs_rows(with_first_feature(max_sequence_length=1)) == (True, False)
+    assert needs_rows(with_first_feature(output_shape=(None, 1))) == (True, False)
+    assert needs_rows(with_first_feature(output_shape=(None,))) == (False, False)
 
 
 def test_metrics_group_by_features_of_the_job() -> None:

@@ -1,0 +1,104 @@
+"""What travels as rows between hosts: which features ask together, and where their rows lie side by side.
+
+`sharded.py` moves the rows; this module holds the values that say how they are laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from podembed.embedding.table_spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureBinding:
+    """Where a feature looks up and where its activation goes.
+
+    Attributes:
+      name: as in the batch.
+      table: position in the list of tables.
+      combiner: `sum`, `mean` or `sqrtn`.
+      column: first column of its activation.
+    """
+
+    name: str
+    table: int
+    combiner: str
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Rows of one table that are asked for together.
+
+    Features that share a table share a stream, so that a row travels once. Without gradient accumulation each feature
+    has a stream of its own: updates then go feature by feature over all hosts, in the order that one host alone has.
+
+    Attributes:
+      table: position in the list of tables.
+      features: in the order of the batch.
+      is_distinct: whether an id that occurs several times is asked for once.
+    """
+
+    table: int
+    features: tuple[FeatureBinding, ...]
+    is_distinct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Streams of tables of one width, whose rows lie in one array.
+
+    Attributes:
+      dim: the width.
+      streams: positions in the list of streams, ascending.
+    """
+
+    dim: int
+    streams: tuple[int, ...]
+
+
+def streams_of(specs: Sequence[TableSpec], features: Sequence[FeatureBinding]) -> tuple[Stream, ...]:
+    """In the order of the tables. A table without features has one stream without features."""
+    found: list[Stream] = []
+    for at, spec in enumerate(specs):
+        own = tuple(feature for feature in features if feature.table == at)
+        if spec.optimizer is None or spec.optimizer.use_gradient_accumulation:
+            found.append(Stream(at, own, is_distinct=True))
+        else:
+            found += [Stream(at, (feature,), is_distinct=False) for feature in own]
+    return tuple(found)
+
+
+def groups_of(
+    streams: Sequence[Stream], specs: Sequence[TableSpec], *, elsewhere: Collection[int]
+) -> tuple[Group, ...]:
+    """By width; without the streams of the tables `elsewhere`."""
+    widths = [specs[stream.table].dim for stream in streams]
+    here = [number for number, stream in enumerate(streams) if stream.table not in elsewhere]
+    dims = sorted({widths[number] for number in here})
+    return tuple(Group(dim, tuple(number for number in here if widths[number] == dim)) for dim in dims)
+
+
+def places_of(owners: np.ndarray) -> np.ndarray:
+    """int32 `[num_buckets]`: which of its owner's buckets each one is, counted from 0."""
+    places = np.zeros(len(owners), np.int32)
+    for host in np.unique(owners):
+        mine = np.flatnonzero(owners == host)
+        places[mine] = np.arange(len(mine))
+    return places
+
+
+def starts_of(counts: np.ndarray) -> np.ndarray:
+    """Counts `[num_hosts, num_streams]` → where each piece begins when laid out host by host, stream by stream."""
+    flat = counts.reshape(-1)
+    return (np.cumsum(flat) - flat).reshape(counts.shape)
+
+
+def segment_of(rows: np.ndarray, counts: np.ndarray, host: int) -> np.ndarray:
+    """The rows of one host, of rows that lie host by host."""
+    first = int(counts[:host].sum())
+    return rows[first : first + int(counts[host])]

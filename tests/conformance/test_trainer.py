@@ -1,0 +1,124 @@
+"""A `Trainer` trains what `TPUEmbedding` trains, with the same numbers: every way of looking up and updating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobReference
+from tests.conformance.odd_job import (
+    BATCH_SIZE,
+    NUM_BATCHES,
+    WAYS,
+    batches_of,
+    embedding_of,
+    odd_job,
+    state_of,
+    steps_of_tpu_embedding,
+    write_odd_data,
+)
+from tests.run_state import assert_same_bytes, committed_state
+from tests.workers.host.test_host import pod
+
+NUM_ROWS = 40
+# Of the tables `odd` and `plain`: one bucket lies whole on one host, several are cut over all of them.
+WHOLE, CUT = (1, 1), (8, 4)
+
+
+def train(
+    folder: Path, name: str, way: str, *, num_hosts: int = 1, max_steps: int = NUM_BATCHES, **options: Any
+) -> Result:
+    reference = JobReference(
+        function="tests.conformance.odd_job:odd_job", arguments={"folder": str(folder), "way": way, **options}
+    )
+    return Trainer(
+        reference,
+        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=num_hosts == 1),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(folder / "runs"),
+            max_steps=max_steps,
+            checkpoint_config=CheckpointConfig(every_steps=100),
+        ),
+        reporter=SilentReporter(),
+    ).fit()
+
+
+def assert_same_numbers(folder: Path, name: str, result: Result, expected: tuple[list[float], dict]) -> None:
+    losses, tables = expected
+    np.testing.assert_allclose([result.losses[step] for step in sorted(result.losses)], losses, rtol=2e-5)
+    found = committed_state(str(folder / "runs" / name))
+    assert_same_tables({key: values for key, values in found.items() if not key.startswith("dense/")}, tables)
+
+
+def assert_same_tables(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=2e-5, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_one_host(way: str, staleness: int, tmp_path: Path) -> None:
+    write_odd_data(tmp_path, way, odd_rows=NUM_ROWS)
+    result = train(tmp_path, "run", way, odd_rows=NUM_ROWS, staleness=staleness)
+    expected = steps_of_tpu_embedding(str(tmp_path), way, odd_rows=NUM_ROWS, staleness=staleness)
+    assert_same_numbers(tmp_path, "run", result, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("num_hosts", "buckets", "options"),
+    [
+        (2, WHOLE, {}),
+        (2, CUT, {"staleness": 1}),
+        (3, CUT, {"overlap": False}),
+        (3, CUT, {}),
+    ],
+)
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_several_hosts(
+    way: str, num_hosts: int, buckets: tuple[int, ...], options: dict, shares_memory: bool, tmp_path: Path
+) -> None:
+    """Hosts in threads, whose device takes the activations, divided by the batch, for the gradients."""
+    write_odd_data(tmp_path, way, odd_rows=NUM_ROWS)
+    job = odd_job(folder=str(tmp_path), way=way, odd_rows=NUM_ROWS, **options)
+    with pod(job, tmp_path / "run", num_hosts, buckets=buckets, shares_memory=shares_memory) as hosts:
+        hosts.all("restore", [(None,)] * num_hosts)
+        hosts.train(0, NUM_BATCHES)
+        found = hosts.state("c-1")
+    assert_same_tables(found, updated_by_activations(str(tmp_path), way, staleness=job.staleness))
+
+
+def updated_by_activations(folder: str, way: str, *, staleness: int) -> dict[str, np.ndarray]:
+    """The same by `TPUEmbedding` in one process."""
+    job = odd_job(folder=folder, way=way, odd_rows=NUM_ROWS)
+    with embedding_of(job.features, staleness=staleness) as embedding:
+        for batch in batches_of(folder):
+            embedding.enqueue({name: batch[name] for name in job.features}, training=True)
+            vectors = embedding.dequeue()
+            embedding.apply_gradients({name: value / BATCH_SIZE for name, value in vectors.items()})
+        return state_of(embedding)
+
+
+def test_two_parts_are_one_training(tmp_path: Path) -> None:
+    """A run that stops and goes on, with an evaluation between, ends with the bytes of one that does not."""
+    write_odd_data(tmp_path, "everything", odd_rows=NUM_ROWS)
+    train(tmp_path, "whole", "everything", odd_rows=NUM_ROWS)
+    train(tmp_path, "parts", "everything", odd_rows=NUM_ROWS, max_steps=2)
+    resumed = train(tmp_path, "parts", "everything", odd_rows=NUM_ROWS)
+    assert sorted(resumed.losses) == [2, 3, 4, 5]
+    assert_same_bytes(*(committed_state(str(tmp_path / "runs" / name)) for name in ("whole", "parts")))
+
+
+@pytest.mark.ray
+def test_two_hosts_of_a_cluster(ray_cluster: None, tmp_path: Path) -> None:
+    write_odd_data(tmp_path, "everything", odd_rows=NUM_ROWS)
+    result = train(tmp_path, "run", "everything", num_hosts=2, odd_rows=NUM_ROWS)
+    assert_same_numbers(tmp_path, "run", result, steps_of_tpu_embedding(str(tmp_path), "everything", odd_rows=NUM_ROWS))

@@ -1,0 +1,35 @@
+"""The shape of each feature's activations in a job: one vector a sample, a sequence of them, or a declared shape.
+
+The first axis is always that of the samples. A host has a share of the batch, so `output_shape` may give that axis as
+None or as the job's whole batch.
+"""
+
+from __future__ import annotations
+
+from podembed.embedding.config import FeatureConfig
+
+
+def inner_shape(name: str, feature: FeatureConfig, *, batch_size: int) -> tuple[int, ...]:
+    """The axes between the samples and the width of the table; empty for one vector a sample.
+
+    Raises:
+      ValueError: `output_shape` does not begin with the batch, or leaves another axis open.
+    """
+    shape = feature.output_shape
+    if not shape:
+        return (feature.max_sequence_length,) if feature.is_sequence else ()
+    inner = tuple(axis or 0 for axis in shape[1:])
+    if shape[0] not in (None, batch_size) or not all(inner):
+        raise ValueError(
+            f"Found output_shape={shape} of feature '{name}' in a job with batch_size={batch_size}. Expected the batch "
+            "as its first axis, and sizes of at least 1 on all others. Write output_shape="
+            f"{(None, *(axis or 1 for axis in shape[1:]))}, where None stands for the batch."
+        )
+    return inner
+
+
+def keeps_positions(feature: FeatureConfig, inner: tuple[int, ...]) -> bool:
+    """Whether the ids of a sample are cut into a bag for each position, as `TPUEmbedding` does it: all those of a
+    sequence; those of a declared shape where it has room for several vectors a sample.
+    """
+    return feature.is_sequence or any(axis > 1 for axis in inner)
