@@ -73,6 +73,7 @@ class WindowHealth:
         # in each window.
         self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
+        self._altered: set[int] = set()
         self.slowest = 1.0
         self.imbalance = Imbalance(ratio=1.0, host=0, table=0, rows=0)
 
@@ -100,7 +101,7 @@ class WindowHealth:
         phase_s = [host.phase_s for host in hosts]
         self.slowest = max(work_ratios(phase_s), default=1.0)
         self.imbalance = imbalance([host.rows_asked for host in hosts])
-        return self._tell_slow(phase_s, seconds) + self._tell_uneven(len(hosts))
+        return self._tell_slow(phase_s, seconds) + self._tell_uneven(len(hosts)) + self._tell_altered(hosts)
 
     def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[str]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
@@ -117,6 +118,17 @@ class WindowHealth:
             by_phase.told = found and found.phase
             told += [found.describe()] if found else [f"host {host} keeps up with the others again"] if was_slow else []
         return told
+
+    def _tell_altered(self, hosts: Sequence[HostWindow]) -> list[str]:
+        """Once a table: a vocabulary that is too small, or a wrong column, shows here first."""
+        counts = [sum(of_table) for of_table in zip(*(host.altered_ids for host in hosts), strict=True)]
+        new = [at for at, count in enumerate(counts) if count and at not in self._altered]
+        self._altered.update(new)
+        return [
+            f"{counts[at]:,} ids outside the vocabulary of table '{self._tables[at]}' in a window were dropped, "
+            "clipped or hashed, as its invalid_ids says; more of them are not told"
+            for at in new
+        ]
 
     def _tell_uneven(self, num_hosts: int) -> list[str]:
         found = self.imbalance

@@ -206,6 +206,11 @@ def _table_differences(before: JobConfig, after: JobConfig) -> list[str]:
     combiners = [{name: job.features[name].table.combiner for name in job.features} for job in (before, after)]
     if combiners[0] != combiners[1]:
         found.append("tables would have another combiner, but the model was trained on pooled vectors of this one")
+    if before.activation_shapes != after.activation_shapes:
+        found.append("activations would have another shape, but the model was trained on theirs")
+    rounding = [[table.quantization_config for table in job.tables] for job in (before, after)]
+    if rounding[0] != rounding[1]:
+        found.append("tables would have another quantization_config, but the model was trained on vectors rounded so")
     return found
 
 

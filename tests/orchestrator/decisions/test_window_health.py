@@ -4,6 +4,8 @@ from step times.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
 from podembed.workers.host.spec import HostWindow
@@ -46,6 +48,19 @@ def test_a_slow_host_is_told_once_when_it_lasts_and_again_when_it_is_over() -> N
     assert told(seen, [EVEN, EVEN]) == ["host 1 keeps up with the others again"]
     assert told(seen, [EVEN, EVEN], 20) == []
     assert seen.slowest == 1.0
+
+
+def test_ids_outside_a_vocabulary_are_told_once_a_table() -> None:
+    def altered(*counts: int) -> HostWindow:
+        return replace(EVEN, altered_ids=counts)
+
+    seen = health()
+    assert told(seen, [altered(0, 0), altered(0, 0)]) == []
+    (text,) = told(seen, [altered(0, 1200), altered(0, 34)])
+    assert text.startswith("1,234 ids outside the vocabulary of table 'items'")
+    assert told(seen, [altered(0, 5), altered(0, 6)]) == []
+    (text,) = told(seen, [altered(1, 5), altered(0, 6)])
+    assert text.startswith("1 ids outside the vocabulary of table 'users'")
 
 
 def test_another_phase_is_told_anew() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import optax
 import pytest
 
-from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.jobs.chaos.jobs import TinyModel
 from podembed.orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig
@@ -142,10 +142,18 @@ def test_tables_may_change_constants_of_their_optimizer_and_nothing_else(small_d
         ({"optimizer": Adam(0.1)}, "table 'a' would have other slots"),
         ({"optimizer": Adagrad(0.05), "dim": 16}, "table 'a' would have other dimension (8 -> 16)"),
         ({"optimizer": Adagrad(0.05), "combiner": "sum"}, "another combiner"),
+        ({"quantization_config": QuantizationConfig(4, -1.0, 1.0)}, "another quantization_config"),
     ):
         with pytest.raises(ConfigurationError) as refused:
             check_change(before, with_table(**fields), [])
         assert words in str(refused.value)
+
+
+def test_the_shape_of_activations_may_not_change(small_data: str) -> None:
+    before = small_job(folder=small_data, audit=False)
+    sequence = FeatureConfig(before.features["a"].table, max_sequence_length=2)
+    with pytest.raises(ConfigurationError, match="another shape"):
+        check_change(before, replace(before, features={**before.features, "a": sequence}), [])
 
 
 def test_the_rows_and_columns_of_the_data_may_not_change(small_data: str) -> None:
