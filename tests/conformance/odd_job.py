@@ -89,7 +89,7 @@ def write_odd_data(folder: Path, way: str, *, odd_rows: int) -> None:
 
 def odd_features(way: str, *, odd_rows: int) -> dict[str, FeatureConfig]:
     """`odd` and `other` share the table that is out of the ordinary; `one` looks up in a plain one."""
-    options = {"optimizer": Adagrad(0.3)} | TABLE_OPTIONS.get(way, {})
+    options: dict[str, Any] = {"optimizer": Adagrad(0.3), **TABLE_OPTIONS.get(way, {})}
     table = TableConfig(odd_rows, 4, combiner="mean", name="odd", **options)
     plain = TableConfig(PLAIN_ROWS, 4, combiner="sum", name="plain", optimizer=Adagrad(0.3))
     # In the order of their names, in which `TPUEmbedding` takes them, too.
