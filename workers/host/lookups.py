@@ -16,8 +16,8 @@ from podembed.embedding.lookup.sharded import ShardedLookup
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.host.bags import Bags
 from podembed.workers.host.spec import HostSpec
+from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings, needs_rows, table_specs
 
