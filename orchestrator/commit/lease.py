@@ -232,7 +232,8 @@ class Lease:
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
           RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the
-          commit. StorageError, OSError: the storage failed, and the commit was not made; another may be.
+            commit.
+          StorageError, OSError: the storage failed, and the commit was not made; another may be.
           PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes
             nothing else before `settle` returned.
         """

@@ -62,7 +62,8 @@ class CheckedCommit:
     Attributes:
       counts: whether it is in the lineage.
       is_gone: it was deleted while it was checked, by a driver's keep policy; its findings mean nothing and are left
-      out. num_files, num_bytes: that it names, 0 if its manifest cannot be read.
+        out.
+      num_files, num_bytes: that it names, 0 if its manifest cannot be read.
     """
 
     name: str

@@ -66,7 +66,8 @@ def plan_runs(parts: np.ndarray, per_step: int, step_rows: int, runs: np.ndarray
 
     Args:
       parts: int64 `[parts, 4]`: first row in the block, number of rows, first row of the lane, where the lane begins in
-      a step. per_step, step_rows: rows of a lane and of all lanes in a step.
+        a step.
+      per_step, step_rows: rows of a lane and of all lanes in a step.
       runs: int64 `[enough, 4]`, written: part, first row in the block, first row in the window, number of rows.
 
     Returns:
