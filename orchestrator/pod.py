@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
 from podembed.orchestrator.api.errors import WorkerFailure, listed
-from podembed.orchestrator.group.worker_group import Backend, Call, HostHandles
+from podembed.orchestrator.group.backend import Backend, Call, HostHandles
+from podembed.orchestrator.group.calls import StepwiseDeviceCalls, StepwiseHostCalls, answers_within, looks
 from podembed.workers.stepwise.host import StepwiseSpec
+
+Answer = TypeVar("Answer")
 
 GRACE_S = 2.0
 FUNCTION_GRACE_S = 20.0
-_POLL_S = 0.2
+LEAVE_S = 10.0
 
 
 class PodLost(RuntimeError):
@@ -29,7 +33,7 @@ class PodLost(RuntimeError):
 class Outcomes(Protocol):
     """What ended calls returned."""
 
-    def __call__(self, call: Call) -> Any | BaseException:
+    def __call__(self, call: Call[Any]) -> Any | BaseException:
         """The value, or the error as the worker raised it."""
         ...
 
@@ -83,38 +87,49 @@ class Pod:
             )
             for host in range(num_hosts)
         ]
-        self._addresses = self.call_hosts("start", [(spec,) for spec in specs], timeout_s=self._start_timeout_s)
-        arguments = (self._addresses, self._start_timeout_s)
-        self.call_hosts("connect", [arguments] * num_hosts, timeout_s=self._start_timeout_s)
+        start_s = self._start_timeout_s
+        self._addresses = self.ask_hosts(lambda at, host: host.start(specs[at]), timeout_s=start_s)
+        self.ask_hosts(lambda at, host: host.connect(self._addresses, start_s), timeout_s=start_s)
 
     def join_gang(self) -> None:
         """Makes the device processes one gang, once."""
         if self._has_gang:
             return
-        first = self.handles[0].device.call("reserve_coordinator", self._addresses[0][0])
+        first = self._devices[0].reserve_coordinator(self._addresses[0][0])
         (coordinator,) = self._gather([first], self._start_timeout_s)
         num_hosts, timeout_s = len(self.handles), self._start_timeout_s
-        calls = [h.device.call("join", coordinator, num_hosts, at, timeout_s) for at, h in enumerate(self.handles)]
+        calls = [device.join(coordinator, num_hosts, at, timeout_s) for at, device in enumerate(self._devices)]
         self._gather(calls, timeout_s)
         self._has_gang = True
 
-    def call_hosts(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None
-    ) -> list[Any]:
-        """Calls a method on every host process, each with its own arguments. Returns their answers in order.
+    @property
+    def _hosts(self) -> list[StepwiseHostCalls]:
+        return [StepwiseHostCalls(pair.host) for pair in self.handles]
+
+    @property
+    def _devices(self) -> list[StepwiseDeviceCalls]:
+        return [StepwiseDeviceCalls(pair.device) for pair in self.handles]
+
+    def ask_hosts(
+        self, ask: Callable[[int, StepwiseHostCalls], Call[Answer]], *, timeout_s: float | None = None
+    ) -> list[Answer]:
+        """Asks every host process at once. Returns their answers in order.
+
+        Args:
+          ask: (number of the host, its calls) → the call under way.
 
         Raises:
           PodLost: a process is gone or did not answer in time.
           Exception: what a host raised.
         """
         self._require_alive()
-        calls = [h.host.call(method, *own) for h, own in zip(self.handles, arguments, strict=True)]
+        calls = [ask(at, host) for at, host in enumerate(self._hosts)]
         return self._gather(calls, timeout_s or self.call_timeout_s)
 
-    def call_devices(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float) -> list[Any]:
-        """As `call_hosts`, on the device processes."""
+    def ask_devices(self, ask: Callable[[int, StepwiseDeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
+        """As `ask_hosts`, of the device processes."""
         self._require_alive()
-        calls = [h.device.call(method, *own) for h, own in zip(self.handles, arguments, strict=True)]
+        calls = [ask(at, device) for at, device in enumerate(self._devices)]
         # A function of the user may go on for a while after another replica failed, without waiting for it.
         return self._gather(calls, timeout_s, grace_s=FUNCTION_GRACE_S)
 
@@ -132,18 +147,15 @@ class Pod:
 
     def _leave(self) -> None:
         """Lets processes leave in order; one that cannot is stopped all the same."""
-        calls = [h.device.call("close") for h in self.handles] if self._has_gang else []
-        calls += [h.host.call("close") for h in self.handles]
-        deadline = time.monotonic() + 10.0
-        while calls and time.monotonic() < deadline:
-            _, calls = self._backend.settled(calls, timeout_s=_POLL_S)
+        calls = [device.close() for device in self._devices] if self._has_gang else []
+        calls += [host.close() for host in self._hosts]
+        answers_within(self._backend, calls, timeout_s=LEAVE_S, clock=SYSTEM_CLOCK)
 
-    def _gather(self, calls: Sequence[Call], timeout_s: float, *, grace_s: float = GRACE_S) -> list[Any]:
+    def _gather(self, calls: Sequence[Call[Any]], timeout_s: float, *, grace_s: float = GRACE_S) -> list[Any]:
         outcomes: dict[int, Any] = {}
         number = {id(call): at for at, call in enumerate(calls)}
-        running, deadline, failed_at = list(calls), time.monotonic() + timeout_s, None
-        while running:
-            ended, running = self._backend.settled(running, timeout_s=_POLL_S)
+        deadline, failed_at = time.monotonic() + timeout_s, None
+        for ended, running in looks(self._backend, calls, clock=SYSTEM_CLOCK):
             for call in ended:
                 outcomes[number[id(call)]] = self._outcome(call)
             if failed_at is None and any(isinstance(one, BaseException) for one in outcomes.values()):
@@ -168,14 +180,12 @@ class Pod:
         self._lose(str(failure), ())
         return self._loss(failure)
 
-    def _lose(self, why: str, running: Sequence[Call]) -> None:
+    def _lose(self, why: str, running: Sequence[Call[Any]]) -> None:
         self._lost = self._lost or why
-        for handles in self.handles:
-            handles.host.control("abort", why)
+        for host in self._hosts:
+            host.abort(why)
         # What was aborted answers at once; a frozen process does not, and is ended by `close`.
-        left, deadline = list(running), time.monotonic() + GRACE_S
-        while left and time.monotonic() < deadline:
-            _, left = self._backend.settled(left, timeout_s=_POLL_S)
+        answers_within(self._backend, running, timeout_s=GRACE_S, clock=SYSTEM_CLOCK)
 
     def _loss(self, cause: BaseException | None = None) -> PodLost:
         error = PodLost(

@@ -26,7 +26,9 @@ from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.api.errors import WorkerFailure
 from podembed.orchestrator.cluster.connection import connected
 from podembed.orchestrator.cluster.ray_backend import RayBackend
-from podembed.orchestrator.pod import Pod
+from podembed.orchestrator.group.backend import Call
+from podembed.orchestrator.group.calls import StepwiseDeviceCalls, StepwiseHostCalls
+from podembed.orchestrator.pod import Answer, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
 from podembed.workers.storage.store import Store
 
@@ -104,12 +106,13 @@ class PodStrategy(CrossReplica):
         pod = self._pod
         pod.join_gang()
         spec = None if self.running is None else self.running.spec
-        calls = []
-        for replica, handles in enumerate(pod.handles):
+
+        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Any]:
             own = [local_value(arg, replica) for arg in args]
             named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
-            calls.append((fn, own, named, spec, _link(handles.host, pod.call_timeout_s)))
-        results = pod.call_devices("run_function", calls, timeout_s=self._run_timeout_s)
+            return device.run_function(fn, own, named, spec, _link(pod.handles[replica].host, pod.call_timeout_s))
+
+        results = pod.ask_devices(ask, timeout_s=self._run_timeout_s)
         return results[0] if len(results) == 1 else PerReplica(tuple(results))
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
@@ -213,28 +216,28 @@ class _PodEngine:
         self.num_shares = len(pod.handles)
         sizes = [np.full(table.layout.num_buckets, table.bucket_bytes, np.int64) for table in spec.tables]
         placement = tuple(place(bucket_bytes=sizes, num_hosts=self.num_shares))
-        self._all("start_engine", spec, placement, restore_from)
+        self._all(lambda host: host.start_engine(spec, placement, restore_from))
 
     def enqueue(self, shares: Sequence[Share]) -> None:
-        self._pod.call_hosts("enqueue", [(share,) for share in shares])
+        self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at]))
 
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
-        return self._all("dequeue", name)
+        return self._all(lambda host: host.dequeue(name))
 
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
-        rates = list(learning_rates(self._all("num_steps")[0]))
-        self._pod.call_hosts("apply_gradients", [(list(own), rates, name) for own in gradients])
+        rates = list(learning_rates(self._all(lambda host: host.num_steps())[0]))
+        self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
 
     def discard(self) -> None:
-        self._all("discard")
+        self._all(lambda host: host.discard())
 
     def drain(self) -> None:
-        self._all("drain")
+        self._all(lambda host: host.drain())
 
     def metrics(self) -> EngineMetrics:
-        of_hosts: list[EngineMetrics] = self._all("metrics")
+        of_hosts: list[EngineMetrics] = self._all(lambda host: host.metrics())
         return EngineMetrics(
             num_steps=of_hosts[0].num_steps,
             learning_rates=of_hosts[0].learning_rates,
@@ -247,7 +250,7 @@ class _PodEngine:
         for at, table in enumerate(self.spec.tables):
             arrays = {name: np.empty((table.num_rows, width), np.float32) for name, width in table.widths.items()}
             num_buckets = table.layout.num_buckets
-            for held in self._all("read_buckets", at):
+            for held in self._all(lambda host, at=at: host.read_buckets(at)):
                 for bucket, values in held.items():
                     for name, whole in arrays.items():
                         own = whole[bucket::num_buckets]
@@ -262,7 +265,7 @@ class _PodEngine:
     def write(self, path: str) -> WrittenTables:
         self.drain()
         attempt = embedding_files.new_attempt()
-        answers = self._all("save", Store(path).location, attempt)
+        answers = self._all(lambda host: host.save(Store(path).location, attempt))
         receipts = [receipt for receipt, _ in answers]
         return embedding_files.assemble(self.spec.tables, attempt, receipts, num_steps=answers[0][1])
 
@@ -270,11 +273,11 @@ class _PodEngine:
         # Read here first: what is wrong with the whole shows before any host has changed.
         embedding_files.read_index(path)
         self.drain()
-        self._all("restore", Store(path).location)
+        self._all(lambda host: host.restore(Store(path).location))
 
     def close(self) -> None:
-        self._all("stop_engine")
+        self._all(lambda host: host.stop_engine())
 
-    def _all(self, method: str, *arguments: Any) -> list[Any]:
+    def _all(self, ask: Callable[[StepwiseHostCalls], Call[Answer]]) -> list[Answer]:
         """The same call on every host."""
-        return self._pod.call_hosts(method, [arguments] * self.num_shares)
+        return self._pod.ask_hosts(lambda at, host: ask(host))

@@ -18,11 +18,11 @@ from typing import Any
 import ray
 
 from podembed.workers.host.host import HostWorker
-from podembed.workers.host.spec import HostReady, HostSpec
+from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
 from podembed.workers.liveness.memory import oom_kills
-from podembed.workers.liveness.progress import Progress, machine_identity
+from podembed.workers.liveness.progress import machine_identity
 
 
 def _leave_signals_to_the_driver() -> None:
@@ -85,14 +85,24 @@ class _Actor:
             self._driver.stand_by(lease)
         self._prepare(job, table_buckets)
 
+    def _arrived(self, argument: Any) -> Any:
+        """An argument of a call as the worker gets it. The spec of a generation says what to follow from now on."""
+        return argument
+
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of the worker."""
         self._driver.heard()
-        return getattr(self._worker, method)(*arguments)
+        return getattr(self._worker, method)(*(self._arrived(argument) for argument in arguments))
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
         """A method of the worker that may run beside a working one."""
+        self._driver.heard()
+        return getattr(self._worker, method)(*arguments)
+
+    @ray.method(concurrency_group="control")
+    def run_at_once(self, method: str, *arguments: Any) -> Any:
+        """A method of the worker that answers while another one works."""
         self._driver.heard()
         return getattr(self._worker, method)(*arguments)
 
@@ -111,16 +121,6 @@ class _Actor:
         """Of this process: 0 is usual, and with 19 everybody else goes first."""
         return os.getpriority(os.PRIO_PROCESS, 0)
 
-    @ray.method(concurrency_group="control")
-    def status(self) -> Progress:
-        self._driver.heard()
-        return self._worker.status()
-
-    @ray.method(concurrency_group="control")
-    def abort(self, reason: str) -> None:
-        self._driver.heard()
-        self._worker.abort(reason)
-
 
 class _HostActor(_Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
@@ -128,22 +128,12 @@ class _HostActor(_Actor):
     def __init__(self) -> None:
         super().__init__(HostWorker, _prepare_host)
 
-    def start(self, spec: HostSpec) -> HostReady:
-        """As `HostWorker.start`, on the address by which the cluster knows this machine."""
-        return self._worker.start(self._taken(spec))
-
-    def rejoin(self, spec: HostSpec) -> HostReady:
-        """As `HostWorker.rejoin`, on the address by which the cluster knows this machine."""
-        return self._worker.rejoin(self._taken(spec))
-
-    def _taken(self, spec: HostSpec) -> HostSpec:
-        self._watch_over(spec.storage_url, spec.generation, spec.lease_timeout_s)
-        return replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address())
-
-    @ray.method(concurrency_group="control")
-    def acknowledge(self, commit: str) -> None:
-        self._driver.heard()
-        self._worker.acknowledge(commit)
+    def _arrived(self, argument: Any) -> Any:
+        """A spec gets the address by which the cluster knows this machine."""
+        if not isinstance(argument, HostSpec):
+            return argument
+        self._watch_over(argument.storage_url, argument.generation, argument.lease_timeout_s)
+        return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
 
 class _DeviceActor(_Actor):
@@ -152,12 +142,12 @@ class _DeviceActor(_Actor):
     def __init__(self) -> None:
         super().__init__(_device_process, _prepare_device)
 
-    def run(self, method: str, *arguments: Any) -> Any:
-        """Any working method of `DeviceProcess`."""
-        if method == "start":
-            (spec,) = arguments
-            self._watch_over(spec.storage_url, spec.invitation.generation, spec.lease_timeout_s)
-        return super().run(method, *arguments)
+    def _arrived(self, argument: Any) -> Any:
+        from podembed.workers.device.process import DeviceSpec
+
+        if isinstance(argument, DeviceSpec):
+            self._watch_over(argument.storage_url, argument.invitation.generation, argument.lease_timeout_s)
+        return argument
 
 
 # Ray's annotations do not know the options of `remote` in this form.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from podembed.orchestrator.api.errors import listed
-from podembed.orchestrator.cluster.worker_environment import ACCELERATORS
+from podembed.orchestrator.cluster.worker_environment import ACCELERATORS, accelerators_of
 from podembed.workers.device.process import DeviceReady
 from podembed.workers.liveness.worker import Worker
 
@@ -38,3 +38,21 @@ def device_notices(devices: Sequence[DeviceReady], resources: Mapping[str, float
             "JAX_PLATFORMS is set to."
         )
     return notices
+
+
+def idle_accelerators(bundle: Mapping[str, float], there: Mapping[str, float], *, platforms: str | None) -> str | None:
+    """What to say where devices will be CPUs although the cluster has something faster: it looks like training that is
+    merely slow. None where there is nothing to say.
+
+    Args:
+      bundle: resources that a host reserves.
+      there: resources of the cluster.
+      platforms: what the user told JAX to run on.
+    """
+    idle = [f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0]
+    if not idle or accelerators_of(bundle) or platforms:
+        return None
+    return (
+        f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones for "
+        "each host with --resources, or resources_per_host, such as --resources CPU=8 GPU=1"
+    )

@@ -15,11 +15,12 @@ from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import Failure
-from podembed.orchestrator.cluster.ray_backend import LOOPBACK
+from podembed.orchestrator.cluster.connection import LOOPBACK
+from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.orchestrator.group.worker_errors import failure_of
-from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
 from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
+from podembed.workers.host.spec import HostSpec
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.worker import Worker
 
@@ -46,15 +47,21 @@ class ThreadHandle:
     def where(self) -> str:
         return "this process"
 
-    def call(self, method: str, *arguments: Any) -> Call:
-        if method == "start" and isinstance(self.target, HostWorker):
-            arguments = (replace(arguments[0], bind_address=LOOPBACK),)
-        return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arguments))
+    def end(self, reason: str) -> None:
+        """Aborts what the worker waits for, and returns when its threads have ended."""
+        self.target.abort(reason)
+        for pool in (self.pool, self.background_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self.target.close()
 
-    def background(self, method: str, *arguments: Any) -> Call:
+    def call(self, method: str, *arguments: Any) -> Call[Any]:
+        arrived = [replace(one, bind_address=LOOPBACK) if isinstance(one, HostSpec) else one for one in arguments]
+        return ThreadCall(self.worker, self.pool.submit(getattr(self.target, method), *arrived))
+
+    def background(self, method: str, *arguments: Any) -> Call[Any]:
         return ThreadCall(self.worker, self.background_pool.submit(getattr(self.target, method), *arguments))
 
-    def control(self, method: str, *arguments: Any) -> Call:
+    def control(self, method: str, *arguments: Any) -> Call[Any]:
         done: Future[Any] = Future()
         done.set_result(getattr(self.target, method)(*arguments))
         return ThreadCall(self.worker, done)
@@ -72,15 +79,15 @@ class InProcessBackend:
             )
         ]
 
-    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
-        futures = {call.future: call for call in calls}  # type: ignore[attr-defined]
+    def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+        futures = {_own(call).future: call for call in calls}
         done, running = wait(futures, timeout=timeout_s, return_when=FIRST_COMPLETED)
         return [call for f, call in futures.items() if f in done], [call for f, call in futures.items() if f in running]
 
-    def result(self, call: Call) -> Any | Failure:
-        error = call.future.exception()  # type: ignore[attr-defined]
+    def result(self, call: Call[Any]) -> Any | Failure:
+        error = _own(call).future.exception()
         if error is None:
-            return call.future.result()  # type: ignore[attr-defined]
+            return _own(call).future.result()
         return failure_of(call.worker, error, details="".join(traceback.format_exception(error)))
 
     def signs(self, handle: Handle) -> ProcessSigns | None:
@@ -90,7 +97,11 @@ class InProcessBackend:
     def stop(self, handles: Sequence[HostHandles]) -> None:
         for pair in handles:
             for handle in (pair.device, pair.host):
-                handle.target.abort("the driver stopped it")  # type: ignore[attr-defined]
-                for pool in (handle.pool, handle.background_pool):  # type: ignore[attr-defined]
-                    pool.shutdown(wait=True, cancel_futures=True)
-                handle.target.close()  # type: ignore[attr-defined]
+                if isinstance(handle, ThreadHandle):
+                    handle.end("the driver stopped it")
+
+
+def _own(call: Call[Any]) -> ThreadCall:
+    if not isinstance(call, ThreadCall):
+        raise TypeError(f"Found a {type(call).__name__}. Expected a call of this backend.")
+    return call

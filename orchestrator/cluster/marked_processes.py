@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from podembed.workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
 
@@ -67,3 +67,18 @@ class MarkedProcesses:
             signs = read_signs(process)
             if signs is not None:
                 self._found[mark] = signs
+
+
+def await_end(processes: Sequence[int], *, timeout_s: float) -> None:
+    """Waits until killed processes are gone, or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

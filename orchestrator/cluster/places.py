@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.workers.liveness.worker import WorkerKind
 
 Address = tuple[str, int]
 
@@ -25,6 +26,7 @@ PLACEMENT_TIMEOUT_S = 120.0
 # Long enough for the second try of a connection, of which the first was lost.
 CONNECT_S = 1.5
 CONNECTIONS_AT_ONCE = 200
+HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,26 @@ class Place:
     group: Any
     index: int
     node: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standby:
+    """An actor that waits to take the place of a lost one on its node. `prepared` is the call that makes it ready."""
+
+    kind: WorkerKind
+    place: Place
+    actor: Any
+    prepared: Any
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What the hosts of a generation hold on the cluster. Mutated: `standbys`."""
+
+    groups: list[Any]
+    places: list[Place]
+    bundle: dict[str, float]
+    standbys: list[Standby]
 
 
 class Reserves(Protocol):
@@ -248,3 +270,25 @@ def _taking(daemons: Sequence[tuple[str, Address]], timeout_s: float) -> set[str
                 if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # type: ignore[union-attr]
                     taking.add(key.data)
     return taking
+
+
+def await_placement(group: Any, check: Callable[[], None]) -> None:
+    """Waits until the cluster has room for a placement group; `check` is asked meanwhile, and raises to give up."""
+    import ray
+
+    ready = group.ready()
+    while not ray.wait([ready], timeout=0.2)[0]:
+        check()
+    ray.get(ready)
+
+
+def held_bundles(groups: Sequence[Any]) -> dict[str, int]:
+    """By node, how many bundles of these placement groups have their room there."""
+    from ray.util.placement_group import placement_group_table
+
+    counts: dict[str, int] = {}
+    for group in groups:
+        table = placement_group_table(group)
+        for node in table["bundles_to_node_id"].values() if table.get("state") in HELD_STATES else ():
+            counts[node] = counts.get(node, 0) + 1
+    return counts

@@ -7,36 +7,38 @@ Meshes and JAX gangs of hosts that share a machine listen on the loopback interf
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.cluster.connection import LOOPBACK, compile_cache
-from podembed.orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses
+from podembed.orchestrator.cluster.device_notices import idle_accelerators
+from podembed.orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses, await_end
 from podembed.orchestrator.cluster.places import (
     Address,
     Place,
+    Reservation,
     Search,
+    Standby,
     answering_nodes,
+    await_placement,
     bundles_of,
     daemon_of,
+    held_bundles,
     key_of,
     live_nodes,
     nodes_of,
     placement_check,
     taking_connections,
 )
+from podembed.orchestrator.cluster.ray_calls import RayHandle, of_ray, outcome, reference_of
 from podembed.orchestrator.cluster.worker_environment import (
-    ACCELERATORS,
     PLATFORMS,
     accelerators_of,
     worker_environment,
 )
-from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
-from podembed.orchestrator.group.worker_group import Call, Handle, HostHandles
+from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.process_signs import ProcessSigns
@@ -45,68 +47,6 @@ from podembed.workers.liveness.worker import Worker, WorkerKind
 EXIT_TIMEOUT_S = 15.0
 STANDBY_ANSWER_S = 0.5
 NODE_ID_LABEL = "ray.io/node-id"  # Ray puts it on every node
-HELD_STATES = ("CREATED", "RESCHEDULING")  # the latter after the loss of a node; the places on others stay
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RayCall:
-    """A method call of an actor under way."""
-
-    worker: Worker
-    reference: Any
-    handle: RayHandle
-
-
-class RayHandle:
-    """One actor. `machine`: id of the node that it was placed on."""
-
-    def __init__(
-        self, worker: Worker, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
-    ) -> None:
-        self.worker = worker
-        self.actor = actor
-        self.machine = machine
-        self._bind_address = bind_address
-        self._compile_cache = compile_cache
-
-    @property
-    def where(self) -> str:
-        return f"actor {self.actor._actor_id.hex()[:12]}"
-
-    def call(self, method: str, *arguments: Any) -> Call:
-        if method in ("start", "rejoin") and self.worker.is_host:
-            spec, *rest = arguments
-            bound = replace(spec, bind_address=self._bind_address)
-            return RayCall(self.worker, getattr(self.actor, method).remote(bound, *rest), self)
-        if method == "start" and self._compile_cache:
-            arguments = (replace(arguments[0], compile_cache=self._compile_cache), *arguments[1:])
-        return RayCall(self.worker, self.actor.run.remote(method, *arguments), self)
-
-    def background(self, method: str, *arguments: Any) -> Call:
-        return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)
-
-    def control(self, method: str, *arguments: Any) -> Call:
-        return RayCall(self.worker, getattr(self.actor, method).remote(*arguments), self)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Standby:
-    """An actor that waits to take the place of a lost one on its node. `prepared` is the call that makes it ready."""
-
-    kind: WorkerKind
-    place: Place
-    actor: Any
-    prepared: Any
-
-
-@dataclass(slots=True, eq=False)
-class _Reservation:
-    """What the hosts of a generation hold on the cluster. Mutated: `standbys`."""
-
-    groups: list[Any]
-    places: list[Place]
-    bundle: dict[str, float]
-    standbys: list[_Standby]
 
 
 class RayBackend:
@@ -142,7 +82,7 @@ class RayBackend:
         self.avoided: frozenset[str] = frozenset()
         self.has_own_machines: bool | None = None
         self.placed: dict[int, str] = {}
-        self._reservations: dict[int, _Reservation] = {}
+        self._reservations: dict[int, Reservation] = {}
         self._daemons: dict[str, Address] = {}
         self._processes = MarkedProcesses()
         self._marks: dict[Any, str] = {}
@@ -160,25 +100,15 @@ class RayBackend:
             taken = Failure(worker=None, kind=FailureKind.PEER, message=str(error))
             raise WorkerFailure([taken]) from error
         places = [Place(group, index, node) for index, node in enumerate(nodes_of(group))]
-        return self._handles(_Reservation([group], places, bundle, []), [None] * num_hosts)
+        return self._handles(Reservation([group], places, bundle, []), [None] * num_hosts)
 
     def _name_idle_accelerators(self, bundle: dict[str, float]) -> None:
-        """Says once that devices will be CPUs although the cluster has something faster: it looks like training that is
-        merely slow.
-        """
         import ray
 
-        if self._has_named_idle or accelerators_of(bundle) or os.environ.get(PLATFORMS):
-            return
-        self._has_named_idle = True
-        there = ray.cluster_resources()
-        idle = [f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0]
-        if idle:
-            self._notice(
-                f"the cluster has {' and '.join(idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones "
-                "for each host with "
-                f"--resources, or resources_per_host, such as --resources CPU=8 GPU=1"
-            )
+        idle = idle_accelerators(bundle, ray.cluster_resources(), platforms=os.environ.get(PLATFORMS))
+        if idle is not None and not self._has_named_idle:
+            self._has_named_idle = True
+            self._notice(idle)
 
     def _environment(self, kind: WorkerKind, bundle: dict[str, float]) -> dict[str, str]:
         threads = self._scaling.threads_per_host
@@ -210,12 +140,12 @@ class RayBackend:
             raise
         del self._reservations[id(handles)]
         places = [chosen[rank] for rank in range(len(kept))]
-        actors = [None if old is None else handles[old].host.actor for old in kept]  # type: ignore[attr-defined]
-        reservation = _Reservation(search.groups, places, before.bundle, before.standbys)
+        actors = [None if old is None else of_ray(handles[old].host).actor for old in kept]
+        reservation = Reservation(search.groups, places, before.bundle, before.standbys)
         self._let_go(reservation)
         return self._handles(reservation, actors)
 
-    def _let_go(self, reservation: _Reservation) -> None:
+    def _let_go(self, reservation: Reservation) -> None:
         """Gives back the groups in which no host is any more. What Ray looks for in place of a lost one would take the
         room of others.
         """
@@ -228,7 +158,7 @@ class RayBackend:
                 self.give_back(group)
         reservation.groups = [group for group in reservation.groups if id(group) in used]
 
-    def _handles(self, reservation: _Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
+    def _handles(self, reservation: Reservation, hosts: Sequence[Any | None]) -> Sequence[HostHandles]:
         """Actors for all places; of the hosts those that are given, all others from the standbys or new."""
         import ray
 
@@ -259,7 +189,7 @@ class RayBackend:
         self._reservations[id(handles)] = reservation
         return handles
 
-    def _take(self, kind: WorkerKind, reservation: _Reservation, place: Place) -> Any:
+    def _take(self, kind: WorkerKind, reservation: Reservation, place: Place) -> Any:
         """A standby on the node of a place, or else a new actor in it."""
         for standby in reservation.standbys:
             # Of another placement group it would end with that.
@@ -309,9 +239,9 @@ class RayBackend:
             elif place.node:
                 actor = self._new_actor(kind, reservation.bundle, place, is_standby=True)
                 prepared = actor.prepare.remote(job, table_buckets, lease)
-                reservation.standbys.append(_Standby(kind, place, actor, prepared))
+                reservation.standbys.append(Standby(kind, place, actor, prepared))
 
-    def _drop_dead(self, reservation: _Reservation) -> None:
+    def _drop_dead(self, reservation: Reservation) -> None:
         """Leaves out standbys that do not answer; one that is still coming up is taken for good."""
         import ray
         import ray.exceptions
@@ -335,7 +265,7 @@ class RayBackend:
         """A placement group for so many hosts, with its room."""
         group = self.reserve(num_hosts, strategy=self._strategy(num_hosts), bundle=bundle)
         try:
-            self._await_placement(group, num_hosts, bundle, on_wait)
+            await_placement(group, placement_check(num_hosts, bundle, live_nodes(), on_wait))
         except BaseException:
             self.give_back(group)
             raise
@@ -368,37 +298,9 @@ class RayBackend:
             ray.util.remove_placement_group(group)
 
     def held_places(self, others: Sequence[Any] = ()) -> dict[str, int]:
-        """By node, how many hosts this backend has room reserved for.
-
-        Args:
-          others: placement groups of `reserve`.
-        """
-        from ray.util.placement_group import placement_group_table
-
-        counts: dict[str, int] = {}
+        """By node, how many hosts this backend has room reserved for, in its own placement groups and in `others`."""
         own = {id(group): group for reservation in self._reservations.values() for group in reservation.groups}
-        for group in [*own.values(), *others]:
-            table = placement_group_table(group)
-            for node in table["bundles_to_node_id"].values() if table.get("state") in HELD_STATES else ():
-                counts[node] = counts.get(node, 0) + 1
-        return counts
-
-    def _await_placement(
-        self, group: Any, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]
-    ) -> None:
-        """Waits until the cluster has room for all hosts.
-
-        Raises:
-          ConfigurationError: it has none within the deadline.
-          WorkerFailure: a machine left meanwhile, perhaps the one that was counted on.
-        """
-        import ray
-
-        ready = group.ready()
-        check = placement_check(num_hosts, bundle, live_nodes(), on_wait)
-        while not ray.wait([ready], timeout=0.2)[0]:
-            check()
-        ray.get(ready)
+        return held_bundles([*own.values(), *others])
 
     def bundle(self, num_hosts: int) -> dict[str, float]:
         """Ray resources of one of so many hosts.
@@ -427,59 +329,41 @@ class RayBackend:
         self._notice(f"{num_hosts} hosts share {machines} machine{'s' if machines > 1 else ''}")
         return "SPREAD"
 
-    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
+    def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
         import ray
 
         if self._lost() is not None:
             return list(calls), []
-        by_reference = {call.reference: call for call in calls}  # type: ignore[attr-defined]
+        by_reference = {reference_of(call): call for call in calls}
         ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
         if not ended and timeout_s > 0:
             ended, running = ray.wait(running, num_returns=1, timeout=timeout_s)
         return [by_reference[r] for r in ended], [by_reference[r] for r in running]
 
-    def result(self, call: Call) -> Any | Failure:
-        import ray
-        import ray.exceptions
+    def result(self, call: Call[Any]) -> Any | Failure:
+        return self.lost_call(call) or outcome(call)
 
-        if (failure := self.lost_call(call)) is not None:
-            return failure
-        try:
-            return ray.get(call.reference)  # type: ignore[attr-defined]
-        except ray.exceptions.ActorDiedError as error:
-            return Failure(
-                worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
-            )
-        except ray.exceptions.RayTaskError as error:
-            source = error.cause if isinstance(error.cause, BaseException) else error
-            return failure_of(call.worker, source, details=str(error))
-        except ray.exceptions.OutOfMemoryError as error:
-            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
-        except ray.exceptions.RayError as error:
-            return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
-
-    def lost_call(self, call: Call) -> Failure | None:
-        """What became of a call if the cluster is lost; its value must not be fetched then."""
-        if (lost := self._lost()) is None:
-            return None
-        return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
+    def lost_call(self, call: Call[Any]) -> Failure | None:
+        """What became of a call if the cluster is lost: its value must not be fetched then."""
+        lost = self._lost()
+        return None if lost is None else Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
 
     def signs(self, handle: Handle) -> ProcessSigns | None:
-        mark = self._marks.get(handle.actor._actor_id)  # type: ignore[attr-defined]
+        mark = self._marks.get(of_ray(handle).actor._actor_id)
         return None if mark is None else self._processes.signs(mark)
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
-        machine_of = {handle.worker: handle.machine for handle in workers}  # type: ignore[attr-defined]
-        asked = {machine: self._daemons[machine] for machine in machine_of.values() if machine in self._daemons}
+        machine_of = {handle.worker: of_ray(handle).machine for handle in workers}
+        asked = {at: self._daemons[at] for at in machine_of.values() if at is not None and at in self._daemons}
         taking = taking_connections(asked)
         return frozenset(worker for worker, machine in machine_of.items() if machine in asked.keys() - taking)
 
     def end(self, workers: Sequence[Handle]) -> None:
-        self._end([worker.actor for worker in workers])  # type: ignore[attr-defined]
+        self._end([of_ray(worker).actor for worker in workers])
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         reservation = self._reservations.pop(id(handles), None)
-        actors = [handle.actor for pair in handles for handle in (pair.host, pair.device)]  # type: ignore[attr-defined]
+        actors = [of_ray(handle).actor for pair in handles for handle in (pair.host, pair.device)]
         self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
         for group in reservation.groups if reservation else []:
             self.give_back(group)
@@ -507,14 +391,4 @@ class RayBackend:
                 ray.kill(actor, no_restart=True)
         # A frozen process takes Ray seconds to kill, and the kernel none.
         processes = self._processes.kill(marks)
-        deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+        await_end(processes, timeout_s=EXIT_TIMEOUT_S)

@@ -13,7 +13,8 @@ from typing import Any
 from podembed.orchestrator.api.config import ScalingConfig
 from podembed.orchestrator.cluster.connection import Connection
 from podembed.orchestrator.cluster.places import daemon_of, taking_connections
-from podembed.orchestrator.cluster.ray_backend import RayBackend, RayHandle
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.cluster.ray_calls import RayHandle
 from podembed.orchestrator.decisions.membership import Node, Rules
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
 from podembed.workers.liveness.worker import Worker

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.group.worker_group import Backend, Deadlines, HostHandles, Reforming, WorkerGroup
+from podembed.orchestrator.group.backend import Backend, HostHandles, Reforming
+from podembed.orchestrator.group.calls import WorkerCalls
+from podembed.orchestrator.group.watch import Deadlines
+from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.job.job import JobConfig, JobReference
 
 # Generations in a row that may begin with survivors without one of them having got to its first step.
@@ -101,11 +104,11 @@ class Groups:
         """
         if (remnant := self._remnant) is not None:
             for rank in sorted(remnant.alive):
-                remnant.handles[rank].host.control("status")
+                WorkerCalls(remnant.handles[rank].host).status()
         if all_workers and self._group is not None and not self._group.is_stopped:
             for pair in self._group.handles:
-                pair.host.control("status")
-                pair.device.control("status")
+                WorkerCalls(pair.host).status()
+                WorkerCalls(pair.device).status()
 
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""

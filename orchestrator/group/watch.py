@@ -19,16 +19,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.group.backend import Call, Handle
+from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.waiting import blocked, severed
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
-    from podembed.orchestrator.group.worker_group import Call, Handle, WorkerGroup
+    from podembed.orchestrator.group.worker_group import WorkerGroup
 
 LEAST_STEP_S = 30.0
 STEP_FACTOR = 10.0
@@ -94,7 +96,7 @@ class Silence:
       signs: the last look at the process.
     """
 
-    call: Call
+    call: Call[Any]
     handle: Handle
     silent_s: float = 0.0
     idle_s: float | None = None
@@ -166,7 +168,7 @@ class Watch:
         self._asked = group.silences
         self._handles = [handle for pair in group.handles for handle in (pair.host, pair.device)]
 
-    def check(self, running: Sequence[Call]) -> list[Failure]:
+    def check(self, running: Sequence[Call[Any]]) -> list[Failure]:
         """Failures found since the last call; called often, asks once per poll interval."""
         now, deadlines = self._group.clock.monotonic_s(), self._group.deadlines
         if now < self._next:
@@ -191,7 +193,7 @@ class Watch:
         calls = [silence.call for silence in self._asked.values()]
         ended, _ = self._group.backend.settled(calls, timeout_s=0.0) if calls else ([], [])
         for call in ended:
-            self._group.note(call)
+            self._group.note(call.worker, self._group.backend.result(call))
             self._asked.pop(call.worker, None)
         if self._counts_marks and any(p.marks != before.get(w, p).marks for w, p in progress.items()):
             self._still_s = 0.0
@@ -201,7 +203,7 @@ class Watch:
         is_stalled = self._still_s >= self._group.deadlines.stall_s
         for handle in self._handles if is_stalled else self._handles[: self._group.deadlines.sample]:
             if handle.worker not in self._asked:
-                self._asked[handle.worker] = Silence(call=handle.control("status"), handle=handle)
+                self._asked[handle.worker] = Silence(call=WorkerCalls(handle).status(), handle=handle)
 
     def _frozen(self, *, others_answer: bool) -> list[Failure]:
         # Workers that do different things, as at the start, do not wait for each other.

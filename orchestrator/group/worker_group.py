@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Locating, Reforming
+from podembed.orchestrator.group.calls import LOOK_S, DeviceCalls, HostCalls, answers_within, looks
 from podembed.orchestrator.group.waiting import charged
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch
 from podembed.orchestrator.run.beginning import Beginning
@@ -23,136 +25,15 @@ from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSa
 from podembed.workers.host.surviving_shard import Filled
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms
-from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.progress import Laps, Progress
 from podembed.workers.liveness.worker import Worker
 
-__all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "WorkerGroup"]
+__all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "Reforming", "WorkerGroup"]
 
 Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
 DEATH_GRACE_S = 0.2
-
-
-class Call(Protocol):
-    """A call under way."""
-
-    @property
-    def worker(self) -> Worker: ...
-
-
-class Handle(Protocol):
-    """One worker process."""
-
-    @property
-    def worker(self) -> Worker:
-        """Which process it is."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """Process id and address, for messages."""
-        ...
-
-    def call(self, method: str, *arguments: Any) -> Call:
-        """Starts a method that works: one at a time per process."""
-        ...
-
-    def background(self, method: str, *arguments: Any) -> Call:
-        """Starts a long method beside those that work: one at a time per process."""
-        ...
-
-    def control(self, method: str, *arguments: Any) -> Call:
-        """Starts a method that answers while another one works."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class HostHandles:
-    """The two processes of a host."""
-
-    host: Handle
-    device: Handle
-
-
-class Backend(Protocol):
-    """How worker processes are started, waited for and stopped."""
-
-    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
-        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at
-        least once a second.
-        """
-        ...
-
-    def settled(self, calls: Sequence[Call], *, timeout_s: float) -> tuple[list[Call], list[Call]]:
-        """Waits up to `timeout_s` for at least one call to end. Returns (ended, still running)."""
-        ...
-
-    def result(self, call: Call) -> Any | Failure:
-        """What an ended call returned, or how it failed."""
-        ...
-
-    def signs(self, handle: Handle) -> ProcessSigns | None:
-        """What the kernel says of a worker's process; None where it is on another machine, or cannot be found."""
-        ...
-
-    def stop(self, handles: Sequence[HostHandles]) -> None:
-        """Ends all processes and waits until they are gone."""
-        ...
-
-
-@runtime_checkable
-class Locating(Backend, Protocol):
-    """A backend whose processes are on several machines."""
-
-    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
-        """Those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
-        silent ones only.
-        """
-        ...
-
-
-@runtime_checkable
-class Reforming(Backend, Protocol):
-    """A backend that can keep host processes while it replaces the others. Without that, a fault costs all
-    processes.
-    """
-
-    def end(self, workers: Sequence[Handle]) -> None:
-        """Ends single processes and waits until they are gone, frozen ones too."""
-        ...
-
-    def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
-        """Those hosts of a generation whose machine is there and may be used by the next one."""
-        ...
-
-    def relaunch(
-        self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
-    ) -> Sequence[HostHandles]:
-        """The processes of another generation: host processes that live on, and new ones for all else, without waiting
-        for those.
-
-        Args:
-          handles: of the generation before; only the host processes that are kept still live. They belong to the answer
-            from now on.
-          kept: per host of the new generation, which host of the one before it was; None for a new process.
-          on_wait: as for `launch`.
-        """
-        ...
-
-    def stand_by(
-        self,
-        handles: Sequence[HostHandles],
-        job: JobConfig | JobReference,
-        table_buckets: tuple[int, ...],
-        lease: LeaseTerms | None = None,
-    ) -> None:
-        """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop`
-        ends them, too.
-
-        Args:
-          lease: what they follow, so that they end themselves without a driver.
-        """
-        ...
+GRACE_LOOK_S = 0.05
+LAST_WORD_S = 1.0
 
 
 @dataclass(slots=True)
@@ -181,7 +62,7 @@ class WorkerGroup:
     spent_s: dict[str, float] = field(default_factory=dict)
     start_s: dict[str, float] = field(default_factory=dict)
     filled: Sequence[Filled] = ()
-    _filling: list[Call] = field(default_factory=list)
+    _filling: list[Call[Any]] = field(default_factory=list)
     _spec: HostSpec | None = None
     is_stopped: bool = False
     refusals: Sequence[str] = ()
@@ -237,29 +118,37 @@ class WorkerGroup:
         self._spec = host_specs[0]
         self.activity("host processes load their code, the index of the data and the tables")
         starts = [
-            h.host.call("rejoin" if rank in kept else "start", spec)
-            for rank, (h, spec) in enumerate(zip(self.handles, host_specs, strict=True))
+            host.rejoin(spec) if rank in kept else host.start(spec)
+            for rank, (host, spec) in enumerate(zip(self._hosts, host_specs, strict=True))
         ]
         ready = self.ready = self._gather(starts, deadlines.start_s)
         laps.end("host processes")
-        reserve = self.handles[0].device.call("reserve_coordinator", ready[0].mesh_address[0])
+        reserve = self._devices[0].reserve_coordinator(ready[0].mesh_address[0])
         (coordinator,) = self._gather([reserve], deadlines.start_s)
         laps.end("coordinator")
         self.activity("hosts connect, device processes compile the model")
         addresses = [host.mesh_address for host in ready]
-        calls = [h.host.call("connect", addresses, deadlines.start_s) for h in self.handles]
+        calls: list[Call[Any]] = [host.connect(addresses, deadlines.start_s) for host in self._hosts]
         calls += [
-            h.device.call("start", device_spec(rank, ready[rank], coordinator)) for rank, h in enumerate(self.handles)
+            device.start(device_spec(rank, ready[rank], coordinator)) for rank, device in enumerate(self._devices)
         ]
         if base is not None:
-            self._filling = [h.host.call("restore", base.tables) for h in self.handles]
-            self._filling += [h.device.call("restore", base.dense) for h in self.handles]
+            self._filling = [host.restore(base.tables) for host in self._hosts]
+            self._filling += [device.restore(base.dense) for device in self._devices]
         answers = self._gather(calls, deadlines.start_s)
         self.refusals = [line for lines in answers[: self.num_hosts] for line in lines or ()]
         self.devices = answers[self.num_hosts :]
         self.start_s = laps.seconds | _slowest([device.start_s for device in self.devices])
         self.spent_s["compile"] = max(device.compile_s for device in self.devices)
         self.spent_s["start"] = self.clock.monotonic_s() - started - self.spent_s["compile"]
+
+    @property
+    def _hosts(self) -> list[HostCalls]:
+        return [HostCalls(pair.host) for pair in self.handles]
+
+    @property
+    def _devices(self) -> list[DeviceCalls]:
+        return [DeviceCalls(pair.device) for pair in self.handles]
 
     @property
     def num_hosts(self) -> int:
@@ -280,8 +169,8 @@ class WorkerGroup:
         calls, self._filling = self._filling, []
         self.activity(f"reading the rows of {manifest.name}" if manifest else "giving the tables their first values")
         if not calls:
-            calls = [h.host.call("restore", manifest and manifest.tables) for h in self.handles]
-            calls += [h.device.call("restore", manifest and manifest.dense) for h in self.handles]
+            calls = [host.restore(manifest and manifest.tables) for host in self._hosts]
+            calls += [device.restore(manifest and manifest.dense) for device in self._devices]
         answers = self._gather(calls, self.deadlines.start_s, counts_marks=True)
         self.filled = [answer for answer in answers if isinstance(answer, Filled)]
         self.spent_s["restore"] = self.clock.monotonic_s() - started
@@ -290,8 +179,8 @@ class WorkerGroup:
         """Brings every shard and every dense replica to the state that a new run begins from."""
         started = self.clock.monotonic_s()
         location, plan = beginning.location, beginning.plan
-        calls = [h.host.call("warm_start", location, plan.tables) for h in self.handles]
-        calls += [h.device.call("warm_start", location, plan.dense, plan.dense_parts) for h in self.handles]
+        calls = [host.warm_start(location, plan.tables) for host in self._hosts]
+        calls += [device.warm_start(location, plan.dense, plan.dense_parts) for device in self._devices]
         self._gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
@@ -299,18 +188,18 @@ class WorkerGroup:
         self, first_step: int, last_step: int, *, is_followed: bool = False
     ) -> tuple[list[HostWindow], list[DeviceWindow]]:
         """Runs steps `first_step` to `last_step - 1` on all hosts; `is_followed` as in `HostWorker.train`."""
-        calls = [h.host.call("train", first_step, last_step, is_followed) for h in self.handles]
-        calls += [h.device.call("serve_window") for h in self.handles]
+        calls: list[Call[Any]] = [host.train(first_step, last_step, is_followed) for host in self._hosts]
+        calls += [device.serve_window() for device in self._devices]
         answers = self._gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]
 
     def evaluate(self) -> list[ScoredSamples]:
         """Scores the evaluation data once. Returns each host's part."""
-        calls = [h.host.call("evaluate") for h in self.handles]
-        calls += [h.device.call("serve_window") for h in self.handles]
+        calls: list[Call[Any]] = [host.evaluate() for host in self._hosts]
+        calls += [device.serve_window() for device in self._devices]
         return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
-    def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call]:
+    def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call[Any]]:
         """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on
         at once.
 
@@ -324,13 +213,13 @@ class WorkerGroup:
         """
         # A worker does these calls in order, and its writing thread waits for the first: nobody here waits for an
         # answer before the next step.
-        begun = [h.host.call("begin_save", attempt, before_failed) for h in self.handles]
-        begun += [h.device.call("begin_save") for h in self.handles]
-        writing = [h.host.background("write_save", attempt, is_delta) for h in self.handles]
-        writing += [h.device.background("write_save", attempt, rank == 0) for rank, h in enumerate(self.handles)]
+        begun = [host.begin_save(attempt, before_failed) for host in self._hosts]
+        begun += [device.begin_save() for device in self._devices]
+        writing: list[Call[Any]] = [host.write_save(attempt, is_delta) for host in self._hosts]
+        writing += [device.write_save(attempt, rank == 0) for rank, device in enumerate(self._devices)]
         return begun + writing
 
-    def receipts(self, writing: Sequence[Call]) -> Receipts | None:
+    def receipts(self, writing: Sequence[Call[Any]]) -> Receipts | None:
         """What a save wrote, or None while it is still being written. Does not wait.
 
         A process that is gone makes this None for ever: the calls that work report it.
@@ -346,7 +235,7 @@ class WorkerGroup:
             raise WorkerFailure(errors)
         return None if running or failures else self._sides([answers[id(call)] for call in writing])
 
-    def await_receipts(self, writing: Sequence[Call]) -> Receipts:
+    def await_receipts(self, writing: Sequence[Call[Any]]) -> Receipts:
         """Waits for what a save wrote. Every device answers with the digest of its replica; one of them wrote it.
 
         Raises:
@@ -362,8 +251,8 @@ class WorkerGroup:
 
     def acknowledge(self, commit: str) -> None:
         """Tells the hosts that a commit stands, which lets them forget the one before. Nobody waits for the answers."""
-        for h in self.handles:
-            h.host.control("acknowledge", commit)
+        for host in self._hosts:
+            host.acknowledge(commit)
 
     def stand_by(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
         """Starts processes that wait to take the place of lost ones, where the backend can."""
@@ -387,9 +276,8 @@ class WorkerGroup:
         if self.is_stopped or not isinstance(self.backend, Reforming):
             self.stop()
             return frozenset()
-        aborting = {rank: h.host.control("abort", reason) for rank, h in enumerate(self.handles)}
-        # One of each kind of call: what a host was doing has ended when these have.
-        settling = {rank: [h.host.call("settle"), h.host.background("settle")] for rank, h in enumerate(self.handles)}
+        aborting = {rank: host.abort(reason) for rank, host in enumerate(self._hosts)}
+        settling = {rank: host.settle() for rank, host in enumerate(self._hosts)}
         self.backend.end([h.device for h in self.handles])
         # A process that is frozen does not answer at all; one that is, may still have a read or a write to end.
         awake = self._answered({rank: [call] for rank, call in aborting.items()}, self.deadlines.salvage_s)
@@ -401,16 +289,12 @@ class WorkerGroup:
         self.is_stopped = True
         return alive
 
-    def _answered(self, calls: Mapping[int, Sequence[Call]], timeout_s: float) -> frozenset[int]:
+    def _answered(self, calls: Mapping[int, Sequence[Call[Any]]], timeout_s: float) -> frozenset[int]:
         """The hosts of which all calls return within a time."""
-        rank_of = {id(call): rank for rank, own in calls.items() for call in own}
-        left = {rank: len(own) for rank, own in calls.items()}
-        running, deadline = [call for own in calls.values() for call in own], self.clock.monotonic_s() + timeout_s
-        while running and (left_s := deadline - self.clock.monotonic_s()) > 0:
-            ended, running = self.backend.settled(running, timeout_s=min(left_s, 0.2))
-            for call in ended:
-                left[rank_of[id(call)]] -= not isinstance(self.backend.result(call), Failure)
-        return frozenset(rank for rank, count in left.items() if not count)
+        flat = [(rank, call) for rank, own in calls.items() for call in own]
+        found = answers_within(self.backend, [call for _, call in flat], timeout_s=timeout_s, clock=self.clock)
+        good = [flat[at][0] for at, answer in found.items() if not isinstance(answer, Failure)]
+        return frozenset(rank for rank, own in calls.items() if good.count(rank) == len(own))
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
         """Those silent workers whose machine does not answer either, where the backend can tell."""
@@ -418,19 +302,17 @@ class WorkerGroup:
 
     def last_progress(self) -> list[Progress]:
         """What each host last said of itself; survivors of a fault are asked once more."""
-        calls = [h.host.control("status") for h in self.handles]
-        deadline = self.clock.monotonic_s() + 1.0
-        while calls and self.clock.monotonic_s() < deadline:
-            ended, calls = self.backend.settled(calls, timeout_s=max(0.0, deadline - self.clock.monotonic_s()))
-            for call in ended:
-                self.note(call)
+        calls = [host.status() for host in self._hosts]
+        found = answers_within(self.backend, calls, timeout_s=LAST_WORD_S, clock=self.clock)
+        for at, answer in found.items():
+            self.note(calls[at].worker, answer)
         return list(self.progress.values())
 
     def close(self) -> None:
         """Lets every worker leave in order: meshes say goodbye, the gang dissolves. For healthy groups; `stop`
         follows.
         """
-        calls = [h.device.call("close") for h in self.handles] + [h.host.call("close") for h in self.handles]
+        calls = [device.close() for device in self._devices] + [host.close() for host in self._hosts]
         self._gather(calls, self.deadlines.close_s)
 
     def stop(self) -> None:
@@ -440,7 +322,7 @@ class WorkerGroup:
             self.is_stopped = True
 
     def _gather(
-        self, calls: Sequence[Call], timeout_s: float, *, counts_marks: bool = False, bears_storage: bool = False
+        self, calls: Sequence[Call[Any]], timeout_s: float, *, counts_marks: bool = False, bears_storage: bool = False
     ) -> list[Any]:
         """Waits for all calls; their results in order.
 
@@ -456,11 +338,11 @@ class WorkerGroup:
         failures: list[Failure] = []
         borne: list[Failure] = []
         number = {id(call): at for at, call in enumerate(calls)}
-        running = list(calls)
         watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks)
         failed_at: float | None = None
-        while running:
-            ended, running = self.backend.settled(running, timeout_s=0.05 if failures else 0.2)
+        for ended, running in looks(
+            self.backend, calls, clock=self.clock, look_s=lambda: GRACE_LOOK_S if failures else LOOK_S
+        ):
             for call in ended:
                 result = self.backend.result(call)
                 if isinstance(result, Failure):
@@ -483,10 +365,10 @@ class WorkerGroup:
             raise WorkerFailure(charged(failures) or borne)
         return [results[at] for at in range(len(calls))]
 
-    def note(self, call: Call) -> None:
-        answer = self.backend.result(call)
+    def note(self, worker: Worker, answer: Any) -> None:
+        """Remembers the answer to a status call; a failed one says nothing here."""
         if isinstance(answer, Progress):
-            self.progress[call.worker] = answer
+            self.progress[worker] = answer
 
 
 def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.keras.reducer import default_gradient_reducer
@@ -96,7 +97,7 @@ def test_batches_need_not_divide_by_the_hosts(make, strategy, num_samples):
 def test_both_hosts_hold_a_part(make, strategy):
     config, _ = declared(num_rows=100_000)
     make(config, 4, SGD(0.1))
-    held = strategy._pod.call_hosts("read_buckets", [(0,), (0,)])
+    held = strategy._pod.ask_hosts(lambda at, host: host.read_buckets(0))
     assert all(held)
     assert not set(held[0]) & set(held[1])
 
@@ -327,7 +328,7 @@ def test_a_lost_host_is_reported_at_once_and_for_good(ray_cluster):
             embedding = TPUEmbedding(config, 4, SGD(0.1))
         embedding.enqueue(batch(4), training=False)
         embedding.dequeue()
-        _, process = strategy._pod._gather([strategy._pod.handles[1].host.control("identity")], 30.0)[0]
+        _, process = ray.get(strategy._pod.handles[1].host.actor.identity.remote(), timeout=30.0)
         os.kill(process, signal.SIGKILL)
         started = time.monotonic()
         with pytest.raises(PodLost, match="restore what was saved last"):

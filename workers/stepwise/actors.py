@@ -8,15 +8,16 @@ same type with and without Ray. Everything else leaves as Ray reports it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate
 
 import ray
 
 from podembed.embedding.engine.order import OrderError
 from podembed.workers.actors import _leave_signals_to_the_driver
 from podembed.workers.liveness.progress import machine_identity
-from podembed.workers.stepwise.host import StepwiseDevice, StepwiseHost, StepwiseSpec
+from podembed.workers.stepwise.host import Answer, Arguments, StepwiseDevice, StepwiseHost, StepwiseSpec
 from podembed.workers.storage.errors import StorageError
 
 _REFUSALS: dict[str, type[Exception]] = {
@@ -50,14 +51,10 @@ class _StepwiseHostActor:
         _leave_signals_to_the_driver()
         self._worker = StepwiseHost()
 
-    def start(self, spec: StepwiseSpec) -> tuple[str, int]:
-        """As `StepwiseHost.start`, on the address by which the cluster knows this machine."""
-        return self._worker.start(replace(spec, bind_address=spec.bind_address or ray.util.get_node_ip_address()))
-
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of `StepwiseHost`; a `Refused` in place of an error that is the caller's."""
         try:
-            return getattr(self._worker, method)(*arguments)
+            return getattr(self._worker, method)(*(_arrived(argument) for argument in arguments))
         except Exception as error:
             refused = _refusal_of(error)
             if refused is None:
@@ -70,8 +67,16 @@ class _StepwiseHostActor:
         return machine_identity(), os.getpid()
 
     @ray.method(concurrency_group="control")
-    def abort(self, reason: str) -> None:
-        self._worker.abort(reason)
+    def run_at_once(self, method: str, *arguments: Any) -> Any:
+        """A method of `StepwiseHost` that answers while another one works."""
+        return getattr(self._worker, method)(*arguments)
+
+
+def _arrived(argument: Any) -> Any:
+    """An argument of a call; a spec gets the address by which the cluster knows this machine."""
+    if not isinstance(argument, StepwiseSpec):
+        return argument
+    return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +86,13 @@ class ActorLink:
     actor: Any
     timeout_s: float
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        answer = ray.get(self.actor.run.remote(method, *arguments), timeout=self.timeout_s)
+    def call(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Answer:
+        answer: Any = ray.get(self.actor.run.remote(method.__name__, *arguments), timeout=self.timeout_s)
         if isinstance(answer, Refused):
             raise answer.error()
         return answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +221,13 @@ class StepwiseHost:
 class HostLink(Protocol):
     """How a device process calls its host process."""
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of `StepwiseHost`; raises what it raised."""
+    def call(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Answer:
+        """Calls a method of the host; raises what it raised."""
         ...
 
 
@@ -234,26 +242,26 @@ class ReplicaEngine:
 
     def enqueue(self, shares: Sequence[Share]) -> None:
         (share,) = shares
-        self._link.call("enqueue", share)
+        self._link.call(StepwiseHost.enqueue, share)
 
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
-        return [self._link.call("dequeue", name)]
+        return [self._link.call(StepwiseHost.dequeue, name)]
 
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
         (own,) = gradients
-        rates = list(learning_rates(self._link.call("num_steps")))
-        self._link.call("apply_gradients", list(own), rates, name)
+        rates = list(learning_rates(self._link.call(StepwiseHost.num_steps)))
+        self._link.call(StepwiseHost.apply_gradients, list(own), rates, name)
 
     def discard(self) -> None:
-        self._link.call("discard")
+        self._link.call(StepwiseHost.discard)
 
     def drain(self) -> None:
-        self._link.call("drain")
+        self._link.call(StepwiseHost.drain)
 
     def metrics(self) -> EngineMetrics:
-        return self._link.call("metrics")
+        return self._link.call(StepwiseHost.metrics)
 
     def read_tables(self) -> list[dict[str, np.ndarray]]:
         raise _only_on_driver("read_tables")

@@ -10,7 +10,9 @@ import pytest
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault
 from podembed.orchestrator.cluster.connection import Connection
-from podembed.orchestrator.cluster.ray_backend import RayBackend, RayCall, RayHandle, _Reservation
+from podembed.orchestrator.cluster.places import Reservation
+from podembed.orchestrator.cluster.ray_backend import RayBackend
+from podembed.orchestrator.cluster.ray_calls import RayCall, RayHandle
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
 from podembed.orchestrator.group.worker_group import HostHandles
 from podembed.orchestrator.strategy import _Outcomes
@@ -59,7 +61,7 @@ def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it(
     host, device = _Actor(1), _Actor(2)
     pairs = [HostHandles(RayHandle(Worker("host", 0), host), RayHandle(Worker("device", 0), device))]
     # Neither groups nor actors are those of Ray: to give them to it would be an error.
-    backend._reservations[id(pairs)] = _Reservation([object()], [], {}, [])
+    backend._reservations[id(pairs)] = Reservation([object()], [], {}, [])
     backend._marks.update({host._actor_id: "mark of nobody", device._actor_id: "mark of nobody else"})
     backend.stop(pairs)
     assert backend._reservations == backend._marks == {}

@@ -61,14 +61,16 @@ class Scripted(FakeClock):
     def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
         return [c for c in calls if c.worker not in self.frozen], [c for c in calls if c.worker in self.frozen]
 
-    def note(self, call: Any) -> None:
-        self.progress[call.worker] = Progress(
+    def result(self, call: Any) -> None: ...
+
+    def note(self, worker: Worker, answer: Any) -> None:
+        self.progress[worker] = Progress(
             step=3,
             phase=Phase(self.phase),
             marks=self.marks(self.now_s),
             step_unix_s=1.0,
             phase_s=1.0,
-            unheard_s=self.unheard_s.get(call.worker, {}),
+            unheard_s=self.unheard_s.get(worker, {}),
         )
 
     def cut_off(self, workers: Sequence[Any]) -> frozenset[Worker]:

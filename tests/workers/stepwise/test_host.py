@@ -204,7 +204,7 @@ class DirectLink:
         self.host = host
 
     def call(self, method, *arguments):
-        return getattr(self.host, method)(*arguments)
+        return method(self.host, *arguments)
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)

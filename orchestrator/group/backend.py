@@ -1,0 +1,141 @@
+"""`Backend`: how a group of processes is reached. Ray actors (`orchestrator.cluster.ray_backend`), threads of this
+process (`orchestrator.cluster.in_process`) and the tests' simulation are such.
+
+A backend carries calls and knows nothing of what they mean. `orchestrator.group.calls` gives them names and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from podembed.orchestrator.api.errors import Failure
+from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.liveness.lease_watch import LeaseTerms
+from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.worker import Worker
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Call(Protocol[Answer]):
+    """A call under way, which ends with an `Answer`."""
+
+    @property
+    def worker(self) -> Worker: ...
+
+
+class Handle(Protocol):
+    """One worker process."""
+
+    @property
+    def worker(self) -> Worker:
+        """Which process it is."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Process id and address, for messages."""
+        ...
+
+    def call(self, method: str, *arguments: Any) -> Call[Any]:
+        """Starts a method that works: one at a time per process."""
+        ...
+
+    def background(self, method: str, *arguments: Any) -> Call[Any]:
+        """Starts a long method beside those that work: one at a time per process."""
+        ...
+
+    def control(self, method: str, *arguments: Any) -> Call[Any]:
+        """Starts a method that answers while another one works."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostHandles:
+    """The two processes of a host."""
+
+    host: Handle
+    device: Handle
+
+
+class Backend(Protocol):
+    """How worker processes are started, waited for and stopped."""
+
+    def launch(self, num_hosts: int, on_wait: Callable[[], None]) -> Sequence[HostHandles]:
+        """Starts the processes of all hosts, without waiting for them. While it waits for room, it calls `on_wait` at
+        least once a second.
+        """
+        ...
+
+    def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+        """Waits up to `timeout_s` for at least one call to end. Returns (ended, still running)."""
+        ...
+
+    def result(self, call: Call[Any]) -> Any | Failure:
+        """What an ended call returned, or how it failed."""
+        ...
+
+    def signs(self, handle: Handle) -> ProcessSigns | None:
+        """What the kernel says of a worker's process; None where it is on another machine, or cannot be found."""
+        ...
+
+    def stop(self, handles: Sequence[HostHandles]) -> None:
+        """Ends all processes and waits until they are gone."""
+        ...
+
+
+@runtime_checkable
+class Locating(Backend, Protocol):
+    """A backend whose processes are on several machines."""
+
+    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
+        """Those whose machine does not answer, not even with a refusal. Takes a second or two; asked of
+        silent ones only.
+        """
+        ...
+
+
+@runtime_checkable
+class Reforming(Backend, Protocol):
+    """A backend that can keep host processes while it replaces the others. Without that, a fault costs all
+    processes.
+    """
+
+    def end(self, workers: Sequence[Handle]) -> None:
+        """Ends single processes and waits until they are gone, frozen ones too."""
+        ...
+
+    def fit(self, handles: Sequence[HostHandles]) -> frozenset[int]:
+        """Those hosts of a generation whose machine is there and may be used by the next one."""
+        ...
+
+    def relaunch(
+        self, handles: Sequence[HostHandles], kept: Sequence[int | None], on_wait: Callable[[], None]
+    ) -> Sequence[HostHandles]:
+        """The processes of another generation: host processes that live on, and new ones for all else, without waiting
+        for those.
+
+        Args:
+          handles: of the generation before; only the host processes that are kept still live. They belong to the answer
+            from now on.
+          kept: per host of the new generation, which host of the one before it was; None for a new process.
+          on_wait: as for `launch`.
+        """
+        ...
+
+    def stand_by(
+        self,
+        handles: Sequence[HostHandles],
+        job: JobConfig | JobReference,
+        table_buckets: tuple[int, ...],
+        lease: LeaseTerms | None = None,
+    ) -> None:
+        """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop`
+        ends them, too.
+
+        Args:
+          lease: what they follow, so that they end themselves without a driver.
+        """
+        ...

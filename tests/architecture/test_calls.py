@@ -1,0 +1,67 @@
+"""Names of the workers' methods stand as text in one module; everybody else calls methods that have types."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from podembed.workers.device.process import DeviceProcess
+from podembed.workers.host.host import HostWorker
+from podembed.workers.stepwise.host import StepwiseDevice, StepwiseHost
+from tests.architecture.test_imports import MODULES, label, parsed
+
+KNOWS_NAMES = "orchestrator/group/calls.py"
+WORKERS = (HostWorker, DeviceProcess, StepwiseHost, StepwiseDevice)
+METHODS = {name for worker in WORKERS for name in vars(worker) if not name.startswith("_")}
+
+
+def named_methods(tree: ast.AST) -> Iterator[str]:
+    """Methods of workers that are called, or looked for, by their names as text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            # Of `handle.call("train", ...)` and `getattr(worker, "train")`; other texts may be equal to a name.
+            is_transport = isinstance(node.func, ast.Attribute) and node.func.attr in TRANSPORT
+            is_getattr = isinstance(node.func, ast.Name) and node.func.id == "getattr"
+            first = node.args[:1] if is_transport else node.args[1:2] if is_getattr else []
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == "method":
+            first = [part for other in node.comparators for part in ast.walk(other)]
+        else:
+            continue
+        yield from (one.value for one in first if isinstance(one, ast.Constant) and one.value in METHODS)
+
+
+TRANSPORT = {"call", "background", "control", "call_hosts", "call_devices", "_all", "remote"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'handle.call("train", 1)',
+        'handle.control("abort", why)',
+        'getattr(worker, "drain")()',
+        'method in ("start", "x")',
+    ],
+)
+def test_a_name_as_text_is_found(source: str) -> None:
+    assert list(named_methods(ast.parse(source)))
+
+
+def test_methods_of_workers_are_named_in_one_module() -> None:
+    found = {label(path): sorted(set(named_methods(parsed(path)))) for path in MODULES}
+    assert {where for where, names in found.items() if names} == {KNOWS_NAMES}
+
+
+def test_every_named_method_is_one_of_a_worker() -> None:
+    """A call whose worker has no such method would fail when it is made, and not before."""
+    (path,) = (path for path in MODULES if label(path) == KNOWS_NAMES)
+    sent = {
+        node.args[0].value
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("call", "background", "control")
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert sent <= METHODS
