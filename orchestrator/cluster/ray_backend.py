@@ -39,6 +39,7 @@ from podembed.orchestrator.cluster.worker_environment import (
     worker_environment,
 )
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
+from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.job import JobConfig, JobReference
 from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.process_signs import ProcessSigns
@@ -224,8 +225,11 @@ class RayBackend:
         handles: Sequence[HostHandles],
         job: JobConfig | JobReference,
         table_buckets: tuple[int, ...],
-        lease: LeaseTerms | None = None,
+        spec: HostSpec | None = None,
     ) -> None:
+        lease = None
+        if spec is not None:
+            lease = LeaseTerms(storage_url=spec.storage_url, generation=spec.generation, timeout_s=spec.lease_timeout_s)
         reservation = self._reservations[id(handles)]
         self._drop_dead(reservation)
         wanted: list[tuple[WorkerKind, Place]] = [("host", reservation.places[0])]

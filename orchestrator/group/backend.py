@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podembed.orchestrator.api.errors import Failure
+from podembed.workers.host.spec import HostSpec
 from podembed.workers.job.job import JobConfig, JobReference
-from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.process_signs import ProcessSigns
 from podembed.workers.liveness.worker import Worker
 
@@ -130,12 +130,12 @@ class Reforming(Backend, Protocol):
         handles: Sequence[HostHandles],
         job: JobConfig | JobReference,
         table_buckets: tuple[int, ...],
-        lease: LeaseTerms | None = None,
+        spec: HostSpec | None = None,
     ) -> None:
         """Starts processes that wait to take the place of lost ones, as far as there are none. Does not wait; `stop`
         ends them, too.
 
         Args:
-          lease: what they follow, so that they end themselves without a driver.
+          spec: of a host of the generation, whose lease they follow: without a driver they end themselves.
         """
         ...

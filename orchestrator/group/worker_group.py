@@ -24,7 +24,6 @@ from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpe
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Filled
 from podembed.workers.job.job import JobConfig, JobReference
-from podembed.workers.liveness.lease_watch import LeaseTerms
 from podembed.workers.liveness.progress import Laps, Progress
 from podembed.workers.liveness.worker import Worker
 
@@ -256,12 +255,8 @@ class WorkerGroup:
 
     def stand_by(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
         """Starts processes that wait to take the place of lost ones, where the backend can."""
-        if not isinstance(self.backend, Reforming):
-            return
-        spec, lease = self._spec, None
-        if spec is not None:
-            lease = LeaseTerms(storage_url=spec.storage_url, generation=spec.generation, timeout_s=spec.lease_timeout_s)
-        self.backend.stand_by(self.handles, job, table_buckets, lease)
+        if isinstance(self.backend, Reforming):
+            self.backend.stand_by(self.handles, job, table_buckets, self._spec)
 
     def salvage(self, reason: str) -> frozenset[int]:
         """Ends the generation, but for the host processes that can go on in another one. The group is stopped then.

@@ -1,0 +1,92 @@
+"""`PodEngine`: the engine of an embedding over all hosts of a `Pod`, as the driver sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from podembed.embedding.buckets import place
+from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share
+from podembed.embedding.table.table_storage import WrittenTables
+from podembed.orchestrator.group.backend import Call
+from podembed.orchestrator.group.calls import StepwiseHostCalls
+from podembed.orchestrator.pod import Answer, Pod
+from podembed.workers.stepwise import saved_embedding as embedding_files
+from podembed.workers.storage.store import Store
+
+
+class PodEngine:
+    """The engine over all hosts of a pod, as the driver sees it."""
+
+    def __init__(self, pod: Pod, spec: EngineSpec, *, restore_from: str | None) -> None:
+        self.spec = spec
+        self._pod = pod
+        self.num_shares = len(pod.handles)
+        sizes = [np.full(table.layout.num_buckets, table.bucket_bytes, np.int64) for table in spec.tables]
+        placement = tuple(place(bucket_bytes=sizes, num_hosts=self.num_shares))
+        self._all(lambda host: host.start_engine(spec, placement, restore_from))
+
+    def enqueue(self, shares: Sequence[Share]) -> None:
+        self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at]))
+
+    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
+        return self._all(lambda host: host.dequeue(name))
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
+    ) -> None:
+        rates = list(learning_rates(self._all(lambda host: host.num_steps())[0]))
+        self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
+
+    def discard(self) -> None:
+        self._all(lambda host: host.discard())
+
+    def drain(self) -> None:
+        self._all(lambda host: host.drain())
+
+    def metrics(self) -> EngineMetrics:
+        of_hosts: list[EngineMetrics] = self._all(lambda host: host.metrics())
+        return EngineMetrics(
+            num_steps=of_hosts[0].num_steps,
+            learning_rates=of_hosts[0].learning_rates,
+            altered_ids=tuple(sum(counts) for counts in zip(*(one.altered_ids for one in of_hosts), strict=True)),
+        )
+
+    def read_tables(self) -> list[dict[str, np.ndarray]]:
+        self.drain()
+        found = []
+        for at, table in enumerate(self.spec.tables):
+            arrays = {name: np.empty((table.num_rows, width), np.float32) for name, width in table.widths.items()}
+            num_buckets = table.layout.num_buckets
+            for held in self._all(lambda host, at=at: host.read_buckets(at)):
+                for bucket, values in held.items():
+                    for name, whole in arrays.items():
+                        own = whole[bucket::num_buckets]
+                        own[...] = values[name][: len(own)]
+            found.append(arrays)
+        return found
+
+    def save(self, path: str) -> None:
+        embedding_files.require_free(path)
+        embedding_files.publish(path, self.write(path))
+
+    def write(self, path: str) -> WrittenTables:
+        self.drain()
+        attempt = embedding_files.new_attempt()
+        answers = self._all(lambda host: host.save(Store(path).location, attempt))
+        receipts = [receipt for receipt, _ in answers]
+        return embedding_files.assemble(self.spec.tables, attempt, receipts, num_steps=answers[0][1])
+
+    def restore(self, path: str) -> None:
+        # Read here first: what is wrong with the whole shows before any host has changed.
+        embedding_files.read_index(path)
+        self.drain()
+        self._all(lambda host: host.restore(Store(path).location))
+
+    def close(self) -> None:
+        self._all(lambda host: host.stop_engine())
+
+    def _all(self, ask: Callable[[StepwiseHostCalls], Call[Answer]]) -> list[Answer]:
+        """The same call on every host."""
+        return self._pod.ask_hosts(lambda at, host: ask(host))
