@@ -14,6 +14,7 @@ import pytest
 from podembed.jobs.criteo import COLUMN_NAMES
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
 from podembed.orchestrator.run.run import create_run, open_run
+from podembed.workers.job.folder import _LastFolder
 from podembed.workers.job.job import JobConfig, JobError, JobReference
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal, unseal
@@ -35,6 +36,8 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = Path(__file__).parents[3]
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != root])
     finders, modules = list(sys.meta_path), dict(sys.modules)
+    # Folders of jobs that earlier tests of this process resolved; that of the checkout may be one of them.
+    sys.meta_path[:] = [finder for finder in finders if not isinstance(finder, _LastFolder)]
     for name in [name for name in modules if name == "jobs" or name.startswith("jobs.")]:
         del sys.modules[name]
     yield
