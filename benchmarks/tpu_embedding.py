@@ -26,6 +26,7 @@ from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.strategies import LocalStrategy
+from podembed.embedding.table.key_index import DenseIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
@@ -40,7 +41,7 @@ class BareKernels:
         num_buckets = spec.layout.num_buckets
         self.table = Table(spec, np.arange(num_buckets))
         self.table.initialize()
-        self._owner, self._place = np.zeros(num_buckets, np.int32), np.arange(num_buckets, dtype=np.int32)
+        self._index_of_keys = DenseIndex(spec.layout)
         self._seats = np.zeros((kernels.num_seats(num_ids), 2), np.int64)
         self._unique, self._inverse = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
         self._counts = np.empty(1, np.int64)
@@ -53,8 +54,7 @@ class BareKernels:
         table, ids = self.table, bags.values
         self._count = count = kernels.unique_ids(ids, self._seats, self._unique, self._inverse)
         unique, local, rows = self._unique[:count], self._local[:count], self._rows[:count]
-        per_bucket = table.spec.layout.rows_per_bucket
-        kernels.route(unique, self._owner, self._place, per_bucket, self._counts, local, self._position)
+        self._index_of_keys.route(unique, self._counts, local, self._position)
         table.gather(local, rows)
         kernels.row_of_each_id(self._position, self._inverse, self._index)
         kernels.pool(rows, self._index, bags.row_splits, None, "sum", self.activations)

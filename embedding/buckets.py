@@ -18,7 +18,9 @@ MAX_BUCKETS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLayout:
-    """How the rows of one table are cut. `num_buckets` is a power of two."""
+    """How the rows of one table are cut: the only place that knows which id lies where. `num_buckets` is a power of
+    two.
+    """
 
     num_rows: int
     num_buckets: int
@@ -28,9 +30,23 @@ class BucketLayout:
         """Rows of the longest bucket; shorter ones are padded with rows that no id names."""
         return -(-self.num_rows // self.num_buckets)
 
-    @property
-    def shift(self) -> int:
-        return self.num_buckets.bit_length() - 1
+    def buckets_of(self, ids: np.ndarray) -> np.ndarray:
+        """The bucket of each id."""
+        return ids % self.num_buckets
+
+    def positions_of(self, ids: np.ndarray) -> np.ndarray:
+        """Where in its bucket each id lies."""
+        return ids // self.num_buckets
+
+    def num_rows_of(self, bucket: int) -> int:
+        """How many rows of the table lie in a bucket; the positions behind them are padding."""
+        return max(0, -(-(self.num_rows - bucket) // self.num_buckets))
+
+    def ids_of(self, bucket: int, positions: np.ndarray | None = None) -> np.ndarray:
+        """The ids at some positions (int64) of a bucket; without positions those of all its rows, rising."""
+        if positions is None:
+            positions = np.arange(self.num_rows_of(bucket), dtype=np.int64)
+        return bucket + positions * self.num_buckets
 
 
 def bucket_layout(*, num_rows: int, row_bytes: int) -> BucketLayout:

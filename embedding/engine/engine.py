@@ -277,7 +277,4 @@ class InProcessEngine:
 
 def whole_table(table: Table) -> dict[str, np.ndarray]:
     """Rows and slots of a table that is held here whole, in the order of the ids, without padding; copies."""
-    spec = table.spec
-    ids = np.arange(spec.num_rows)
-    local = (ids % spec.layout.num_buckets) * spec.layout.rows_per_bucket + ids // spec.layout.num_buckets
-    return {name: array[local] for name, array in ({"rows": table.rows} | table.slots).items()}
+    return table.store.read(table.index.rows_of(np.arange(table.spec.num_rows)))

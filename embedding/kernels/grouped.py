@@ -1,5 +1,4 @@
-"""Kernels of the owner of a whole table: rows of the ids that hosts ask for, and the gradients of their bags grouped by
-row.
+"""Kernels of the owner of a whole table: the gradients of the bags that hosts ask for, grouped by row.
 
 Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the
 gradient of its bag, several a row, so entries are laid out row by row instead: the update reads their addresses in one
@@ -15,37 +14,6 @@ from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
 _AHEAD = 16
-
-
-def rows_of_ids(ids: np.ndarray, *, num_buckets: int, rows_per_bucket: int, out: np.ndarray) -> None:
-    """Turns ids of a table that one host holds whole into its local rows.
-
-    Args:
-      ids: int64 `[n]`.
-      num_buckets, rows_per_bucket: of the table's layout.
-      out: int32 `[n]`.
-
-    Raises:
-      ValueError: an id lies outside every bucket.
-    """
-    bad = _rows_of_ids(plain(ids, np.int64), num_buckets.bit_length() - 1, rows_per_bucket, out)
-    if bad >= 0:
-        raise ValueError(
-            f"Found id {int(ids[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
-            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set "
-            "TableConfig.invalid_ids."
-        )
-
-
-@jit
-def _rows_of_ids(ids, shift, rows_per_bucket, out):
-    mask = (np.int64(1) << shift) - 1
-    for i in range(ids.shape[0]):
-        position = ids[i] >> shift
-        if position < 0 or position >= rows_per_bucket:
-            return i
-        out[i] = (ids[i] & mask) * rows_per_bucket + position
-    return -1
 
 
 def bag_addresses(row_splits: np.ndarray, matrix: tuple[int, int], out: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Kernels over ids: which ids of a batch are distinct, who owns them, and which local rows several hosts ask for.
+"""Kernels over ids: which ids of a batch are distinct, and which local rows several hosts ask for.
 
 Every function here works on arrays the caller allocated, changes nothing else, and leaves its scratch clean for the
 next call. Results depend on the order of the input alone. The numpy versions are in `reference.py`.
@@ -79,82 +79,6 @@ def _unique_ids(ids, hash_shift, seats, unique, inverse):
         seats[seat, 0] = 0
         seats[seat, 1] = 0
     return num_unique
-
-
-def route(
-    unique: np.ndarray,
-    bucket_owner: np.ndarray,
-    bucket_local: np.ndarray,
-    rows_per_bucket: int,
-    counts: np.ndarray,
-    local_rows: np.ndarray,
-    position: np.ndarray,
-) -> None:
-    """Sorts distinct ids by owner, keeping their order within one owner, and turns them into row numbers at the owner.
-
-    Args:
-      unique: int64 `[U]`, ids of the table.
-      bucket_owner: int32 `[num_buckets]`, the owner of each bucket; the number of buckets is a power of two.
-      bucket_local: int32 `[num_buckets]`, the number of the bucket among its owner's buckets of the table.
-      rows_per_bucket: of the table's layout.
-      counts: int64 `[num_hosts]`; receives the number of ids of each owner.
-      local_rows: int64 `[U or more]`; receives the rows at the owners, first those of owner 0, then those of owner 1,
-        and so on.
-      position: int32 `[U or more]`; receives the place of each id in `local_rows`.
-
-    Raises:
-      ValueError: an id lies outside every bucket, the number of buckets is not a power of two, or an array is too
-        small.
-    """
-    num_buckets = len(bucket_owner)
-    if (
-        num_buckets & (num_buckets - 1)
-        or len(bucket_local) != num_buckets
-        or min(len(local_rows), len(position)) < len(unique)
-    ):
-        raise ValueError(
-            f"Found {num_buckets} bucket owners, {len(bucket_local)} local bucket numbers and room for "
-            f"{len(local_rows)} rows and "
-            f"{len(position)} positions, for {len(unique)} ids. Expected a power of two of buckets and room for all "
-            "ids. "
-            "Pass the arrays of one table's placement."
-        )
-    shift = num_buckets.bit_length() - 1
-    owner, local = plain(bucket_owner, np.int32), plain(bucket_local, np.int32)
-    bad = _route(plain(unique, np.int64), owner, local, shift, rows_per_bucket, counts, local_rows, position)
-    if bad >= 0:
-        raise ValueError(
-            f"Found id {int(unique[bad])} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "
-            f"Expected 0 to at most {num_buckets * rows_per_bucket - 1}. Check ids before the lookup, or set "
-            "TableConfig.invalid_ids."
-        )
-
-
-@jit
-def _route(unique, bucket_owner, bucket_local, shift, rows_per_bucket, counts, local_rows, position):
-    mask = np.int64(bucket_owner.shape[0] - 1)
-    counts[:] = 0
-    for u in range(unique.shape[0]):
-        # Outside these, a row would be counted into the bucket that happens to lie next to its own.
-        if unique[u] < 0 or (unique[u] >> shift) >= rows_per_bucket:
-            return u
-        counts[bucket_owner[unique[u] & mask]] += 1
-    start = 0
-    for host in range(counts.shape[0]):
-        count = counts[host]
-        counts[host] = start
-        start += count
-    for u in range(unique.shape[0]):
-        bucket = unique[u] & mask
-        host = bucket_owner[bucket]
-        place = counts[host]
-        counts[host] = place + 1
-        local_rows[place] = np.int64(bucket_local[bucket]) * rows_per_bucket + (unique[u] >> shift)
-        position[u] = place
-    # Each entry now is the end of its host's part; the part before it ends where this one starts.
-    for host in range(counts.shape[0] - 1, 0, -1):
-        counts[host] -= counts[host - 1]
-    return -1
 
 
 def row_of_each_id(position: np.ndarray, inverse: np.ndarray, index: np.ndarray) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
-from podembed.embedding.kernels.grouped import bag_addresses, rows_of_ids
-from podembed.embedding.kernels.ids import merge, num_seats, route, row_of_each_id, unique_ids
+from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.ids import merge, num_seats, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, pool, sum_gradients
+from podembed.embedding.kernels.row_numbers import route, rows_of_ids
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 

@@ -19,8 +19,8 @@ from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
-from podembed.embedding.lookup.streams import places_of
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
 
 Pieces = Sequence[Sequence[np.ndarray]]
@@ -119,8 +119,9 @@ class FeatureLookup:
         self.tables = tuple(tables)
         self._features = tuple(features)
         self._features_of = [[at for at, f in enumerate(features) if f.table == table] for table in range(len(tables))]
-        self._owners = [np.ascontiguousarray(owners, np.int32) for owners in placement]
-        self._bucket_places = [places_of(owners) for owners in self._owners]
+        self._indexes: list[KeyIndex] = [
+            DenseIndex(table.spec.layout, owners) for table, owners in zip(tables, placement, strict=True)
+        ]
         self._quantization = tuple(quantization)
         self._num_hosts = num_hosts
         self._exchange = exchange
@@ -163,21 +164,12 @@ class FeatureLookup:
 
     def _asked(self, table: int, features: Sequence[Ragged]) -> _TableStep:
         """Which rows of which owners this host's samples need."""
-        spec = self.tables[table].spec
         values = [features[at].values for at in self._features_of[table]]
         ids = values[0] if len(values) == 1 else np.concatenate(values)
         unique, inverse = self._distinct(ids, table)
         counts = np.empty(self._num_hosts, np.int64)
         asked, position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
-        kernels.route(
-            unique,
-            self._owners[table],
-            self._bucket_places[table],
-            spec.layout.rows_per_bucket,
-            counts,
-            asked,
-            position,
-        )
+        self._indexes[table].route(unique, counts, asked, position)
         if self._num_hosts == 1:
             # One owner keeps the order of the distinct ids.
             return _TableStep(index=inverse, asked=asked, counts=counts)

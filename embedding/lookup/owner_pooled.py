@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
-from podembed.embedding.kernels.grouped import bag_addresses, rows_of_ids
+from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import GroupedRows, Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -92,6 +93,8 @@ class PooledLookup:
         self.num_hosts = num_hosts
         self.layout = layout
         self._tables = tuple(tables)
+        # What is asked here lies whole on its owner, whoever that is.
+        self._indexes: tuple[KeyIndex, ...] = tuple(DenseIndex(table.spec.layout) for table in tables)
         self._features = tuple(features)
         self._of_owner = tuple(
             tuple(at for at in layout.order if layout.owners[at] == owner) for owner in range(num_hosts)
@@ -148,11 +151,10 @@ class PooledLookup:
         head, splits, rows, weights = self._cut(frame, len(features), num_ids, num_weights)
         first = first_weight = 0
         for number, (at, part) in enumerate(zip(features, parts, strict=True)):
-            layout = self._tables[self._features[at].table].spec.layout
             head[number] = part.num_ids, part.weights is not None
             splits[number] = part.row_splits
             out = rows[first : first + part.num_ids]
-            rows_of_ids(part.values, num_buckets=layout.num_buckets, rows_per_bucket=layout.rows_per_bucket, out=out)
+            self._indexes[self._features[at].table].rows_of(part.values, out)
             first += part.num_ids
             if part.weights is not None:
                 weights[first_weight : first_weight + part.num_ids] = part.weights
@@ -300,8 +302,8 @@ class PooledLookup:
                 if not in_place:
                     block = split.packed(part, list(blocks.values()))[number]
                 some = {"bags": split.positions(part)[number], "is_packed": not in_place}
-            rows = self._tables[feature.table].rows
-            kernels.pool(rows, bags.rows, bags.row_splits, bags.weights, feature.combiner, block, **some)
+            store = self._tables[feature.table].store
+            store.pool(bags.rows, bags.row_splits, bags.weights, feature.combiner, block, **some)
 
     def answer(self, host: int) -> np.ndarray:
         """What goes to another host: the region of this owner in that host's activations."""

@@ -24,12 +24,12 @@ from podembed.embedding.lookup.streams import (
     FeatureBinding,
     Stream,
     groups_of,
-    places_of,
     segment_of,
     starts_of,
     streams_of,
 )
 from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -101,8 +101,9 @@ class ShardedLookup:
                 Table(spec, np.flatnonzero(owners == host)) for spec, owners in zip(specs, placement, strict=True)
             ]
         self.tables = tuple(tables)
-        self._owners = tuple(np.ascontiguousarray(owners, np.int32) for owners in placement)
-        self._bucket_places = tuple(places_of(owners) for owners in self._owners)
+        self._indexes: tuple[KeyIndex, ...] = tuple(
+            DenseIndex(spec.layout, owners) for spec, owners in zip(specs, placement, strict=True)
+        )
         self._streams = streams_of(specs, self.features)
         self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
         self._order = tuple(number for group in self.groups for number in group.streams)
@@ -124,11 +125,7 @@ class ShardedLookup:
             num_unique[number] = len(unique)
             local_rows[number], position = np.empty(len(unique), np.int64), np.empty(len(unique), np.int32)
             of_owner = np.empty(self.num_hosts, np.int64)
-            at = stream.table
-            per_bucket = self.tables[at].spec.layout.rows_per_bucket
-            kernels.route(
-                unique, self._owners[at], self._bucket_places[at], per_bucket, of_owner, local_rows[number], position
-            )
+            self._indexes[stream.table].route(unique, of_owner, local_rows[number], position)
             counts[:, number] = of_owner
             place[number] = np.empty(len(ids), np.int32)
             kernels.row_of_each_id(position, inverse, place[number])

@@ -83,15 +83,6 @@ def groups_of(
     return tuple(Group(dim, tuple(number for number in here if widths[number] == dim)) for dim in dims)
 
 
-def places_of(owners: np.ndarray) -> np.ndarray:
-    """int32 `[num_buckets]`: which of its owner's buckets each one is, counted from 0."""
-    places = np.zeros(len(owners), np.int32)
-    for host in np.unique(owners):
-        mine = np.flatnonzero(owners == host)
-        places[mine] = np.arange(len(mine))
-    return places
-
-
 def starts_of(counts: np.ndarray) -> np.ndarray:
     """Counts `[num_hosts, num_streams]` → where each piece begins when laid out host by host, stream by stream."""
     flat = counts.reshape(-1)

@@ -1,9 +1,8 @@
 """`Table`: rows and slots of the buckets of one table that this host holds.
 
-Mutable state: the arrays `rows` and `slots`, changed by `initialize`, `update` and through the views of `bucket`; a
-small scratch for `update`. Local row numbers: bucket k of the sorted buckets held here starts at `k * rows_per_bucket`,
-so the rows of a bucket are contiguous and a bucket is one copy. Which host holds which bucket is decided elsewhere. Not
-safe for two threads to update at once.
+Mutable state: the store, changed by `initialize`, `update` and through the views of `bucket`; a small scratch for
+`update`. The rows of a bucket are contiguous, so a bucket is one copy; `key_index` says which row an id has. Which host
+holds which bucket is decided elsewhere. Not safe for two threads to update at once.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.initializers import row_source
-from podembed.embedding.kernels.arrays import aligned_zeros, plain
+from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.conflicts import mark_rows
 from podembed.embedding.kernels.grouped import group_by_row
 from podembed.embedding.kernels.ids import chain_all_rows, merge
-from podembed.embedding.kernels.pool import gather
 from podembed.embedding.optimizers import Optimizer
-from podembed.embedding.table.update_rules import TouchedRows, apply_update
+from podembed.embedding.table.key_index import DenseIndex
+from podembed.embedding.table.row_store import RowStore
+from podembed.embedding.table.update_rules import TouchedRows
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -44,8 +44,8 @@ class Table:
       buckets: int64 `[k]`, the bucket numbers held here, rising; may be empty.
 
     Attributes:
-      rows: float32 `[k * rows_per_bucket, dim]`, 64-byte aligned, zero until `initialize` or a restore.
-      slots: name of each slot to float32 `[k * rows_per_bucket, dim or 1]`.
+      store: rows and slots, zero until `initialize` or a restore.
+      index: which local row an id has.
       before_change: called with the local rows (int64, may repeat) that an update is about to change, if set. What it
         raises leaves the table unchanged.
 
@@ -58,9 +58,10 @@ class Table:
         self.buckets = np.asarray(buckets, np.int64).reshape(-1)
         _check_buckets(spec, self.buckets)
         self._number_here = {int(bucket): number for number, bucket in enumerate(self.buckets)}
-        arrays = {name: aligned_zeros((self.num_rows, width)) for name, width in spec.widths.items()}
-        self.rows = arrays.pop("rows")
-        self.slots = arrays
+        owners = np.full(spec.layout.num_buckets, -1, np.int32)
+        owners[self.buckets] = 0
+        self.index = DenseIndex(spec.layout, owners)
+        self.store = RowStore(spec.widths, self.num_rows)
         # One number a row: a seat of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
         self._seats = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
@@ -74,23 +75,41 @@ class Table:
     @property
     def size_bytes(self) -> int:
         """Bytes of rows and slots."""
-        return self.rows.nbytes + sum(slot.nbytes for slot in self.slots.values())
+        return self.store.size_bytes
+
+    @property
+    def rows(self) -> np.ndarray:
+        """float32 `[num_rows, dim]`, the rows themselves; programs read and write through `store`."""
+        return self.store.arrays["rows"]
+
+    @property
+    def slots(self) -> dict[str, np.ndarray]:
+        """Name of each slot to float32 `[num_rows, dim or 1]`, the slots themselves."""
+        return {name: array for name, array in self.store.arrays.items() if name != "rows"}
 
     def initialize(self) -> None:
         """Gives every row its first value and every slot its initial value; padding rows become zero."""
         spec, layout = self.spec, self.spec.layout
         fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
         for bucket in self.buckets:
-            row_numbers = np.arange(bucket, spec.num_rows, layout.num_buckets, dtype=np.int64)
-            rows = self.bucket(int(bucket))["rows"]
-            fill(row_numbers, rows[: len(row_numbers)])
-            rows[len(row_numbers) :] = 0
-        for slot in () if spec.optimizer is None else spec.optimizer.slots:
-            self.slots[slot.name][...] = slot.initial_value
+            ids, held = layout.ids_of(int(bucket)), self.bucket(int(bucket))
+            fill(ids, held["rows"][: len(ids)])
+            held["rows"][len(ids) :] = 0
+            for slot in () if spec.optimizer is None else spec.optimizer.slots:
+                held[slot.name][...] = slot.initial_value
 
     def bucket(self, bucket: int) -> dict[str, np.ndarray]:
         """Views of one bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes
         the table.
+
+        Raises:
+          KeyError: the bucket is not held here.
+        """
+        start = self.first_row(bucket)
+        return self.store.view(start, start + self.spec.layout.rows_per_bucket)
+
+    def first_row(self, bucket: int) -> int:
+        """The local row at which a bucket begins.
 
         Raises:
           KeyError: the bucket is not held here.
@@ -101,9 +120,7 @@ class Table:
                 "others. "
                 "Expected one of Table.buckets. Ask its owner in the placement."
             )
-        length = self.spec.layout.rows_per_bucket
-        start = self._number_here[bucket] * length
-        return {name: array[start : start + length] for name, array in ({"rows": self.rows} | self.slots).items()}
+        return self._number_here[bucket] * self.spec.layout.rows_per_bucket
 
     def gather(self, local_rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
         """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`), or to its rows `places` (int64 `[n]`, rising).
@@ -111,7 +128,7 @@ class Table:
         Raises:
           ValueError: a row is not held here.
         """
-        gather(self.rows, local_rows, out, places)
+        self.store.gather(local_rows, out, places)
 
     def update(
         self,
@@ -151,14 +168,7 @@ class Table:
         rows = row_parts[0] if len(row_parts) == 1 else np.concatenate([*row_parts, np.empty(0, np.int64)])
         touched = self._touched(optimizer, plain(rows, np.int64))
         self._announce(touched.rows)
-        apply_update(
-            optimizer,
-            rows=self.rows,
-            slots=self.slots,
-            touched=touched,
-            gradients=gradient_parts,
-            learning_rate=learning_rate,
-        )
+        self.store.update(optimizer, touched, gradient_parts, learning_rate)
 
     def group(self, local_rows: np.ndarray, addresses: np.ndarray) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.
@@ -189,14 +199,8 @@ class Table:
                 "once. Use Table.update."
             )
         self._announce(grouped.rows)
-        apply_update(
-            optimizer,
-            rows=self.rows,
-            slots=self.slots,
-            touched=TouchedRows(rows=grouped.rows, head=grouped.starts, following=None),
-            gradients=grouped.addresses,
-            learning_rate=learning_rate,
-        )
+        touched = TouchedRows(rows=grouped.rows, head=grouped.starts, following=None)
+        self.store.update(optimizer, touched, grouped.addresses, learning_rate)
 
     @contextmanager
     def marked(self, local_rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -56,7 +56,7 @@ def apply_update(
     optimizer: Optimizer,
     *,
     rows: np.ndarray,
-    slots: dict[str, np.ndarray],
+    slots: Sequence[np.ndarray],
     touched: TouchedRows,
     gradients: Sequence[np.ndarray] | np.ndarray,
     learning_rate: float,
@@ -65,7 +65,7 @@ def apply_update(
 
     Args:
       rows: float32 `[R, dim]`.
-      slots: name of each slot of the optimizer to float32 `[R, dim or 1]`.
+      slots: of the optimizer, in their order, float32 `[R, dim or 1]` each.
       touched: which rows, and which gradients belong to them.
       gradients: float32 matrices with m rows of `dim` columns in all, or one int64 array of the addresses of m rows.
       learning_rate: of this step.
@@ -74,18 +74,17 @@ def apply_update(
       ValueError: a matrix of another dtype or width.
     """
     limits = _limits(optimizer, learning_rate)
-    arrays = [slots[slot.name] for slot in optimizer.slots]
     dim = rows.shape[1]
     addresses = gradients if isinstance(gradients, np.ndarray) else row_addresses(gradients, dim)
     if isinstance(optimizer, CustomRowOptimizer):
-        _apply_custom(optimizer, rows, arrays, touched, addresses, learning_rate, limits)
+        _apply_custom(optimizer, rows, slots, touched, addresses, learning_rate, limits)
         return
     kernel, constants = _kernel(optimizer)
     kernel(
         width_of(dim),
         dim,
         matrix_of(rows),
-        *(matrix_of(array) for array in arrays),
+        *(matrix_of(slot) for slot in slots),
         touched.rows,
         touched.head,
         touched.following,
@@ -144,7 +143,7 @@ def _kernel(optimizer: Optimizer) -> tuple[Callable[..., None], tuple[Any, ...]]
 def _apply_custom(
     optimizer: CustomRowOptimizer,
     rows: np.ndarray,
-    slots: list[np.ndarray],
+    slots: Sequence[np.ndarray],
     touched: TouchedRows,
     addresses: np.ndarray,
     learning_rate: float,

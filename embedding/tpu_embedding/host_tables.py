@@ -62,7 +62,5 @@ class HostTables:
 
     def _take_variables(self) -> None:
         for variable, table in zip(self.variables.values(), self._tables, strict=True):
-            spec, rows = table.spec, np.asarray(variable.value)
-            for bucket in range(spec.layout.num_buckets):
-                own = rows[bucket :: spec.layout.num_buckets]
-                table.bucket(bucket)["rows"][: len(own)] = own
+            ids = np.arange(table.spec.num_rows)
+            table.store.write(table.index.rows_of(ids), {"rows": np.asarray(variable.value)})

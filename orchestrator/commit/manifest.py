@@ -208,7 +208,7 @@ def _table_problems(table: TableFiles) -> list[str]:
         return [f"{where}, a name that is empty, too long or not printable"]
     if not power_of_two or table.num_buckets > _MAX_BUCKETS or table.num_rows < 1:
         return [f"{where} with {table.num_rows} rows in {table.num_buckets} buckets"]
-    if table.rows_per_bucket != -(-table.num_rows // table.num_buckets):
+    if table.rows_per_bucket != table.layout.rows_per_bucket:
         return [f"{where} with {table.num_rows} rows, {table.rows_per_bucket} in each of {table.num_buckets} buckets"]
     names = [array.name for array in table.arrays]
     if names[:1] != [ROWS] or len(set(names)) != len(names) or table.arrays[0].width != table.dim:

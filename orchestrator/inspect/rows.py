@@ -130,10 +130,10 @@ def read_rows(
     require_metadata(store, table)
     arrays = table.arrays if with_slots else table.arrays[:1]
     found = {array.name: np.empty((len(numbers), array.width), DTYPES[array.dtype]) for array in arrays}
-    buckets = numbers % table.num_buckets
+    buckets = table.layout.buckets_of(numbers)
     for bucket in np.unique(buckets):
         wanted = np.flatnonzero(buckets == bucket)
-        positions = numbers[wanted] // table.num_buckets
+        positions = table.layout.positions_of(numbers[wanted])
         if with_slots:
             values = read_bucket(store, table, int(bucket))
         else:

@@ -13,7 +13,6 @@ import numpy as np
 
 from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.run.reference import CommittedState
-from podembed.workers.checkpoint.digest import rows_in_bucket
 from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_dense
 from podembed.workers.storage.store import Store
 
@@ -61,13 +60,13 @@ def _scan_table(store: Store, table: TableFiles) -> list[NotFinite]:
     rows: dict[str, list[int]] = {array.name: [] for array in table.arrays}
     counts = dict.fromkeys(rows, 0)
     for bucket in range(table.num_buckets):
-        filled = rows_in_bucket(num_rows=table.num_rows, num_buckets=table.num_buckets, bucket=bucket)
+        filled = table.layout.num_rows_of(bucket)
         for array, values in zip(table.arrays, read_bucket(store, table, bucket), strict=True):
             if not _may_be_infinite(values):
                 continue
             at = np.flatnonzero(~np.isfinite(values[:filled]).all(axis=1))
             counts[array.name] += len(at)
-            rows[array.name] = sorted([*rows[array.name], *(bucket + at[:MAX_SHOWN] * table.num_buckets)])[:MAX_SHOWN]
+            rows[array.name] = sorted([*rows[array.name], *(table.layout.ids_of(bucket, at[:MAX_SHOWN]))])[:MAX_SHOWN]
     return [
         NotFinite(
             where=f"table '{table.name}', {name}",

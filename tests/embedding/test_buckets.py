@@ -135,17 +135,27 @@ def test_a_bucket_is_about_a_mebibyte(num_rows: int, row_bytes: int, num_buckets
     layout = bucket_layout(num_rows=num_rows, row_bytes=row_bytes)
     assert layout.num_buckets == num_buckets
     assert layout.rows_per_bucket * layout.num_buckets >= num_rows
-    assert 1 << layout.shift == num_buckets
 
 
 @given(num_rows=st.integers(1, 5_000), power=st.integers(0, 8))
 def test_every_row_has_one_position(num_rows: int, power: int) -> None:
     layout = BucketLayout(num_rows=num_rows, num_buckets=1 << power)
     rows = np.arange(num_rows)
-    bucket, position = rows % layout.num_buckets, rows >> layout.shift
+    bucket, position = layout.buckets_of(rows), layout.positions_of(rows)
     assert (bucket == (rows & (layout.num_buckets - 1))).all()
     assert position.max() < layout.rows_per_bucket
     assert len(set(zip(bucket.tolist(), position.tolist(), strict=True))) == num_rows
+
+
+@given(num_rows=st.integers(1, 2_000), power=st.integers(0, 6))
+def test_the_rows_of_a_bucket_are_those_that_lie_in_it(num_rows: int, power: int) -> None:
+    layout = BucketLayout(num_rows=num_rows, num_buckets=1 << power)
+    rows = np.arange(num_rows)
+    for bucket in range(layout.num_buckets):
+        inside = rows[layout.buckets_of(rows) == bucket]
+        assert layout.ids_of(bucket).tolist() == inside.tolist()
+        assert layout.num_rows_of(bucket) == len(inside)
+        assert layout.ids_of(bucket, layout.positions_of(inside)).tolist() == inside.tolist()
 
 
 @given(count=st.integers(0, 500), parts=st.integers(1, 40))

@@ -34,7 +34,6 @@ import numpy as np
 from podembed.embedding.table.snapshot import SEAT_BYTES, Preimages, share_out
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.deltas import PART_BYTES
-from podembed.workers.checkpoint.digest import rows_in_bucket
 from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import RowsSpoilt, ShardReceipt, TableFiles, write_shard, write_shard_delta
@@ -114,7 +113,7 @@ class BackgroundSave:
             budget_bytes=buffer_bytes,
         )
         self._preimages = {
-            table.spec.name: Preimages([table.rows, *table.slots.values()], max_rows=max_rows)
+            table.spec.name: table.store.freeze(max_rows=max_rows)
             for table, max_rows in zip(tables, shares, strict=True)
         }
         self._turn = threading.Condition()
@@ -305,7 +304,7 @@ class BackgroundSave:
     def values(self, table: Table, bucket: int) -> list[np.ndarray]:
         """The frozen rows and slots of one bucket, in a staging buffer that is theirs until `done`."""
         length = table.spec.layout.rows_per_bucket
-        first = self._first_row(table, bucket)
+        first = table.first_row(bucket)
         self._pace.keep_to(
             table.spec.bucket_bytes, busy_s=self._busy_s, open_bytes=self._open_bytes, is_urgent=self._is_urgent
         )
@@ -355,9 +354,8 @@ class BackgroundSave:
 
     def changed(self, table: Table, bucket: int) -> np.ndarray:
         """Positions of the rows of a bucket that changed between the last two freezes, padding left out."""
-        layout, first = table.spec.layout, self._first_row(table, bucket)
-        in_bucket = rows_in_bucket(num_rows=layout.num_rows, num_buckets=layout.num_buckets, bucket=bucket)
-        return self._preimages[table.spec.name].changed(first, first + in_bucket)
+        first = table.first_row(bucket)
+        return self._preimages[table.spec.name].changed(first, first + table.spec.layout.num_rows_of(bucket))
 
     def digest_before(self, table: Table, bucket: int) -> str:
         """The bucket's digest in the commit before."""
@@ -368,16 +366,13 @@ class BackgroundSave:
         self._raise_if_aborted()
         with self._turn:
             self._raise_if_given_up()
-            last = self._first_row(table, bucket) + table.spec.layout.rows_per_bucket
+            last = table.first_row(bucket) + table.spec.layout.rows_per_bucket
             self._let_go(self._preimages[table.spec.name], last)
 
     def _let_go(self, preimages: Preimages, stop: int) -> None:
         preimages.release(stop)
         self._num_pieces += 1
         self._turn.notify_all()
-
-    def _first_row(self, table: Table, bucket: int) -> int:
-        return int(np.searchsorted(table.buckets, bucket)) * table.spec.layout.rows_per_bucket
 
     def _staged(self, table: Table, staging: np.ndarray) -> list[np.ndarray]:
         length, at = table.spec.layout.rows_per_bucket, 0
@@ -390,7 +385,7 @@ class BackgroundSave:
     def _compile(self) -> None:
         """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
         for table in self._tables[:1]:
-            empty = [np.empty((0, array.shape[1]), np.float32) for array in (table.rows, *table.slots.values())]
+            empty = [np.empty((0, width), np.float32) for width in table.spec.widths.values()]
             preimages = Preimages(empty, max_rows=0)
             preimages.preserve(np.empty(0, np.int64))
             preimages.read(0, 0, empty)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from podembed.workers.checkpoint.digest import rows_in_bucket
+import numpy as np
+
+from podembed.embedding.buckets import BucketLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def overlap(one: Cut, other: Cut, *, num_rows: int) -> Overlap:
             "which share no row. "
             f"Expected bucket {fine.bucket % coarse.num_buckets} of {coarse.num_buckets}. Pair buckets with `partners`."
         )
-    shared = rows_in_bucket(num_rows=num_rows, num_buckets=fine.num_buckets, bucket=fine.bucket)
+    shared = BucketLayout(num_rows=num_rows, num_buckets=fine.num_buckets).num_rows_of(fine.bucket)
     ratio = fine.num_buckets // coarse.num_buckets
     start = fine.bucket // coarse.num_buckets
     in_fine, in_coarse = slice(0, shared), slice(start, start + shared * ratio, ratio)
@@ -71,10 +73,10 @@ def partners(cut: Cut, num_buckets: int) -> range:
 
 def describe_rows(cut: Cut, *, num_rows: int) -> str:
     """The rows of a bucket for people: `9 rows: 1, 5, 9 ... 33`."""
-    count = rows_in_bucket(num_rows=num_rows, num_buckets=cut.num_buckets, bucket=cut.bucket)
+    layout = BucketLayout(num_rows=num_rows, num_buckets=cut.num_buckets)
+    count = layout.num_rows_of(cut.bucket)
     if count == 0:
         return "no rows"
-    rows = [cut.bucket + at * cut.num_buckets for at in range(min(count, 3))]
-    last = cut.bucket + (count - 1) * cut.num_buckets
+    *rows, last = layout.ids_of(cut.bucket, np.array([*range(min(count, 3)), count - 1])).tolist()
     tail = "" if count <= 3 else f", {last}" if count == 4 else f" ... {last}"
     return f"{count} row{'s' if count > 1 else ''}: {', '.join(map(str, rows))}{tail}"

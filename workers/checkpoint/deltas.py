@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.file_threads import FileThreads
@@ -199,8 +200,9 @@ def read_slice(store: Store, file: DenseFile, rows: slice) -> np.ndarray:
 
 def _positions(part: DeltaPart, bucket: int, ids: np.ndarray, *, num_buckets: int, num_positions: int) -> np.ndarray:
     """Where rows lie in their bucket, rising. A row of elsewhere would be written over another one."""
-    positions = ids // num_buckets
-    is_inside = (ids >= 0) & (ids % num_buckets == bucket) & (positions < num_positions)
+    layout = BucketLayout(num_rows=num_buckets * num_positions, num_buckets=num_buckets)
+    positions = layout.positions_of(ids)
+    is_inside = (ids >= 0) & (layout.buckets_of(ids) == bucket) & (positions < num_positions)
     is_inside[1:] &= positions[1:] > positions[:-1]
     if not is_inside.all():
         wrong = int(ids[~is_inside][0])

@@ -40,11 +40,6 @@ def bucket_digest(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: i
     return format_digest(row_hashes(arrays, first_row=first_row, row_stride=row_stride, num_rows=num_rows))
 
 
-def rows_in_bucket(*, num_rows: int, num_buckets: int, bucket: int) -> int:
-    """How many rows of a table lie in a bucket: the r < num_rows with r mod num_buckets = bucket."""
-    return max(0, -(-(num_rows - bucket) // num_buckets))
-
-
 def row_hashes(arrays: Sequence[np.ndarray], *, first_row: int, row_stride: int, num_rows: int) -> np.ndarray:
     """Hash of each row, uint64 `[num_rows, 2]`. Arguments as `bucket_digest`."""
     numbers = np.uint64(first_row) + np.arange(num_rows, dtype=np.uint64) * np.uint64(row_stride)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
 from podembed.workers.checkpoint.chunks import (
@@ -25,7 +26,7 @@ from podembed.workers.checkpoint.chunks import (
     write_chunk,
 )
 from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
-from podembed.workers.checkpoint.digest import bucket_digest, rows_in_bucket
+from podembed.workers.checkpoint.digest import bucket_digest
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata, dtype_name
 from podembed.workers.storage.store import Store
 
@@ -118,6 +119,11 @@ class TableFiles:
     deltas: tuple[DeltaFiles, ...] = ()
 
     @property
+    def layout(self) -> BucketLayout:
+        """Which row lies where."""
+        return BucketLayout(num_rows=self.num_rows, num_buckets=self.num_buckets)
+
+    @property
     def slots(self) -> tuple[ArrayFiles, ...]:
         return self.arrays[1:]
 
@@ -168,8 +174,13 @@ class TablePlan:
     dtypes: Mapping[str, np.dtype]
 
     @property
+    def layout(self) -> BucketLayout:
+        """Which row lies where."""
+        return BucketLayout(num_rows=self.num_rows, num_buckets=self.num_buckets)
+
+    @property
     def rows_per_bucket(self) -> int:
-        return -(-self.num_rows // self.num_buckets)
+        return self.layout.rows_per_bucket
 
     @property
     def folder(self) -> str:
@@ -408,5 +419,5 @@ def digest_of(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str
 
 
 def _digest(values: Sequence[np.ndarray], bucket: int, *, num_rows: int, num_buckets: int) -> str:
-    in_bucket = rows_in_bucket(num_rows=num_rows, num_buckets=num_buckets, bucket=bucket)
+    in_bucket = BucketLayout(num_rows=num_rows, num_buckets=num_buckets).num_rows_of(bucket)
     return bucket_digest(values, first_row=bucket, row_stride=num_buckets, num_rows=in_bucket)

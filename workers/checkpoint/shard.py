@@ -219,7 +219,7 @@ def write_shard_delta(
                 values = view.values(table, bucket)
                 changed = [value[positions] for value in values]
                 digests.append(threads.submit(partial(digest, plan, bucket, values)))
-                writer.add(bucket, bucket + positions * plan.num_buckets, changed)
+                writer.add(bucket, plan.layout.ids_of(bucket, positions), changed)
             else:
                 view.skip(table, bucket)
                 digests.append(view.digest_before(table, bucket))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.workers.checkpoint.digest import rows_in_bucket
 from podembed.workers.checkpoint.files import ROWS, TablePlan
 
 MAX_SHOWN = 5
@@ -60,14 +59,14 @@ def require_numbers(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) 
     Raises:
       RowsSpoilt: naming the first array with such rows.
     """
-    filled = rows_in_bucket(num_rows=plan.num_rows, num_buckets=plan.num_buckets, bucket=bucket)
+    filled = plan.layout.num_rows_of(bucket)
     for array, value in zip(plan.widths, values, strict=True):
         held = value[:filled]
         if not held.size or _is_good(held, is_slot=array != ROWS):
             continue
         bad = np.isnan(held) if array != ROWS else ~np.isfinite(held)
         positions = np.flatnonzero(bad.any(axis=1))
-        rows = tuple(int(bucket + at * plan.num_buckets) for at in positions[:MAX_SHOWN])
+        rows = tuple(plan.layout.ids_of(bucket, positions[:MAX_SHOWN]).tolist())
         raise RowsSpoilt(SpoiltRows(table=plan.name, array=array, rows=rows, count=len(positions)))
 
 

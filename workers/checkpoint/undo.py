@@ -44,7 +44,7 @@ class Undo:
             budget_bytes=log_bytes(sum(table.size_bytes for table in tables), share=share),
         )
         self._logs = {
-            table.spec.name: UndoLog([table.rows, *table.slots.values()], max_rows=max_rows)
+            table.spec.name: table.store.undo_log(max_rows=max_rows)
             for table, max_rows in zip(logged, seats, strict=True)
         }
         self._older: str | None = None
@@ -126,7 +126,7 @@ class Undo:
             log = self._logs.get(table.spec.name)
             is_known = np.full(len(table.buckets), log is not None)
             if log is not None:
-                is_known[log.undo(to_newer=to_newer) // table.spec.layout.rows_per_bucket] = False
+                is_known[table.index.bucket_places(log.undo(to_newer=to_newer))] = False
                 log.begin()
             known.append(is_known)
         self._older = self._newer = None
@@ -134,7 +134,7 @@ class Undo:
 
     def _compile(self) -> None:
         """Runs the kernels once for each number of arrays, so that the first step does not wait for a compiler."""
-        for count in sorted({1 + len(table.slots) for table in self._tables}):
+        for count in sorted({len(table.spec.widths) for table in self._tables}):
             log = UndoLog([np.zeros((1, 1), np.float32)] * count, max_rows=1)
             log.preserve(np.zeros(1, np.int64))
             log.undo()

@@ -58,8 +58,7 @@ def _half_update(table: Table, arguments: Sequence[Any]) -> None:
     if table.before_change is not None:
         table.before_change(local)
     half = local[: -(-len(local) // 2)]
-    for array in (table.rows, *table.slots.values()):
-        array[half] += np.float32(1.0)
+    table.store.write(half, {name: values + np.float32(1.0) for name, values in table.store.read(half).items()})
 
 
 def _parts(rows: Any) -> Sequence[np.ndarray]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
 from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_bucket_array
@@ -120,7 +121,8 @@ def _check_out(
             f"Found {num_buckets} buckets for table '{source.name}'. Expected a power of two. Take the number of the "
             "new run's record."
         )
-    expected = [(-(-num_rows // num_buckets), width) for width in widths]
+    layout = BucketLayout(num_rows=num_rows, num_buckets=num_buckets)
+    expected = [(layout.rows_per_bucket, width) for width in widths]
     for bucket, arrays in out.items():
         shapes = [array.shape for array in arrays]
         if not 0 <= bucket < num_buckets or shapes != expected:

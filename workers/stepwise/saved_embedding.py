@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.table_storage import SavedTable, WrittenTables
 from podembed.embedding.table_spec import TableSpec
@@ -250,19 +251,12 @@ def restore_tables(path: str, tables: Sequence[Table]) -> int:
 
 
 def _fill(store: Store, entry: TableFiles, table: Table) -> None:
-    layout = table.spec.layout
-    place = np.full(layout.num_buckets, -1, np.int64)
-    place[table.buckets] = np.arange(len(table.buckets))
-    held = {ROWS: table.rows} | table.slots
     for bucket in range(entry.num_buckets):
-        rows = np.arange(bucket, entry.num_rows, entry.num_buckets)
-        number = place[rows % layout.num_buckets]
-        mine = number >= 0
-        if not mine.any():
-            continue
-        local = number[mine] * layout.rows_per_bucket + rows[mine] // layout.num_buckets
-        for name, values in _read(store, entry, bucket, held).items():
-            held[name][local] = values[: len(rows)][mine]
+        local = table.index.rows_of(entry.layout.ids_of(bucket))
+        mine = local >= 0
+        if mine.any():
+            found = _read(store, entry, bucket, table.spec.widths)
+            table.store.write(local[mine], {name: values[: len(local)][mine] for name, values in found.items()})
 
 
 def _read(store: Store, entry: TableFiles, bucket: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -333,7 +327,7 @@ def _from_document(document: Mapping[str, Any]) -> TableFiles:
         num_rows=num_rows,
         dim=arrays[0].width,
         num_buckets=num_buckets,
-        rows_per_bucket=-(-num_rows // num_buckets),
+        rows_per_bucket=BucketLayout(num_rows=num_rows, num_buckets=num_buckets).rows_per_bucket,
         arrays=arrays,
         chunks=(),
         digests=tuple(text(digest) for digest in document["digests"]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from podembed.workers.checkpoint.digest import bucket_digest, format_digest, row_hashes, rows_in_bucket
+from podembed.workers.checkpoint.digest import bucket_digest, format_digest, row_hashes
 
 MASK = (1 << 64) - 1
 
@@ -110,13 +109,6 @@ def test_the_sum_can_be_maintained() -> None:
     assert format_digest(hashes) == bucket_digest([mixed], **options(8))
     # The order in which rows are added does not matter.
     assert format_digest(hashes[::-1]) == format_digest(hashes)
-
-
-@pytest.mark.parametrize("num_buckets", [1, 2, 8, 64])
-@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 1000])
-def test_every_row_lies_in_one_bucket(num_rows: int, num_buckets: int) -> None:
-    counts = [rows_in_bucket(num_rows=num_rows, num_buckets=num_buckets, bucket=b) for b in range(num_buckets)]
-    assert counts == np.bincount(np.arange(num_rows) % num_buckets, minlength=num_buckets).tolist()
 
 
 def test_strided_and_unaligned_arrays_have_the_digest_of_their_values() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.digest import rows_in_bucket
 from podembed.workers.checkpoint.files import (
     BucketReceipt,
     TableFiles,
@@ -65,7 +64,7 @@ def test_a_table_comes_back_bucket_by_bucket(tmp_path_factory, num_rows: int, sh
     store = Store(tmp_path_factory.mktemp("run"))
     table, values = save(store, plan_for(num_rows, 1 << shift, dim))
     for bucket in range(table.num_buckets):
-        count = rows_in_bucket(num_rows=num_rows, num_buckets=table.num_buckets, bucket=bucket)
+        count = table.layout.num_rows_of(bucket)
         for read, written in zip(read_bucket(store, table, bucket), values.values(), strict=True):
             np.testing.assert_array_equal(read[:count], written[bucket :: table.num_buckets])
 

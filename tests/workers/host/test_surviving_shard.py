@@ -50,7 +50,7 @@ def tables_with(owned: Sequence[Sequence[int]]) -> list[Table]:
     tables = [Table(spec, np.array(buckets, np.int64)) for spec, buckets in zip(SPECS, owned, strict=True)]
     for table in tables:
         table.initialize()
-        table.rows += 0.25
+        table.rows[...] += 0.25
         # Padding is zero in a table that is filled from files or begins anew.
         for bucket in map(int, table.buckets):
             table.bucket(bucket)["rows"][len(range(bucket, 203, BUCKETS)) :] = 0

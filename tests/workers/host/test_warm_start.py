@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, Optimizer
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.digest import rows_in_bucket
 from podembed.workers.host.warm_start import TableStart, begin_tables, read_buckets
 from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import SampleTable, flip_byte, random_table, run_with
@@ -48,7 +48,7 @@ def in_row_order(tables: list[Table]) -> dict[str, np.ndarray]:
     for table in tables:
         num_buckets = table.spec.layout.num_buckets
         for bucket in table.buckets:
-            filled = rows_in_bucket(num_rows=NUM_ROWS, num_buckets=num_buckets, bucket=int(bucket))
+            filled = BucketLayout(num_rows=NUM_ROWS, num_buckets=num_buckets).num_rows_of(int(bucket))
             for name, values in table.bucket(int(bucket)).items():
                 whole = found.setdefault(name, np.full((NUM_ROWS, values.shape[1]), np.nan, np.float32))
                 whole[int(bucket) :: num_buckets] = values[:filled]
@@ -91,7 +91,7 @@ def test_padding_is_that_of_a_new_table(source) -> None:
     start = TableStart(table="members", num_buckets=8, source=manifest.tables[0])
     begin_tables(store, [table], [start], on_chunk=lambda: None)
     for bucket in range(8):
-        filled = rows_in_bucket(num_rows=NUM_ROWS, num_buckets=8, bucket=bucket)
+        filled = BucketLayout(num_rows=NUM_ROWS, num_buckets=8).num_rows_of(bucket)
         assert (table.bucket(bucket)["rows"][filled:] == 0).all()
 
 
@@ -110,7 +110,7 @@ def test_a_table_that_grows_keeps_its_rows_and_slots_and_gives_new_rows_their_fi
         fresh.initialize()
         begin_tables(store, [table], [start], on_chunk=lambda: None)
         for bucket in table.buckets:
-            filled = rows_in_bucket(num_rows=more, num_buckets=num_buckets, bucket=int(bucket))
+            filled = BucketLayout(num_rows=more, num_buckets=num_buckets).num_rows_of(int(bucket))
             rows = int(bucket) + num_buckets * np.arange(filled)
             old = rows < NUM_ROWS
             assert old.any() or num_buckets == 64
@@ -149,7 +149,7 @@ class TestReading:
             read_buckets(counting, files, num_buckets=cut_by, out=out)
             assert len(counting.opened) == len(set(counting.opened)), "each file once"
             for bucket, arrays in out.items():
-                filled = rows_in_bucket(num_rows=NUM_ROWS, num_buckets=cut_by, bucket=bucket)
+                filled = BucketLayout(num_rows=NUM_ROWS, num_buckets=cut_by).num_rows_of(bucket)
                 for array, values in zip(files.arrays, arrays, strict=True):
                     found[array.name][bucket::cut_by] = values[:filled]
                     assert (values[filled:] == -7).all(), "padding is not touched"
