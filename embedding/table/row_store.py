@@ -14,10 +14,10 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.pool import gather, pool
-from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.row_optimizers.base import Optimizer
+from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.snapshot import Preimages
 from podembed.embedding.table.undo_log import UndoLog
-from podembed.embedding.table.update_rules import TouchedRows, apply_update
 
 
 class RowStore:
@@ -76,11 +76,9 @@ class RowStore:
         gradients: Sequence[np.ndarray] | np.ndarray,
         learning_rate: float,
     ) -> None:
-        """Applies one step of an optimizer; arguments as `update_rules.apply_update`."""
+        """Applies one step of an optimizer; arguments as `Optimizer.apply`."""
         rows, *slots = self.arrays.values()
-        apply_update(
-            optimizer, rows=rows, slots=slots, touched=touched, gradients=gradients, learning_rate=learning_rate
-        )
+        optimizer.apply(rows=rows, slots=slots, touched=touched, gradients=gradients, learning_rate=learning_rate)
 
     def freeze(self, *, max_rows: int) -> Preimages:
         """A frozen view of all arrays, with a buffer for so many rows that change meanwhile."""

@@ -18,10 +18,10 @@ from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.conflicts import mark_rows
 from podembed.embedding.kernels.grouped import group_by_row
 from podembed.embedding.kernels.ids import chain_all_rows, merge
-from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.row_optimizers.base import Optimizer
+from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.key_index import DenseIndex
 from podembed.embedding.table.row_store import RowStore
-from podembed.embedding.table.update_rules import TouchedRows
 from podembed.embedding.table_spec import TableSpec
 
 

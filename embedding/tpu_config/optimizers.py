@@ -14,43 +14,14 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer
+from podembed.embedding.optimizers import ROW_OPTIMIZERS, Adagrad, Optimizer
 from podembed.embedding.tpu_config.checks import UnsupportedConfigField, as_float32, reject_enum, reject_unknown_fields
 
 _ENABLED, _DISABLED = 1, 2
 _PARAMETERS = "optimization_parameters"
 
 # Optimizer class to the field that chooses it and, for each field of its message, the attribute it holds.
-# "not name" is the opposite of a bool attribute.
-_MESSAGE_OF: dict[type[Optimizer], tuple[str, dict[str, str]]] = {
-    SGD: ("stochastic_gradient_descent", {}),
-    Adagrad: ("adagrad", {}),
-    AdagradMomentum: (
-        "adagrad_momentum",
-        {name: name for name in ("momentum", "use_nesterov", "exponent", "beta2", "epsilon")},
-    ),
-    FTRL: (
-        "ftrl",
-        {
-            "l1": "l1_regularization_strength",
-            "l2": "l2_regularization_strength",
-            "lr_power": "learning_rate_power",
-            "beta": "beta",
-            "multiply_linear_by_lr": "multiply_linear_by_learning_rate",
-            "allow_zero_accumulator": "allow_zero_accumulator",
-        },
-    ),
-    Adam: (
-        "adam",
-        {
-            "beta1": "beta_1",
-            "beta2": "beta_2",
-            "epsilon": "epsilon",
-            "use_non_lazy_adam": "not lazy_adam",
-            "use_sum_inside_sqrt": "sum_inside_sqrt",
-        },
-    ),
-}
+_MESSAGE_OF = {cls: cls.tpu_message for cls in ROW_OPTIMIZERS if cls.tpu_message is not None}
 _CLASS_OF = {field: (cls, attributes) for cls, (field, attributes) in _MESSAGE_OF.items()}
 _SUPPORTED = ", ".join(_CLASS_OF)
 

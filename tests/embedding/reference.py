@@ -11,17 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from podembed.embedding.kernels.row_vectors import width_of
-from podembed.embedding.optimizers import (
-    FTRL,
-    SGD,
-    Adagrad,
-    AdagradMomentum,
-    Adam,
-    CustomRowOptimizer,
-    Optimizer,
-    RowWiseAdagrad,
-)
+from podembed.embedding.optimizers import Optimizer
 
 
 def unique_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,84 +117,9 @@ def _update_rows(
     w = rows[touched]
     w = w - decay * w
     old = [slots[slot.name][touched] for slot in optimizer.slots]
-    new_w, new = _rule(optimizer, w, old, g, lr)
+    new_w, new = optimizer.oracle(w, old, g, lr)
     if optimizer.clip_weight_min is not None or optimizer.clip_weight_max is not None:
         new_w = np.clip(new_w, optimizer.clip_weight_min, optimizer.clip_weight_max)
     rows[touched] = new_w
     for slot, values in zip(optimizer.slots, new, strict=True):
         slots[slot.name][touched] = values
-
-
-def _rule(
-    optimizer: Optimizer, w: np.ndarray, slots: list[np.ndarray], g: np.ndarray, lr: float
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    match optimizer:
-        case SGD():
-            return w - lr * g, []
-        case Adagrad(epsilon=epsilon):
-            a = slots[0] + g * g
-            return w - lr * g / (np.sqrt(a) + epsilon), [a]
-        case RowWiseAdagrad(epsilon=epsilon):
-            a = slots[0] + _sum_over_columns(g * g) / w.dtype.type(w.shape[1])
-            return w - w.dtype.type(lr) / (np.sqrt(a) + epsilon) * g, [a]
-        case AdagradMomentum():
-            return _adagrad_momentum(optimizer, w, slots, g, lr)
-        case FTRL():
-            return _ftrl(optimizer, w, slots, g, lr)
-        case Adam(beta_1=b1, beta_2=b2, epsilon=epsilon):
-            m = b1 * slots[0] + (1.0 - b1) * g
-            v = b2 * slots[1] + (1.0 - b2) * (g * g)
-            divisor = np.sqrt(v + epsilon * epsilon) if optimizer.sum_inside_sqrt else np.sqrt(v) + epsilon
-            return w - lr * m / divisor, [m, v]
-        case CustomRowOptimizer():
-            raise ValueError(
-                f"Found {optimizer!r}. Expected a built-in rule: a custom one is its own reference. Call its update."
-            )
-    raise ValueError(f"Found {optimizer!r}. Expected one of embedding.optimizers. Add its rule here.")
-
-
-def _sum_over_columns(values: np.ndarray) -> np.ndarray:
-    """`[n, dim]` to `[n, 1]` in the order of `row_values.total`: parts of a row by halves, then part after part."""
-    columns = width_of(values.shape[1]).columns
-    parts = []
-    for start in range(0, values.shape[1], columns):
-        part = values[:, start : start + columns]
-        padded = 1 << (columns - 1).bit_length()
-        part = np.concatenate([part, np.zeros((len(part), padded - columns), part.dtype)], axis=1)
-        while part.shape[1] > 1:
-            half = part.shape[1] // 2
-            part = part[:, :half] + part[:, half:]
-        parts.append(part)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _adagrad_momentum(
-    optimizer: AdagradMomentum, w: np.ndarray, slots: list[np.ndarray], g: np.ndarray, lr: float
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    a, m = slots
-    beta2, exponent = float(optimizer.beta2), float(optimizer.exponent)
-    a = a + g * g if beta2 == 1 else beta2 * a + (1.0 - beta2) * (g * g)
-    scaled = g / np.sqrt(a + optimizer.epsilon) if exponent == 2 else g * (a + optimizer.epsilon) ** (-1.0 / exponent)
-    m = optimizer.momentum * m + scaled
-    return w - lr * (optimizer.momentum * m + scaled if optimizer.use_nesterov else m), [a, m]
-
-
-def _ftrl(
-    optimizer: FTRL, w: np.ndarray, slots: list[np.ndarray], g: np.ndarray, lr: float
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    a, z = slots
-    l1, l2 = float(optimizer.l1_regularization_strength), float(optimizer.l2_regularization_strength)
-    exponent = -float(optimizer.learning_rate_power)
-    a_new = a + g * g
-    p, p_new = (np.sqrt(a), np.sqrt(a_new)) if exponent == 0.5 else (a**exponent, a_new**exponent)
-    if optimizer.multiply_linear_by_learning_rate:
-        l1 = l1 * lr
-        z = z + lr * g - (p_new - p) * w
-        divisor = p_new + optimizer.beta + 2.0 * l2 * lr
-    else:
-        z = z + g - (p_new - p) / lr * w
-        divisor = (p_new + optimizer.beta) / lr + 2.0 * l2
-    return (np.clip(z, -l1, l1) - z) / divisor, [a_new, z]

@@ -22,8 +22,8 @@ from podembed.embedding.optimizers import (
     RowWiseAdagrad,
     SlotSpec,
 )
+from podembed.embedding.row_optimizers.custom import custom_rule
 from podembed.embedding.table.table import Table
-from podembed.embedding.table.update_rules import custom_rule
 from podembed.embedding.table_spec import TableSpec
 from tests.embedding import reference
 

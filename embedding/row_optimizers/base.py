@@ -1,0 +1,267 @@
+"""`Optimizer`: what the row optimizers have in common, as values: arguments, checks, slots and one step.
+
+They have the arguments, order, defaults and checks of `tf.tpu.experimental.embedding`, and are compared and hashed by
+their attributes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from podembed.embedding.row_optimizers.row_step import NO_LIMITS, Limits, RowStep, TouchedRows, run_kernel
+
+LearningRate: TypeAlias = float | Callable[..., Any]
+ClipValue: TypeAlias = float | tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSpec:
+    """One piece of optimizer state of a row: one number ("row") or one number a column ("element")."""
+
+    name: str
+    width: Literal["row", "element"]
+    initial_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width not in ("row", "element") or not self.name.isidentifier() or self.name == "rows":
+            raise ValueError(
+                f"Found slot {self.name!r} of width {self.width!r}. Expected an identifier other than 'rows' and width "
+                "'row' or "
+                "'element'. Rename the slot or its width."
+            )
+
+    def columns(self, dim: int) -> int:
+        """Columns of this slot in a table with rows of `dim` columns."""
+        return 1 if self.width == "row" else dim
+
+
+def refuse(found: str, expected: str, remedy: str) -> ValueError:
+    """The error for an argument, in the words of all of them."""
+    return ValueError(f"Found {found}. Expected {expected}. {remedy}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one number, also of numpy or JAX."""
+    if isinstance(value, int | float):
+        return True
+    try:
+        float("" if isinstance(value, str | bytes) else value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def not_a_number(name: str, value: object) -> str:
+    """The message for an argument that should be a number."""
+    return f"Found {name}={value!r}. Expected a number. Pass float({name})."
+
+
+class Optimizer:
+    """What the row optimizers have in common.
+
+    Common arguments: learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
+      use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another, in
+      order. clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
+      weight_decay_factor: touched rows become `w - factor * w` before the rule.
+      multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead. slot_variable_creation_fn:
+      accepted for compatibility; slots are created by the table. clipvalue: c limits the summed gradient to `-c..c`; a
+      tuple gives both limits, either may be None. low_dimensional_packing_status: accepted for compatibility; rows are
+      never packed.
+    """
+
+    learning_rate: LearningRate
+    use_gradient_accumulation: bool
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clipvalue: ClipValue | None = None
+
+    # The message of `TPUEmbeddingConfiguration` that chooses this optimizer, and by field of it the attribute it holds;
+    # "not name" is the opposite of a bool attribute. None where the format has none.
+    tpu_message: ClassVar[tuple[str, dict[str, str]] | None] = None
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots of a row, in the order of the checkpoint and of the update rule."""
+        return ()
+
+    @property
+    def clip_gradient_min(self) -> float | None:
+        return self.clipvalue[0] if isinstance(self.clipvalue, tuple) else None
+
+    @property
+    def clip_gradient_max(self) -> float | None:
+        return self.clipvalue[1] if isinstance(self.clipvalue, tuple) else None
+
+    @property
+    def touches_all_rows(self) -> bool:
+        """Whether a step also changes rows that no sample named."""
+        return False
+
+    def kernel(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The compiled rule and the constants of its update, the last arguments of the rule.
+
+        The rule takes `(width, dim, table, *slots, rows, head, following, gradients, learning_rate, limits,
+        *constants)`; see `kernels.updates`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override kernel() or run(step).")
+
+    def oracle(
+        self, weight: np.ndarray, slots: Sequence[np.ndarray], gradient: np.ndarray, rate: float
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """What the rule means, in numpy: the new weights and slots of touched rows. In float32 it gives the kernel's
+        bits, powers aside.
+
+        Args:
+          weight: `[n, dim]`, decayed.
+          slots: `[n, dim or 1]` each.
+          gradient: `[n, dim]`, summed and limited.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no oracle: its update is its own.")
+
+    def run(self, step: RowStep) -> None:
+        """Updates the touched rows and their slots in place."""
+        kernel, constants = _kernel(self)
+        run_kernel(step, kernel, constants)
+
+    def apply(
+        self,
+        *,
+        rows: np.ndarray,
+        slots: Sequence[np.ndarray],
+        touched: TouchedRows,
+        gradients: Sequence[np.ndarray] | np.ndarray,
+        learning_rate: float,
+    ) -> None:
+        """Updates the touched rows and their slots in place.
+
+        Args:
+          rows: float32 `[R, dim]`.
+          slots: in the order of `slots`, float32 `[R, dim or 1]` each.
+          touched: which rows, and which gradients belong to them.
+          gradients: float32 matrices with m rows of `dim` columns in all, or int64 `[m]`, the address of each row.
+          learning_rate: of this step.
+
+        Raises:
+          ValueError: a matrix of another dtype or width.
+        """
+        limits = _limits(self, learning_rate)
+        self.run(RowStep.of(rows, slots, touched, gradients, learning_rate, limits))
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of one row of `dim` columns with its slots."""
+        return 4 * (dim + sum(slot.columns(dim) for slot in self.slots))
+
+    def __post_init__(self) -> None:
+        if not callable(self.learning_rate) and not is_number(self.learning_rate):
+            raise ValueError(not_a_number("learning_rate", self.learning_rate))
+        for argument in fields(self):  # pyright: ignore[reportArgumentType]  # every optimizer is a dataclass
+            value = getattr(self, argument.name)
+            is_needed = argument.type == "float" or (argument.type == "float | None" and value is not None)
+            if is_needed and not is_number(value):
+                raise TypeError(not_a_number(argument.name, value))
+        if not self.use_gradient_accumulation and self.clipvalue is not None:
+            raise refuse(
+                f"clipvalue={self.clipvalue!r} with use_gradient_accumulation=False",
+                "no clipvalue, since only a summed gradient can be clipped",
+                "Leave clipvalue out or accumulate.",
+            )
+        object.__setattr__(self, "clipvalue", _both_limits(self.clipvalue))
+        _check_order("clipvalue", self.clip_gradient_min, self.clip_gradient_max)
+        _check_order("clip_weight", self.clip_weight_min, self.clip_weight_max)
+        creation = getattr(self, "slot_variable_creation_fn", None)
+        if creation is not None and not callable(creation):
+            raise refuse(f"slot_variable_creation_fn={creation!r}", "None or a callable", "Leave it out.")
+
+
+def _both_limits(clipvalue: Any) -> tuple[float | None, float | None] | None:
+    """(lowest, highest), None for no limit at all, so that optimizers that do the same are equal."""
+    if clipvalue is None:
+        return None
+    if is_number(clipvalue):
+        return (-1.0 * clipvalue, clipvalue)
+    if not isinstance(clipvalue, tuple) or not all(limit is None or is_number(limit) for limit in clipvalue):
+        raise TypeError(
+            f"Found clipvalue={clipvalue!r}. Expected a number, or a tuple of two numbers or None. Pass "
+            "tuple(clipvalue)."
+        )
+    if len(clipvalue) != 2:
+        raise refuse(f"clipvalue={clipvalue!r}", "two limits", "Pass (lowest, highest).")
+    return None if clipvalue == (None, None) else clipvalue
+
+
+def _check_order(name: str, lowest: float | None, highest: float | None) -> None:
+    if lowest is not None and highest is not None and not lowest <= highest:
+        raise refuse(
+            f"{name} limits {lowest!r} and {highest!r}", "the lower limit not above the upper one", "Swap them."
+        )
+
+
+@cache
+def _kernel(optimizer: Optimizer) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    return optimizer.kernel()
+
+
+def _limits(optimizer: Optimizer, learning_rate: float) -> Limits | None:
+    """(lowest gradient, highest gradient, decay, lowest weight, highest weight), or None where there is nothing to
+    do.
+    """
+    decay = float(optimizer.weight_decay_factor or 0.0)
+    if optimizer.multiply_weight_decay_factor_by_learning_rate:
+        decay *= learning_rate
+    limits = (
+        -math.inf if optimizer.clip_gradient_min is None else float(optimizer.clip_gradient_min),
+        math.inf if optimizer.clip_gradient_max is None else float(optimizer.clip_gradient_max),
+        decay,
+        -math.inf if optimizer.clip_weight_min is None else float(optimizer.clip_weight_min),
+        math.inf if optimizer.clip_weight_max is None else float(optimizer.clip_weight_max),
+    )
+    return None if limits == NO_LIMITS else limits
+
+
+def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
+    """The rate of one step: the number itself, a callable's result, or a schedule's value at `step`.
+
+    Args:
+      step: 0 for the first update. Given to callables that need an argument, as optax schedules do.
+
+    Raises:
+      TypeError: a callable returned something else than one number.
+    """
+    if not callable(learning_rate):
+        return float(learning_rate)
+    rate = learning_rate(step) if _needs_step(learning_rate) else learning_rate()
+    if not is_number(rate):
+        raise TypeError(
+            f"Found {rate!r} from the learning rate {learning_rate!r}. Expected one number. Return a float."
+        )
+    return float(rate)
+
+
+def _needs_step(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def check_accumulator(initial: float, epsilon: float) -> None:
+    """Raises ValueError if a row could be divided by zero."""
+    if not epsilon >= 0:
+        raise refuse(f"epsilon={epsilon!r}", "0 or more", "Leave it out.")
+    if not (initial > 0 or (epsilon > 0 and initial == 0)):
+        raise refuse(
+            f"initial_accumulator_value={initial!r} with epsilon={epsilon!r}",
+            "an initial accumulator above 0, since without epsilon a zero accumulator divides by zero",
+            "Raise it, or pass an epsilon above 0 with 0.",
+        )
