@@ -98,14 +98,14 @@ def test_a_step_by_step_model_may_read_in_order(container):
     ids = {name: np.arange(3) for name in NAMES}
     for config, wrap_ids, wrap in ((tables, dict, Activations), (container(tables), container, lambda values: values)):
         with LocalStrategy().scope():
-            podembed.embedding = TPUEmbedding(config, 3, SGD(0.1))
-        podembed.embedding.enqueue(wrap_ids(ids))
-        values = wrap(podembed.embedding.dequeue())
+            embedding = TPUEmbedding(config, 3, SGD(0.1))
+        embedding.enqueue(wrap_ids(ids))
+        values = wrap(embedding.dequeue())
         score = jax.value_and_grad(lambda v: side_by_side(v).sum())
         (plain, gradients), (jitted, _) = score(values), jax.jit(score)(values)
         np.testing.assert_allclose(jitted, plain, rtol=1e-5)
         np.testing.assert_allclose(plain, side_by_side({name: values[name] for name in NAMES}).sum(), rtol=1e-5)
-        podembed.embedding.apply_gradients(gradients)
+        embedding.apply_gradients(gradients)
 
 
 class TestFeatureOrder:
