@@ -66,14 +66,16 @@ def not_a_number(name: str, value: object) -> str:
 class Optimizer:
     """What the row optimizers have in common.
 
-    Common arguments: learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
-      use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another, in
-      order. clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
+    Common arguments:
+      learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
+      use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another,
+        in order.
+      clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
       weight_decay_factor: touched rows become `w - factor * w` before the rule.
-      multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead. slot_variable_creation_fn:
-      accepted for compatibility; slots are created by the table. clipvalue: c limits the summed gradient to `-c..c`; a
-      tuple gives both limits, either may be None. low_dimensional_packing_status: accepted for compatibility; rows are
-      never packed.
+      multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead.
+      slot_variable_creation_fn: accepted for compatibility; slots are created by the table.
+      clipvalue: c limits the summed gradient to `-c..c`; a tuple gives both limits, either may be None.
+      low_dimensional_packing_status: accepted for compatibility; rows are never packed.
     """
 
     learning_rate: LearningRate
