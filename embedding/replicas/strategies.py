@@ -128,6 +128,13 @@ class LocalStrategy(CrossReplica):
         self.running: Engine | None = None
         self._state: dict[str, Any] = {}
 
+    def __enter__(self) -> LocalStrategy:
+        """As of a strategy over hosts, so that a program may take either one."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """There are no processes to end."""
+
     @property
     def num_replicas_in_sync(self) -> int:
         return 1
