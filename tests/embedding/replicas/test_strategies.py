@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from podembed.embedding import SGD, FeatureConfig, LocalStrategy, TableConfig, TPUEmbedding
@@ -13,5 +14,5 @@ def test_it_is_used_like_a_strategy_over_hosts() -> None:
             embedding = TPUEmbedding({"a": FeatureConfig(TableConfig(5, 2, name="t"))}, 3, SGD(0.1))
         embedding.enqueue({"a": np.arange(3)}, training=True)
         activations = embedding.dequeue()
-        embedding.apply_gradients({"a": np.ones((3, 2), np.float32)})
+        embedding.apply_gradients({"a": jnp.ones((3, 2))})
     assert activations["a"].shape == (3, 2)
