@@ -5,9 +5,9 @@ each way.
     python benchmarks/moves.py --hosts 2 3 --cold
 
 Each host is a process, joined to the others by a mesh over the loopback interface. A commit of the tables is written to
-`--folder`, hosts of the first number load it, and then the second number of hosts shares it out: the seconds are those
-of the slowest host, from the moment at which the mesh is joined until its shard is complete and every digest was
-compared, and of all processes' processor time. `--cold` drops the commit's files from the page cache first, as they are
+`--folder`, hosts of the first number load it, and then the second number of hosts shares it out. The seconds are those
+of the slowest host, from the joined mesh until its shard is complete and every digest was compared. The processor time
+is that of all processes. `--cold` drops the commit's files from the page cache first, as they are
 on a machine that did not write them.
 """
 

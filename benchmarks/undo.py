@@ -1,8 +1,8 @@
-"""What the way back to the last commit costs an update, and how fast going back is. Prints one JSON line.
+"""What undo to the last commit costs an update, and how fast going back is. Prints one JSON line.
 
     python benchmarks/undo.py --bench small --steps 200
 
-Two copies of the tables of one host of two take the same updates in turn, one of them with an undo log; every
+Two copies of the tables of one host of two take the same updates in turn, one of them with an undo log. Every
 `--commit` steps a commit begins and stands. Times are CPU seconds of the one thread, so that other work on the machine
 matters little. A whole step takes several times what its update takes: `benchmarks/dlrm.py` has the phases.
 """
