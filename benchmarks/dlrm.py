@@ -42,12 +42,14 @@ from podembed.embedding.buckets import split_evenly  # noqa: E402
 from podembed.embedding.config import FeatureConfig, TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.orchestrator.events.sentences import sentence  # noqa: E402
 from podembed.workers.data.batch import Batch  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
 from podembed.workers.input.lanes import LanePlan  # noqa: E402
 from podembed.workers.input.sources import ReaderSource  # noqa: E402
-from podembed.workers.job.job import WIRE_DTYPES, JobConfig, JobReference  # noqa: E402
+from podembed.workers.job.job import WIRE_DTYPES, JobConfig  # noqa: E402
+from podembed.workers.job.reference import JobReference  # noqa: E402
 
 NUM_BATCHES = 32
 NUM_LANES = 16
@@ -206,7 +208,7 @@ def start_group(
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder
     `storage`.
     """
-    from podembed.jobs.cli.launch import parse_resources
+    from podembed.jobs.cli.settings import parse_resources
     from podembed.orchestrator.api.config import ScalingConfig
     from podembed.orchestrator.cluster.ray_backend import RayBackend
     from podembed.orchestrator.group.worker_group import Deadlines, WorkerGroup
@@ -262,7 +264,7 @@ def start_group(
 
     resources = parse_resources(getattr(arguments, "resources", ()))
     scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=1, resources_per_host=resources)
-    backend = RayBackend(scaling, lambda message: print(message, file=sys.stderr))
+    backend = RayBackend(scaling, lambda event: print(sentence(event), file=sys.stderr))
     group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
     try:
         group.restore(None)

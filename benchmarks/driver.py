@@ -38,15 +38,15 @@ from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.driver import driver as driver_module  # noqa: E402
 from podembed.orchestrator.driver.committing import Committing  # noqa: E402
-from podembed.orchestrator.driver.console import SilentReporter  # noqa: E402
 from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Finished, Generation, HostsLeave  # noqa: E402
 from podembed.orchestrator.driver.windows import Windows  # noqa: E402
+from podembed.orchestrator.events.reporter import SilentReporter  # noqa: E402
 from podembed.orchestrator.group.worker_group import HostHandles, WorkerGroup  # noqa: E402
-from podembed.orchestrator.run.run import create_run  # noqa: E402
+from podembed.orchestrator.run.opening import create_run  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.device.process import DeviceReady, DeviceWindow  # noqa: E402
-from podembed.workers.device.shared_memory import HandoverLayout, Invitation  # noqa: E402
+from podembed.workers.device.shared_memory import ChannelLayout, Invitation  # noqa: E402
 from podembed.workers.host.spec import HostReady, HostWindow  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.liveness.progress import Phase, Progress  # noqa: E402
@@ -141,7 +141,7 @@ class FakeBackend:
 
 
 def _host_ready() -> HostReady:
-    layout = HandoverLayout(num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)))
+    layout = ChannelLayout(num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)))
     invitation = Invitation(address="", secret=b"", generation=1, layout=layout)
     return HostReady(
         mesh_address=("127.0.0.1", 1),

@@ -70,6 +70,7 @@ def main() -> None:
     lookup, layout = build(shape, arguments.emb_opt)
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
+    activation_blocks, gradient_blocks = layout.blocks(activations), layout.blocks(gradients)
     rates = [shape.learning_rate] * shape.num_tables
     parts: dict[str, list[float]] = {"request": [], "group": [], "pool": [], "update": []}
     stop = time.perf_counter() + arguments.seconds
@@ -78,11 +79,12 @@ def main() -> None:
         clock = [time.thread_time()]
         request = lookup.request(steps[number % NUM_BATCHES])
         clock.append(time.thread_time())
-        lookup.accept(request, [np.empty(0, np.int64)], gradients)
+        lookup.accept(request, [np.empty(0, np.int64)])
+        lookup.group(request, gradient_blocks)
         clock.append(time.thread_time())
-        lookup.pool_own(request, activations)
+        lookup.pool_own(request, activation_blocks)
         clock.append(time.thread_time())
-        lookup.update(request, gradients, rates)
+        lookup.update(request, gradient_blocks, rates)
         clock.append(time.thread_time())
         number += 1
         # The first steps compile, and touch memory for the first time.

@@ -19,7 +19,7 @@ import timeit
 
 from podembed.jobs.chaos.jobs import tiny
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.plan import POINTS, Fault, FaultPlan

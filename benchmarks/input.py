@@ -31,7 +31,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.measuring import tune_allocator
 from benchmarks.workload import NUM_DENSE, Batches, Workload, make_batches, workload
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 
 GROUPS_PER_FILE = 4

@@ -49,12 +49,12 @@ class Scratch:
     """What the kernels write to, allocated once."""
 
     def __init__(self, num_ids: int) -> None:
-        self.seats = np.zeros((kernels.num_seats(num_ids), 2), np.int64)
+        self.hash_slots = np.zeros((kernels.num_hash_slots(num_ids), 2), np.int64)
         self.unique = np.empty(num_ids, np.int64)
         self.inverse = np.empty(num_ids, np.int32)
 
     def unique_ids(self, ids: np.ndarray) -> int:
-        return kernels.unique_ids(ids, self.seats, self.unique, self.inverse)
+        return kernels.unique_ids(ids, self.hash_slots, self.unique, self.inverse)
 
 
 def make_batches(num_rows: int, num_ids: int, scratch: Scratch) -> list[Batch]:

@@ -35,10 +35,11 @@ from podembed.embedding.config import TableConfig  # noqa: E402
 from podembed.embedding.optimizers import Adagrad  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
-from podembed.workers.checkpoint.files import TableFiles, assemble_table, write_bucket, write_table_metadata  # noqa: E402
+from podembed.workers.checkpoint.files import assemble_table, write_bucket, write_table_metadata  # noqa: E402
+from podembed.workers.checkpoint.records import TableFiles  # noqa: E402
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.host.moves import BucketExchange  # noqa: E402
-from podembed.workers.host.surviving_shard import HeldRows  # noqa: E402
+from podembed.workers.host.surviving_shard import SurvivingShard  # noqa: E402
 from podembed.workers.mesh.mesh import Mesh, MeshIdentity  # noqa: E402
 from podembed.workers.storage.store import Store  # noqa: E402
 
@@ -78,18 +79,18 @@ def host(rank: int, arguments: argparse.Namespace, folder: str, files: Any, way:
     old, new = placements(specs, *arguments.hosts)
     store, num_hosts = Store(folder), arguments.hosts[1]
     tables = [Table(spec, np.flatnonzero(owners == rank)) for spec, owners in zip(specs, old, strict=True)]
-    held = HeldRows.none_of(tables)
+    surviving = SurvivingShard.none_of(tables)
     if rank < arguments.hosts[0]:
-        held.fill(store, tables, files, on_chunk=lambda: None)
+        surviving.restore(store, tables, files, on_chunk=lambda: None)
     else:
         # Its kernels are compiled as in a host that stands by.
         spare = [Table(spec, np.arange(1)) for spec in specs]
         read_shard(store, spare, files, on_chunk=lambda: None)
     started = time.monotonic()
-    tables = held.recut(tables, specs, new, host=rank)
+    tables = surviving.recut(tables, specs, new, host=rank)
     cut_s = time.monotonic() - started
     if way == "files":
-        held.leaving.clear()
+        surviving.leaving.clear()
     identity = MeshIdentity(
         run_id="r", generation=1, token=bytes(32), rank=rank, num_ranks=num_hosts, plan_hash=bytes(32)
     )
@@ -103,15 +104,15 @@ def host(rank: int, arguments: argparse.Namespace, folder: str, files: Any, way:
         tables=tables,
         files=files,
         placement=new,
-        known=held.known,
-        leaving=held.leaving,
+        known=surviving.known,
+        leaving=surviving.leaving,
         store=store,
         timeout_s=PATIENCE_S,
         on_round=lambda: None,
         round_bytes=arguments.round_mib << 20,
     )
     moved = moves.run()
-    wanted = [table.buckets[~known].tolist() for table, known in zip(tables, held.known, strict=True)]
+    wanted = [table.buckets[~known].tolist() for table, known in zip(tables, surviving.known, strict=True)]
     num_bytes = read_shard(store, tables, files, on_chunk=lambda: None, wanted=wanted)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     pipe.send((time.monotonic() - started, time.process_time() - cpu, moved, num_bytes, cut_s, peak))

@@ -39,12 +39,16 @@ from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Ru
 from podembed.orchestrator.api.signals import StopSignals  # noqa: E402
 from podembed.orchestrator.cluster.connection import connected  # noqa: E402
 from podembed.orchestrator.cluster.ray_backend import RayBackend  # noqa: E402
-from podembed.orchestrator.driver.console import ConsoleReporter, WindowReport  # noqa: E402
+from podembed.orchestrator.driver.console import ConsoleReporter  # noqa: E402
 from podembed.orchestrator.driver.driver import Driver  # noqa: E402
 from podembed.orchestrator.driver.generation import Generation, Placement  # noqa: E402
-from podembed.orchestrator.run.run import create_run  # noqa: E402
-from podembed.workers.data.config import IdColumn, ParquetData  # noqa: E402
-from podembed.workers.job.job import JobConfig, JobReference  # noqa: E402
+from podembed.orchestrator.events.progress import WindowReport  # noqa: E402
+from podembed.orchestrator.events.reporter import tell  # noqa: E402
+from podembed.orchestrator.run.opening import create_run  # noqa: E402
+from podembed.workers.data.columns import IdColumn  # noqa: E402
+from podembed.workers.data.config import ParquetData  # noqa: E402
+from podembed.workers.job.job import JobConfig  # noqa: E402
+from podembed.workers.job.reference import JobReference  # noqa: E402
 
 NUM_TABLES = 4
 DIM = 16
@@ -183,8 +187,7 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     with StopSignals() as stop, connected(arguments.hosts):
         stop.claim()
         reporter = KillingReporter(arguments, stop)
-        run.notice = reporter.notice
-        backend = RayBackend(scaling, reporter.notice)
+        backend = RayBackend(scaling, lambda event: tell(reporter, event))
         driver = WatchedDriver(
             run,
             scaling=scaling,

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measuring  # noqa: E402
 from benchmarks.dlrm import NUM_BATCHES, start_group  # noqa: E402
 from benchmarks.workload import make_batches, workload  # noqa: E402
-from podembed.workers.job.job import JobReference  # noqa: E402
+from podembed.workers.job.reference import JobReference  # noqa: E402
 
 WARM_UP_STEPS = 20
 

@@ -42,7 +42,7 @@ class BareKernels:
         self.table = Table(spec, np.arange(num_buckets))
         self.table.initialize()
         self._index_of_keys = DenseIndex(spec.layout)
-        self._seats = np.zeros((kernels.num_seats(num_ids), 2), np.int64)
+        self._hash_slots = np.zeros((kernels.num_hash_slots(num_ids), 2), np.int64)
         self._unique, self._inverse = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
         self._counts = np.empty(1, np.int64)
         self._local, self._position = np.empty(num_ids, np.int64), np.empty(num_ids, np.int32)
@@ -52,7 +52,7 @@ class BareKernels:
 
     def forward(self, bags: Ragged) -> None:
         table, ids = self.table, bags.values
-        self._count = count = kernels.unique_ids(ids, self._seats, self._unique, self._inverse)
+        self._count = count = kernels.unique_ids(ids, self._hash_slots, self._unique, self._inverse)
         unique, local, rows = self._unique[:count], self._local[:count], self._rows[:count]
         self._index_of_keys.route(unique, self._counts, local, self._position)
         table.gather(local, rows)

@@ -1,15 +1,17 @@
 """The two workloads that the step is measured on, their batches, and the first values of tables and dense parameters.
 
-`A` spends its time in the dense half, `B` in the embeddings; `small` has their tables with narrow rows, for saving them
-often; `tiny` is for trying things out. 26 tables of 10 million rows together, ids after a bounded Zipf law spread over
-the table, labels from a fixed teacher, so that the loss falls. Every number follows from one seed and is the same in
-each framework that uses these generators, which is what makes losses comparable to four digits.
+`A` spends its time in the dense half, `B` in the embeddings; `A10` and `B10` have a tenth of their rows, for machines
+with less memory; `small` has their tables with narrow rows, for saving them often; `tiny` is for trying things out. 26
+tables of 10 million rows together, ids after a bounded Zipf law spread over the table, labels from a fixed teacher, so
+that the loss falls. `cut` has one table that is larger than all others together, so two hosts or more share its rows.
+Every number follows from one seed and is the same in each framework that uses these generators, which is what makes
+losses comparable to four digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 SEED = 20240917
 NUM_DENSE = 13
 ZIPF_EXPONENT = 1.05
+NAMES = ("A", "B", "A10", "B10", "cut", "small", "tiny")
 # Prime and above every table size: multiplying ranks by it spreads hot rows over the table.
 SPREAD = 2_654_435_761
 TABLE_ROWS = (
@@ -65,7 +68,7 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload called `A`, `B`, `small` or `tiny`.
+    """The workload called `A`, `B`, `A10`, `B10`, `cut`, `small` or `tiny`.
 
     Raises:
       ValueError: there is no such workload.
@@ -78,6 +81,17 @@ def workload(name: str) -> Workload:
     if name == "B":
         return Workload(
             name=name, table_rows=TABLE_ROWS, bag_lengths=(10,) * 26, dim=128, bottom=(64, 128), top=(64, 1)
+        )
+    if name in ("A10", "B10"):
+        return replace(workload(name[0]), name=name, table_rows=tuple(max(3, rows // 10) for rows in TABLE_ROWS))
+    if name == "cut":
+        return Workload(
+            name=name,
+            table_rows=(2_000_000, 100_000, 5_000, 300),
+            bag_lengths=(40, 10, 1, 1),
+            dim=64,
+            bottom=(64, 64),
+            top=(64, 1),
         )
     if name == "small":
         return Workload(
@@ -94,7 +108,7 @@ def workload(name: str) -> Workload:
         return Workload(
             name=name, table_rows=rows, bag_lengths=mixed, dim=16, bottom=(32, 16), top=(32, 1), batch_size=256
         )
-    raise ValueError(f"Found workload {name!r}. Expected A, B, small or tiny. Pass --bench.")
+    raise ValueError(f"Found workload {name!r}. Expected one of {', '.join(NAMES)}. Pass --bench.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,12 +1,13 @@
 """Row → bucket → host, and the placement of buckets as a pure function.
 
-A table is cut into a power-of-two number V of buckets that is fixed when the run is created: row r lies in bucket r mod
+A table is cut into a power-of-two number V of buckets that is fixed when the run is created. Row r lies in bucket r mod
 V at position r div V. A bucket is the unit of ownership, of a move and of a checkpoint chunk; the number of hosts only
 decides who holds which.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ import numpy as np
 
 TARGET_BUCKET_BYTES = 1 << 20
 MAX_BUCKETS = 4096
+# How much busier than the mean host the busiest may be, where buckets are small enough.
+MOST_OVER_MEAN = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,50 +65,177 @@ def bucket_layout(*, num_rows: int, row_bytes: int) -> BucketLayout:
 
 
 def place(
-    *, bucket_bytes: Sequence[np.ndarray], num_hosts: int, previous: Sequence[np.ndarray] | None = None
+    *,
+    bucket_bytes: Sequence[np.ndarray],
+    num_hosts: int,
+    previous: Sequence[np.ndarray] | None = None,
+    work_bytes: Sequence[int] | None = None,
 ) -> list[np.ndarray]:
     """Decides which host owns each bucket of each table.
 
-    Buckets stay with their previous owner unless that host is gone or holds more than its fair share; then the fewest
-    bytes move, the largest buckets first onto the least loaded host. The result depends on the arguments alone.
+    No host gets more than its even share of any table, rounded up to whole buckets. For batches request rows of a table
+    from all its owners alike. Within that, the busiest host gets at most 1.02 times the mean load. Where buckets are
+    too large for that, no single bucket could leave it for a host that would then be less busy.
+
+    Buckets stay with their previous owner as far as these two limits allow. The result depends on the arguments alone,
+    and placing it again moves nothing.
 
     Args:
-      bucket_bytes: per table, int64 `[num_buckets]` bytes of each bucket.
+      bucket_bytes: per table, int64 `[num_buckets]` bytes of each bucket, all equal.
       num_hosts: hosts of the new generation, numbered from 0.
       previous: per table, int32 `[num_buckets]` the owner in the previous generation; -1 or a number >= num_hosts means
         none.
+      work_bytes: per table, what a bucket costs its owner beside its bytes, as bytes. The load of a host is the sum of
+        both. None for nothing.
 
     Returns:
       Per table, int32 `[num_buckets]`, the owner.
     """
-    sizes = np.concatenate([np.asarray(b, np.int64) for b in bucket_bytes]) if bucket_bytes else np.zeros(0, np.int64)
-    owners = np.full(len(sizes), -1, np.int32)
-    if previous is not None and len(sizes):
-        owners = np.concatenate([np.asarray(p, np.int32) for p in previous])
-        owners = np.where(owners < num_hosts, owners, -1).astype(np.int32)
-    load = np.bincount(owners[owners >= 0], weights=sizes[owners >= 0], minlength=num_hosts).astype(np.int64)
-    _release_surplus(owners, sizes, load, fair=-(-int(sizes.sum()) // num_hosts) if len(sizes) else 0)
-    # Largest first, ties by position: a longest-processing-time schedule, within 4/3 of the best balance.
-    for at in np.lexsort((np.arange(len(sizes)), -sizes)):
-        if owners[at] < 0:
-            host = int(np.argmin(load))
-            owners[at] = host
-            load[host] += sizes[at]
-    lengths = [len(b) for b in bucket_bytes]
-    return [part.copy() for part in np.split(owners, np.cumsum(lengths)[:-1])] if lengths else []
+    before = [np.full(len(sizes), -1) for sizes in bucket_bytes] if previous is None else previous
+    tables = [
+        _Placed(held_bytes=int(sizes[0]), work_bytes=work, owners=_kept(was, num_hosts), num_hosts=num_hosts)
+        for sizes, work, was in zip(bucket_bytes, work_bytes or [0] * len(bucket_bytes), before, strict=True)
+    ]
+    load = sum((table.size * table.counts for table in tables), np.zeros(num_hosts, np.int64))
+    held = sum((table.held_bytes * table.counts for table in tables), np.zeros(num_hosts, np.int64))
+    # By no placement can the busiest host have less than the even share of the largest table in whole buckets.
+    total = sum(table.size * len(table.owners) for table in tables)
+    limit = max([int(MOST_OVER_MEAN * total / num_hosts), *(table.most * table.size for table in tables)])
+    is_complete = all((table.owners >= 0).all() for table in tables)
+    if not is_complete or any(_best_move(tables, load, int(host)) for host in np.flatnonzero(load > limit)):
+        _release_surplus(tables, load, held, limit=limit)
+    # Largest buckets first, ties by position: a longest-processing-time schedule, within 4/3 of the best balance.
+    for at in sorted(range(len(tables)), key=lambda at: -tables[at].size):
+        _fill(tables[at], load)
+    _even_out(tables, load, limit=limit)
+    return [table.owners for table in tables]
 
 
-def _release_surplus(owners: np.ndarray, sizes: np.ndarray, load: np.ndarray, *, fair: int) -> None:
-    """Takes buckets, smallest first, from hosts above the fair share as long as they stay at or above it. Changes
-    owners and load.
+class _Placed:
+    """One table while it is placed. Mutable: `owners` and `counts`.
+
+    Attributes:
+      held_bytes: rows and slots of a bucket.
+      size: the load that a bucket is.
+      owners: int32 `[num_buckets]`, -1 for no host yet.
+      counts: int64 `[num_hosts]`, the buckets of each host.
+      most: that a host may have.
     """
-    for host in range(len(load)):
-        mine = np.flatnonzero(owners == host)
-        for at in mine[np.argsort(sizes[mine], kind="stable")]:
-            if load[host] - sizes[at] < fair:
+
+    def __init__(self, *, held_bytes: int, work_bytes: int, owners: np.ndarray, num_hosts: int) -> None:
+        self.held_bytes = held_bytes
+        self.size = held_bytes + work_bytes
+        self.owners = owners
+        self.counts = np.bincount(owners[owners >= 0], minlength=num_hosts)
+        self.most = -(-len(owners) // num_hosts)
+        self._was = owners.copy()
+
+    def least_busy(self, load: np.ndarray) -> int:
+        """The host with the least load among those that may have another bucket."""
+        return int(np.argmin(np.where(self.counts < self.most, load, np.iinfo(np.int64).max)))
+
+    def give(self, bucket: int, host: int) -> None:
+        """Makes a host the owner of a bucket; -1 for no host."""
+        if self.owners[bucket] >= 0:
+            self.counts[self.owners[bucket]] -= 1
+        self.owners[bucket] = host
+        if host >= 0:
+            self.counts[host] += 1
+
+    def keeps_all(self, host: int) -> bool:
+        """Whether a host gets no bucket that it does not have already."""
+        return not ((self.owners == host) & (self._was != host)).any()
+
+    def spare(self, host: int) -> int:
+        """The bucket that a host gives away first: one that it has yet to get, else the last one."""
+        mine = np.flatnonzero(self.owners == host)
+        new = mine[self._was[mine] != host]
+        return int(new[-1] if len(new) else mine[-1])
+
+
+def _kept(owners: np.ndarray, num_hosts: int) -> np.ndarray:
+    """What stays with its owner: the first buckets of each host, up to its share of the table. -1 for all others."""
+    kept = np.full(len(owners), -1, np.int32)
+    most = -(-len(owners) // num_hosts)
+    at = np.flatnonzero((owners >= 0) & (owners < num_hosts))
+    at = at[np.argsort(owners[at], kind="stable")]
+    ends = np.cumsum(np.bincount(owners[at], minlength=num_hosts))
+    firsts = at[np.arange(len(at)) - np.append(0, ends)[owners[at]] < most]
+    kept[firsts] = owners[firsts]
+    return kept
+
+
+def _release_surplus(tables: Sequence[_Placed], load: np.ndarray, held: np.ndarray, *, limit: int) -> None:
+    """Takes buckets from hosts above the limit until they are within it, but none that takes them below the mean.
+    Changes all arguments.
+
+    Of several buckets it takes the one after which the host is as far above the mean in bytes as in load. Many small
+    tables are as much load as a large one, and would leave memory uneven.
+    """
+    mean_load = sum(len(table.owners) * table.size for table in tables) / len(load)
+    mean_held = max(1.0, sum(len(table.owners) * table.held_bytes for table in tables) / len(load))
+    for host in map(int, np.flatnonzero(load > limit)):
+        mine = [table for table in tables if table.counts[host]]
+        while load[host] > limit:
+            fitting = [table for table in mine if table.counts[host] and load[host] - table.size >= mean_load]
+            if not fitting:
                 break
-            owners[at] = -1
-            load[host] -= sizes[at]
+            above = load[host] / mean_load - held[host] / mean_held
+            table = min(fitting, key=lambda t: abs(above - t.size / mean_load + t.held_bytes / mean_held))
+            table.give(table.spare(host), -1)
+            load[host] -= table.size
+            held[host] -= table.held_bytes
+
+
+def _fill(table: _Placed, load: np.ndarray) -> None:
+    """Gives each bucket without an owner to the least busy host that may have another one. Changes table and load."""
+    hosts = [(int(load[host]), int(host)) for host in np.flatnonzero(table.counts < table.most)]
+    heapq.heapify(hosts)
+    for bucket in np.flatnonzero(table.owners < 0):
+        _, host = hosts[0]
+        table.give(int(bucket), host)
+        load[host] += table.size
+        if table.counts[host] < table.most:
+            heapq.heapreplace(hosts, (int(load[host]), host))
+        else:
+            heapq.heappop(hosts)
+
+
+def _even_out(tables: Sequence[_Placed], load: np.ndarray, *, limit: int) -> None:
+    """Takes buckets from hosts above the limit, the busiest first, until no single bucket helps. Changes tables and
+    load.
+
+    Every move makes the sum of squared loads smaller, so it ends.
+    """
+    above = np.flatnonzero(load > limit)
+    while len(above):
+        for busiest in above[np.argsort(-load[above], kind="stable")]:
+            if move := _best_move(tables, load, int(busiest)):
+                table, host = move
+                table.give(table.spare(int(busiest)), host)
+                load[busiest] -= table.size
+                load[host] += table.size
+                break
+        else:
+            return
+        above = np.flatnonzero(load > limit)
+
+
+def _best_move(tables: Sequence[_Placed], load: np.ndarray, busiest: int) -> tuple[_Placed, int] | None:
+    """The table of which a host should give a bucket away, and to whom; None if the other would be as busy then."""
+    moves = []
+    for at, table in enumerate(tables):
+        if not table.counts[busiest]:
+            continue
+        host = table.least_busy(load)
+        if table.counts[host] < table.most and load[host] + table.size < load[busiest]:
+            # The move that makes the two most alike; rather of a bucket that has yet to come than of one that is there.
+            unlike = abs(int(load[busiest] - load[host]) - 2 * table.size)
+            moves.append((table.keeps_all(busiest), unlike, at, host))
+    if not moves:
+        return None
+    *_, at, host = min(moves)
+    return tables[at], host
 
 
 def split_evenly(count: int, parts: int) -> list[range]:

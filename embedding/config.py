@@ -1,9 +1,8 @@
 """What the user declares: tables, features that look up in them, and the quantization of looked-up values.
 
-The classes keep the names, argument order, defaults and checks of `tf.tpu.experimental.embedding`. They are told apart
-by identity, as
-there: sharing a table means passing the same object. `TPUEmbedding` writes defaults (optimizer, name) into the objects
-it is given. Nothing here allocates rows; `table_spec.py` turns a declared table into what a host holds.
+The classes keep the names, argument order, defaults and checks of `tf.tpu.experimental.embedding`. Their identity
+counts, as there: sharing a table means passing the same object. `TPUEmbedding` writes defaults (optimizer, name) into
+the objects it is given. Nothing here allocates rows; `table_spec.py` turns a declared table into what a host holds.
 """
 
 from __future__ import annotations
@@ -27,10 +26,21 @@ INVALID_IDS = ("error", "drop", "clip", "hash")
 __all__ = ["COMBINERS", "INVALID_IDS", "FeatureConfig", "QuantizationConfig", "RowIdInitializer", "TableConfig"]
 
 
+_INTEGERS = {
+    "vocabulary_size": "Pass the number of rows of the table.",
+    "dim": "Pass the number of columns of a row, such as 16.",
+    "max_sequence_length": "Pass how many rows of a sample stay apart, or 0 to combine them.",
+    "num_buckets": "Pass the number of levels, such as 256.",
+}
+
+
 def _positive_int(name: str, value: object, *, least: int = 1) -> int:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"Found {name}={value!r}. Expected a Python int of at least {least}. Pass int({name}).")
-    return value
+    if isinstance(value, int) and value >= least:
+        return value
+    remedy = _INTEGERS[name]
+    if isinstance(value, np.integer) and value >= least:
+        remedy = f"Pass int({name})."
+    raise ValueError(f"Found {name}={value!r}. Expected a Python int of at least {least}. {remedy}")
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> Any:
@@ -166,8 +176,8 @@ class FeatureConfig:
     Args:
       table: the `TableConfig`; features that share a table pass the same object.
       max_sequence_length: 0 combines the rows of a sample; L > 0 keeps up to L rows of each sample apart, padded with
-        zero vectors. It has no meaning for inputs of rank 3 and above, where the last axis is combined whatever its
-        length.
+        zero vectors. It has no effect beside `output_shape`, nor for inputs of rank 3 and above, where the last axis
+        is combined whatever its length.
       validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
       output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of
         one axis. Not empty, it switches `max_sequence_length` off.
@@ -230,8 +240,8 @@ def _checked_shape(output_shape: int | Iterable[int | None] | None) -> tuple[int
         shape = tuple(None if size is None else operator.index(size) for size in sizes)
     except TypeError as error:
         raise TypeError(
-            f"Found output_shape={output_shape!r}. Expected integers, None for unknown ones. Pass a tuple such as (4, "
-            "8)."
+            f"Found output_shape={output_shape!r}. Expected integers, None for unknown ones. Pass a tuple such as "
+            "(None, 8)."
         ) from error
     if any(size is not None and size < 0 for size in shape):
         raise ValueError(f"Found output_shape={shape}. Expected sizes of at least 0. Pass None for an unknown one.")

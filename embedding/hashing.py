@@ -1,9 +1,9 @@
 """The one hash of the program: SplitMix64.
 
 It is from Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014. Initial values of rows, hashed
-ids, the shuffle of an epoch and the digests of buckets must come out the same on every host, in every process and after
-every upgrade of numpy. Numpy's generators promise no such thing, so all of them stand on this bijection, written out
-here. It does not resist an adversary.
+ids, the shuffle of an epoch and the digests of buckets come from here. They must be the same on every host, in every
+process and after every upgrade of numpy. Numpy's generators promise no such thing, so all of them stand on this
+bijection, written out here. It does not resist an adversary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """First values of the rows of a table: a function of (seed, table name, row), never of who owns the row.
 
 Random values are counter-based: every element is a hash (see `hashing`) of the table's key, its row
-and its column, so a row starts the same on one host or on a thousand. The built-in initializers are values; a callable
+and its column. So a row starts the same on one host or on a thousand. The built-in initializers are values; a callable
 of the user is recognized by its parameters, see `row_source`.
 """
 
@@ -84,7 +84,7 @@ class RowId:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What an initializer with a `shard_info` parameter is told: it makes `shape` of the table, starting at
+    """What an initializer with a `shard_info` parameter gets: it makes `shape` of the table, starting at
     `offset`.
     """
 
@@ -182,7 +182,7 @@ def _checked(values: Any, shape: tuple[int, int], table_name: str) -> np.ndarray
     if array.shape != shape:
         raise ValueError(
             f"The initializer of table '{table_name}' made shape {array.shape}. Expected {shape}. Return one row for "
-            "each row asked for."
+            "each requested row."
         )
     return array
 

@@ -1,6 +1,6 @@
 """`TableSpec`: everything that must be known to hold and train the rows of one table, as a value.
 
-A `TableConfig` is what the user wrote and may change; a spec is fixed when the run is created, has every default filled
+A `TableConfig` is what the user wrote and may change. A spec is fixed when the run is created, has every default filled
 in and knows how the rows are cut into buckets.
 """
 
@@ -84,7 +84,10 @@ class TableSpec:
         if not final_name:
             raise ValueError("Found a table without a name. Expected one for checkpoints. Pass TableConfig(name=...).")
         if config.dtype != np.float32:
-            raise ValueError(f"Table '{final_name}' has dtype {config.dtype}. Expected float32 rows. Leave dtype out.")
+            raise ValueError(
+                f"Found dtype {config.dtype} of table '{final_name}'. Expected float32, the type of all rows. Leave it "
+                "out."
+            )
         chosen = optimizer if config.optimizer is None else config.optimizer
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
         layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes)

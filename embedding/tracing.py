@@ -2,7 +2,7 @@
 traced.
 
 A function under `jax.jit`, `grad`, `vmap` or `scan` runs once with placeholders in the place of numbers. A change that
-it makes to an object from outside happens then, not at each call, and may leave a placeholder in it that means nothing
+it makes to an object from outside happens then, not at each call. It may leave a placeholder in it that means nothing
 afterwards.
 """
 

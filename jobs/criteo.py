@@ -18,7 +18,8 @@ from podembed.jobs.models.dcn_v2 import DCNv2
 from podembed.jobs.models.dlrm import DLRM
 from podembed.jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
 from podembed.jobs.synthetic import DEFAULT_FOLDER, write_synthetic
-from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData, ReadOrder
+from podembed.workers.data.columns import DenseColumn, IdColumn
+from podembed.workers.data.config import ParquetData, ReadOrder
 from podembed.workers.job.job import JobConfig, JobError, Model
 
 SMALL = TruncatedNormal(stddev=0.05)

@@ -20,12 +20,12 @@ def prepare_files(
     into `cache_folder`.
 
     Returns:
-      Parquet paths or globs, absolute where they are local, and the job's argument `columns`: the `prepared.json`
-      beside the files, or the key of `COLUMN_NAMES` that their columns match.
+      Parquet paths or globs, absolute where they are local, and the job's argument `columns`. That is the
+      `prepared.json` beside the files, or the key of `COLUMN_NAMES` that their columns match.
 
     Raises:
-      ConfigurationError: one pattern names text and another one Parquet, the columns have none of the known names, or
-        files come from prepared sets with different ids.
+      ConfigurationError: one pattern names text and another one Parquet. Or the columns have none of the known names,
+        or files come from prepared sets with different ids.
       InputError: nothing matches a pattern, or a file cannot be read or is damaged.
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """

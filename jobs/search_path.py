@@ -2,7 +2,7 @@
 what lies there.
 
 `python -m` puts the current folder first on the search path, and so may PYTHONPATH. Importing this module as the
-command line takes it off. A job's module is still found there, by `workers.job.folder`.
+command line takes it off. A job's module is still found there, by `workers.job.reference`.
 """
 
 from __future__ import annotations

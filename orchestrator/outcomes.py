@@ -18,9 +18,10 @@ from podembed.orchestrator.api.errors import (
     WorkerRefused,
 )
 from podembed.orchestrator.api.signals import StoppedAtStart
-from podembed.orchestrator.commit.lease import Fenced, RunIsHeld
+from podembed.orchestrator.commit.holder import RunIsHeld
+from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
-from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.errors import InputError
 from podembed.workers.faults.plan import FaultPlanError
 from podembed.workers.job.job import JobError

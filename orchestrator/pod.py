@@ -1,27 +1,30 @@
 """`Pod`: the processes of a `PodStrategy`, and calls to all of them at once.
 
-A host process and a device process for each host, started when they are first needed. Every call has a deadline. When a
-process dies, or one fails while others wait for it, the pod is lost: the hosts' waits are ended, later calls say so,
-and the way back is a new strategy and `TPUEmbedding.restore`.
+A host process and a device process for each host, started when they are first needed. They are a `ProcessGroup`, as in
+training, so a process that died, froze or was cut off is found in the same way. No generation follows here: the pod is
+lost then, and so it is when a call fails on one host while others wait for it. Its processes are ended, later calls say
+why, and the way back is a new strategy and `TPUEmbedding.restore`.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from podembed.orchestrator.api.clock import SYSTEM_CLOCK
-from podembed.orchestrator.api.errors import WorkerFailure, listed
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.errors import WorkerFailure, cause, is_host_fault, listed
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles
-from podembed.orchestrator.group.calls import StepwiseDeviceCalls, StepwiseHostCalls, answers_within, looks
+from podembed.orchestrator.group.calls import StepwiseDeviceCalls, StepwiseHostCalls, WorkerCalls, answers_within
+from podembed.orchestrator.group.process_group import ProcessGroup
+from podembed.orchestrator.group.watch import Deadlines
 from podembed.workers.stepwise.host import StepwiseSpec
 
 Answer = TypeVar("Answer")
 
-GRACE_S = 2.0
 FUNCTION_GRACE_S = 20.0
 LEAVE_S = 10.0
 
@@ -30,49 +33,41 @@ class PodLost(RuntimeError):
     """A process of the strategy is gone or hangs; its tables are lost."""
 
 
-class Outcomes(Protocol):
-    """What ended calls returned."""
-
-    def __call__(self, call: Call[Any]) -> Any | BaseException:
-        """The value, or the error as the worker raised it."""
-        ...
-
-
 class Pod:
     """All processes of a strategy.
 
     Args:
       cluster: entered before the processes start, left after they end.
-      outcome: value or error of an ended call.
+      shares_memory: as of `PodStrategy`.
+      clock: time, replaced in tests.
     """
 
     def __init__(
         self,
         backend: Backend,
-        outcome: Outcomes,
         cluster: ExitStack,
         *,
         num_hosts: int,
         start_timeout_s: float,
         step_timeout_s: float,
+        shares_memory: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._backend = backend
-        self._outcome = outcome
         self._cluster = cluster
-        self._start_timeout_s = start_timeout_s
         # A host waits for its peers up to the step's deadline, and then has to say so.
         self.call_timeout_s = step_timeout_s + 10.0
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
-        self.handles: Sequence[HostHandles] = backend.launch(num_hosts, lambda: None)
+        handles = backend.launch(num_hosts, lambda: None)
+        self._group = ProcessGroup(backend, handles, Deadlines(start_s=start_timeout_s), lambda: None, clock=clock)
         try:
-            self._form(step_timeout_s)
+            self._form(step_timeout_s, shares_memory)
         except BaseException:
             self.close()
             raise
 
-    def _form(self, step_timeout_s: float) -> None:
+    def _form(self, step_timeout_s: float, shares_memory: bool) -> None:
         run_id, token = secrets.token_hex(8), secrets.token_bytes(32)
         num_hosts = len(self.handles)
         specs = [
@@ -84,23 +79,31 @@ class Pod:
                 num_hosts=num_hosts,
                 bind_address="",
                 step_timeout_s=step_timeout_s,
+                shares_memory=shares_memory,
             )
             for host in range(num_hosts)
         ]
-        start_s = self._start_timeout_s
+        start_s = self._group.deadlines.start_s
         self._addresses = self.ask_hosts(lambda at, host: host.start(specs[at]), timeout_s=start_s)
         self.ask_hosts(lambda at, host: host.connect(self._addresses, start_s), timeout_s=start_s)
+        # A process that answered once and then does not is not coming up any more.
+        for pair, said in zip(self.handles, self.ask_hosts(lambda at, host: host.status()), strict=True):
+            self._group.note(pair.host.worker, said)
 
     def join_gang(self) -> None:
         """Makes the device processes one gang, once."""
         if self._has_gang:
             return
-        first = self._devices[0].reserve_coordinator(self._addresses[0][0])
-        (coordinator,) = self._gather([first], self._start_timeout_s)
-        num_hosts, timeout_s = len(self.handles), self._start_timeout_s
-        calls = [device.join(coordinator, num_hosts, at, timeout_s) for at, device in enumerate(self._devices)]
-        self._gather(calls, timeout_s)
+        self._require_alive()
+        start_s, num_hosts = self._group.deadlines.start_s, len(self.handles)
+        (coordinator,) = self._gather([self._devices[0].reserve_coordinator(self._addresses[0][0])], start_s)
+        calls = [device.join(coordinator, num_hosts, at, start_s) for at, device in enumerate(self._devices)]
+        self._gather(calls, start_s)
         self._has_gang = True
+
+    @property
+    def handles(self) -> Sequence[HostHandles]:
+        return self._group.handles
 
     @property
     def _hosts(self) -> list[StepwiseHostCalls]:
@@ -127,11 +130,11 @@ class Pod:
         return self._gather(calls, timeout_s or self.call_timeout_s)
 
     def ask_devices(self, ask: Callable[[int, StepwiseDeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
-        """As `ask_hosts`, of the device processes."""
+        """As `ask_hosts`, of the device processes, which run a function of the user."""
         self._require_alive()
         calls = [ask(at, device) for at, device in enumerate(self._devices)]
         # A function of the user may go on for a while after another replica failed, without waiting for it.
-        return self._gather(calls, timeout_s, grace_s=FUNCTION_GRACE_S)
+        return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
 
     def close(self) -> None:
         """Ends all processes. Safe to call twice."""
@@ -142,61 +145,53 @@ class Pod:
             if self._lost is None:
                 self._leave()
         finally:
-            self._backend.stop(self.handles)
+            self._group.stop()
             self._cluster.close()
 
     def _leave(self) -> None:
         """Lets processes leave in order; one that cannot is stopped all the same."""
-        calls = [device.close() for device in self._devices] if self._has_gang else []
-        calls += [host.close() for host in self._hosts]
-        answers_within(self._backend, calls, timeout_s=LEAVE_S, clock=SYSTEM_CLOCK)
+        leaving: list[WorkerCalls] = [*(self._devices if self._has_gang else ()), *self._hosts]
+        calls = [worker.close() for worker in leaving]
+        answers_within(self._group.backend, calls, timeout_s=LEAVE_S, clock=self._group.clock)
 
-    def _gather(self, calls: Sequence[Call[Any]], timeout_s: float, *, grace_s: float = GRACE_S) -> list[Any]:
-        outcomes: dict[int, Any] = {}
-        number = {id(call): at for at, call in enumerate(calls)}
-        deadline, failed_at = time.monotonic() + timeout_s, None
-        for ended, running in looks(self._backend, calls, clock=SYSTEM_CLOCK):
-            for call in ended:
-                outcomes[number[id(call)]] = self._outcome(call)
-            if failed_at is None and any(isinstance(one, BaseException) for one in outcomes.values()):
-                failed_at = time.monotonic()
-            if running and failed_at is not None and time.monotonic() - failed_at > grace_s:
-                self._lose("a process failed while others waited for it", running)
-                break
-            if running and time.monotonic() > deadline:
-                self._lose(f"no answer from {listed([c.worker for c in running])} within {timeout_s:.0f} s", running)
-                break
-        errors = [one for _, one in sorted(outcomes.items()) if isinstance(one, BaseException)]
-        if errors:
-            raise self._worst(errors)
-        self._require_alive()
-        return [outcomes[at] for at in range(len(calls))]
+    def _gather(
+        self,
+        calls: Sequence[Call[Any]],
+        timeout_s: float,
+        *,
+        is_users_function: bool = False,
+        grace_s: float | None = None,
+    ) -> list[Any]:
+        try:
+            return self._group.gather(calls, timeout_s, is_users_function=is_users_function, grace_s=grace_s)
+        except WorkerFailure as failure:
+            _, running = self._group.backend.settled(calls, timeout_s=0.0)
+            if is_host_fault(failure.failures):
+                self._lose(cause(failure.failures))
+                raise self._loss() from failure
+            if running:
+                self._lose(f"{cause(failure.failures)}, while {listed([call.worker for call in running])} went on")
+            first = min(failure.failures, key=lambda one: one.worker.number if one.worker else -1)
+            raise (first.error or failure) from (first.error and first.error.__cause__)
 
-    def _worst(self, errors: Sequence[BaseException]) -> BaseException:
-        """The error to report: a lost process before what others say of it, otherwise the first."""
-        failure = next((error for error in errors if isinstance(error, WorkerFailure)), None)
-        if failure is None:
-            return errors[0]
-        self._lose(str(failure), ())
-        return self._loss(failure)
+    def _lose(self, why: str) -> None:
+        self._lost = why.rstrip(".")
+        # Frozen ones, and those that wait for them: what they hold cannot be used any more.
+        self._group.stop()
 
-    def _lose(self, why: str, running: Sequence[Call[Any]]) -> None:
-        self._lost = self._lost or why
-        for host in self._hosts:
-            host.abort(why)
-        # What was aborted answers at once; a frozen process does not, and is ended by `close`.
-        answers_within(self._backend, running, timeout_s=GRACE_S, clock=SYSTEM_CLOCK)
-
-    def _loss(self, cause: BaseException | None = None) -> PodLost:
-        error = PodLost(
-            f"The strategy lost its tables: {self._lost}. Expected all hosts to answer. Make a new strategy and "
+    def _loss(self) -> PodLost:
+        return PodLost(
+            f"The strategy lost its tables: {self._lost}. Expected all processes to answer. Make a new strategy and "
             "restore what was saved last."
         )
-        error.__cause__ = cause
-        return error
 
     def _require_alive(self) -> None:
         if self._is_closed:
             raise PodLost("The strategy is closed. Expected an open one. Make a new strategy.")
         if self._lost is not None:
             raise self._loss()
+
+
+def in_sentences(notice: Callable[[str], None] | None) -> Emit:
+    """Tells a program's own function what happens."""
+    return lambda event: None if notice is None else notice(sentence(event))

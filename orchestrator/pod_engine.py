@@ -6,26 +6,38 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from podembed.embedding.buckets import place
-from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share
+from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.table.table_storage import WrittenTables
 from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseHostCalls
 from podembed.orchestrator.pod import Answer, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
+from podembed.workers.stepwise import saved_index
+from podembed.workers.stepwise.shared_values import ValueMemory
 from podembed.workers.storage.store import Store
 
 
 class PodEngine:
-    """The engine over all hosts of a pod, as the driver sees it."""
+    """The engine over all hosts of a pod, as the driver sees it.
+
+    Attributes:
+      replica_spec: as much of `spec` as functions on the replicas need.
+    """
 
     def __init__(self, pod: Pod, spec: EngineSpec, *, restore_from: str | None) -> None:
         self.spec = spec
         self._pod = pod
         self.num_shares = len(pod.handles)
-        sizes = [np.full(table.layout.num_buckets, table.bucket_bytes, np.int64) for table in spec.tables]
-        placement = tuple(place(bucket_bytes=sizes, num_hosts=self.num_shares))
-        self._all(lambda host: host.start_engine(spec, placement, restore_from))
+        placement = tuple(place_tables(spec.tables, num_features=spec.num_features, num_hosts=self.num_shares))
+        self._places = self._all(lambda host: host.start_engine(spec, placement, restore_from))
+        # A call of its own, in which no host waits for one that could not make its tables.
+        self._all(lambda host: host.share_memory())
+        self.replica_spec = spec.for_replicas()
+
+    def place(self, replica: int) -> ValueMemory:
+        """Where a host and its device process leave values for each other."""
+        return self._places[replica]
 
     def enqueue(self, shares: Sequence[Share]) -> None:
         self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at]))
@@ -36,7 +48,7 @@ class PodEngine:
     def apply_gradients(
         self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
     ) -> None:
-        rates = list(learning_rates(self._all(lambda host: host.num_steps())[0]))
+        rates = list(rates_at(learning_rates, lambda: self._all(lambda host: host.num_steps())[0]))
         self._pod.ask_hosts(lambda at, host: host.apply_gradients(list(gradients[at]), rates, name))
 
     def discard(self) -> None:
@@ -68,8 +80,8 @@ class PodEngine:
         return found
 
     def save(self, path: str) -> None:
-        embedding_files.require_free(path)
-        embedding_files.publish(path, self.write(path))
+        saved_index.require_free(path)
+        saved_index.publish(path, self.write(path))
 
     def write(self, path: str) -> WrittenTables:
         self.drain()
@@ -80,7 +92,7 @@ class PodEngine:
 
     def restore(self, path: str) -> None:
         # Read here first: what is wrong with the whole shows before any host has changed.
-        embedding_files.read_index(path)
+        saved_index.read_index(path)
         self.drain()
         self._all(lambda host: host.restore(Store(path).location))
 

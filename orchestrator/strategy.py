@@ -19,12 +19,11 @@ from podembed.embedding.replicas.cross_replica import CrossReplica
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
-from podembed.orchestrator.api.errors import WorkerFailure
 from podembed.orchestrator.cluster.connection import connected
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseDeviceCalls
-from podembed.orchestrator.pod import Pod
+from podembed.orchestrator.pod import Pod, in_sentences
 from podembed.orchestrator.pod_engine import PodEngine
 from podembed.workers.storage.store import Store
 
@@ -47,6 +46,8 @@ class PodStrategy(CrossReplica):
       start_timeout_s: for processes to start and join.
       step_timeout_s: longest wait of a host for its peers within a call.
       run_timeout_s: longest time that a function may run.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
+        machines.
       notice: told about facts such as hosts that share a machine.
     """
 
@@ -60,17 +61,22 @@ class PodStrategy(CrossReplica):
         start_timeout_s: float = 300.0,
         step_timeout_s: float = 120.0,
         run_timeout_s: float = 3600.0,
+        shares_memory: bool = True,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         self.num_hosts = num_hosts
         self.seed = seed
-        self.running: Engine | None = None
+        self.running: PodEngine | None = None
+        # The one that the device processes know.
+        self._attached: PodEngine | None = None
         self._scaling = ScalingConfig(
             num_hosts=num_hosts, resources_per_host=resources_per_host, threads_per_host=threads_per_host
         )
-        self._timeouts = {"start_timeout_s": start_timeout_s, "step_timeout_s": step_timeout_s}
+        self._start_timeout_s = start_timeout_s
+        self._step_timeout_s = step_timeout_s
         self._run_timeout_s = run_timeout_s
-        self._notice = notice or (lambda text: None)
+        self._shares_memory = shares_memory
+        self._emit = in_sentences(notice)
         self._started: Pod | None = None
 
     @property
@@ -101,15 +107,32 @@ class PodStrategy(CrossReplica):
         """
         pod = self._pod
         pod.join_gang()
-        spec = None if self.running is None else self.running.spec
+        self._attach(pod)
+        # Packing a function can take milliseconds, so it is packed once for all replicas.
+        packed = _packed(fn)
 
         def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Any]:
             own = [local_value(arg, replica) for arg in args]
             named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
-            return device.run_function(fn, own, named, spec, _link(pod.handles[replica].host, pod.call_timeout_s))
+            return device.run_function(packed, own, named)
 
         results = pod.ask_devices(ask, timeout_s=self._run_timeout_s)
         return results[0] if len(results) == 1 else PerReplica(tuple(results))
+
+    def _attach(self, pod: Pod) -> None:
+        """Tells the device processes of the engine. Once, since packing its description takes longer than a call."""
+        engine = self.running
+        if engine is self._attached:
+            return
+
+        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[None]:
+            if engine is None:
+                return device.detach()
+            link = _link(pod.handles[replica].host, pod.call_timeout_s)
+            return device.attach(engine.replica_spec, link, engine.place(replica))
+
+        pod.ask_devices(ask, timeout_s=pod.call_timeout_s)
+        self._attached = engine
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
         location = None if restore_from is None else Store(restore_from).location
@@ -144,60 +167,36 @@ class PodStrategy(CrossReplica):
     def _start(self) -> Pod:
         cluster = ExitStack()
         try:
-            connection = cluster.enter_context(connected(self.num_hosts, notice=self._notice))
+            connection = cluster.enter_context(connected(self.num_hosts, emit=self._emit))
             from podembed.workers.stepwise.actors import StepwiseDeviceActor, StepwiseHostActor
 
             backend = RayBackend(
                 self._scaling,
-                self._notice,
+                self._emit,
                 (StepwiseHostActor, StepwiseDeviceActor),
                 lost=connection.lost,
                 answers=connection.answers,
             )
-            outcome = _Outcomes(backend)
-            return Pod(backend, outcome, cluster, num_hosts=self.num_hosts, **self._timeouts)
+            return Pod(
+                backend,
+                cluster,
+                num_hosts=self.num_hosts,
+                start_timeout_s=self._start_timeout_s,
+                step_timeout_s=self._step_timeout_s,
+                shares_memory=self._shares_memory,
+            )
         except BaseException:
             cluster.close()
             raise
 
 
-def _original(error: Any) -> BaseException:
-    """What was raised over there, as it was; its cause is Ray's report with the remote traceback."""
-    cause = error.cause
-    if not isinstance(cause, Exception):
-        return error
-    cause.__cause__ = error
-    return cause
+def _packed(function: Callable[..., Any]) -> Any:
+    from podembed.workers.stepwise.actors import PackedFunction
+
+    return PackedFunction.of(function)
 
 
 def _link(host: Any, timeout_s: float) -> Any:
     from podembed.workers.stepwise.actors import ActorLink
 
     return ActorLink(host.actor, timeout_s)
-
-
-class _Outcomes:
-    """Values and errors of ended calls: refusals and exceptions with their type, lost processes as `WorkerFailure`."""
-
-    def __init__(self, backend: RayBackend) -> None:
-        self._backend = backend
-
-    def __call__(self, call: Any) -> Any | BaseException:
-        import ray
-        import ray.exceptions
-
-        from podembed.workers.mesh.errors import MeshError
-        from podembed.workers.stepwise.actors import Refused
-
-        if (lost := self._backend.lost_call(call)) is not None:
-            return WorkerFailure([lost])
-        try:
-            answer = ray.get(call.reference)
-        except ray.exceptions.RayTaskError as error:
-            # A host that reports a lost peer is an echo of the loss.
-            if isinstance(error.cause, MeshError):
-                return WorkerFailure([self._backend.result(call)])
-            return _original(error)
-        except ray.exceptions.RayError:
-            return WorkerFailure([self._backend.result(call)])
-        return answer.error() if isinstance(answer, Refused) else answer

@@ -21,26 +21,28 @@ if TYPE_CHECKING:
     from podembed.orchestrator.api.config import (
         CheckpointConfig,
         ConfigurationError,
-        Evaluation,
         FailureConfig,
-        HostsChange,
-        Recovery,
-        Result,
         RunConfig,
         ScalingConfig,
         WarmStart,
     )
     from podembed.orchestrator.api.errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
-    from podembed.orchestrator.commit.lease import Fenced, RunIsHeld
+    from podembed.orchestrator.api.result import Evaluation, HostsChange, Recovery, Result
+    from podembed.orchestrator.commit.holder import RunIsHeld
+    from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
-    from podembed.orchestrator.driver.console import ConsoleReporter, Reporter, SilentReporter, WindowReport
+    from podembed.orchestrator.driver.console import ConsoleReporter
+    from podembed.orchestrator.events.progress import WindowReport
+    from podembed.orchestrator.events.reporter import Reporter, SilentReporter
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
-    from podembed.workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, NpyData, ParquetData
+    from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+    from podembed.workers.data.config import CsvData, NpyData, ParquetData
     from podembed.workers.data.errors import InputError
-    from podembed.workers.job.job import JobConfig, JobError, JobReference, Model
+    from podembed.workers.job.job import JobConfig, JobError, Model
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
+    from podembed.workers.job.reference import JobReference
     from podembed.workers.storage.errors import StorageError
 
     __version__: str
@@ -52,20 +54,20 @@ _WHERE = {
     "ConsoleReporter": "orchestrator.driver.console",
     "CrashLoop": "orchestrator.api.errors",
     "CsvData": "workers.data.config",
-    "DataConfigError": "workers.data.config",
+    "DataConfigError": "workers.data.columns",
     "DataFailed": "orchestrator.api.errors",
-    "DenseColumn": "workers.data.config",
-    "Evaluation": "orchestrator.api.config",
+    "DenseColumn": "workers.data.columns",
+    "Evaluation": "orchestrator.api.result",
     "FailureConfig": "orchestrator.api.config",
     "FeatureConfig": "embedding.config",
     "Fenced": "orchestrator.commit.lease",
-    "HostsChange": "orchestrator.api.config",
-    "IdColumn": "workers.data.config",
+    "HostsChange": "orchestrator.api.result",
+    "IdColumn": "workers.data.columns",
     "InputError": "workers.data.errors",
     "JobConfig": "workers.job.job",
     "JobError": "workers.job.job",
     "JobFailed": "orchestrator.api.errors",
-    "JobReference": "workers.job.job",
+    "JobReference": "workers.job.reference",
     "LogLoss": "workers.job.ranking",
     "Metric": "workers.job.ranking",
     "Model": "workers.job.job",
@@ -74,20 +76,20 @@ _WHERE = {
     "PodLost": "orchestrator.pod",
     "PodStrategy": "orchestrator.strategy",
     "RecallAt": "workers.job.ranking",
-    "Recovery": "orchestrator.api.config",
-    "Reporter": "orchestrator.driver.console",
-    "Result": "orchestrator.api.config",
+    "Recovery": "orchestrator.api.result",
+    "Reporter": "orchestrator.events.reporter",
+    "Result": "orchestrator.api.result",
     "RunConfig": "orchestrator.api.config",
-    "RunIsHeld": "orchestrator.commit.lease",
+    "RunIsHeld": "orchestrator.commit.holder",
     "RunMismatch": "orchestrator.commit.run_record",
     "ScalingConfig": "orchestrator.api.config",
-    "SilentReporter": "orchestrator.driver.console",
+    "SilentReporter": "orchestrator.events.reporter",
     "StorageError": "workers.storage.errors",
     "TableConfig": "embedding.config",
     "TooFewHosts": "orchestrator.api.errors",
     "Trainer": "orchestrator.trainer",
     "WarmStart": "orchestrator.api.config",
-    "WindowReport": "orchestrator.driver.console",
+    "WindowReport": "orchestrator.events.progress",
 }
 
 __all__ = [

@@ -27,7 +27,8 @@ from podembed.jobs.chaos.jobs import (
     tiny_features,
     write_tiny_files,
 )
-from podembed.workers.data.config import IdColumn, ReadOrder
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ReadOrder
 from podembed.workers.job.job import JobConfig
 
 __all__ = ["BATCH_SIZE", "B_ROWS", "DIM", "NUM_LANES", "NUM_ROWS", "SmallModel", "small_job", "write_small_data"]

@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.reference import AnyJob
+from podembed.workers.liveness.carried_error import carried
 from podembed.workers.liveness.lease_watch import LeaseTerms, LeaseWatch, StoredLease
 from podembed.workers.liveness.memory import oom_kills
 from podembed.workers.liveness.progress import machine_identity
@@ -31,7 +33,7 @@ def _leave_signals_to_the_driver() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+def _prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
     from podembed.workers.device.standby import prepare_host
 
     prepare_host(job, table_buckets)
@@ -44,15 +46,20 @@ def _device_process() -> Any:
     return DeviceProcess()
 
 
-def _prepare_device(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+def _prepare_device(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
     """JAX is imported by now."""
     from podembed.workers.device.standby import prepare_device
 
     prepare_device(job)
 
 
-class _Actor:
-    """What both kinds of actor do: work for the driver that is heard, and answer beside it.
+def _copied(value: Any) -> Any:
+    """As Ray copies it into another process."""
+    return cloudpickle.loads(cloudpickle.dumps(value))  # type: ignore[attr-defined]
+
+
+class Actor:
+    """What all kinds of actor do: work for the driver that is heard, and answer beside it.
 
     Args:
       new_worker: makes who does the work.
@@ -62,7 +69,7 @@ class _Actor:
     def __init__(
         self,
         new_worker: Callable[[], Any],
-        prepare: Callable[[JobConfig | JobReference, tuple[int, ...]], None],
+        prepare: Callable[[AnyJob, tuple[int, ...]], None] = lambda job, table_buckets: None,
     ) -> None:
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
@@ -74,11 +81,9 @@ class _Actor:
         self._driver.heard()
         self._driver.begin(StoredLease(storage_url), generation=generation, timeout_s=lease_timeout_s)
 
-    def prepare(
-        self, job: JobConfig | JobReference, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None
-    ) -> None:
-        """Makes this process ready to take a lost one's place at once. Without its driver it ends itself, where it is
-        told of a lease.
+    def prepare(self, job: AnyJob, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None) -> None:
+        """Makes this process ready to take a lost one's place at once. Given a lease, it ends itself when its driver is
+        gone.
         """
         self._driver.heard()
         if lease is not None:
@@ -91,20 +96,27 @@ class _Actor:
 
     def run(self, method: str, *arguments: Any) -> Any:
         """Any working method of the worker."""
-        self._driver.heard()
-        return getattr(self._worker, method)(*(self._arrived(argument) for argument in arguments))
+        return self._answer(method, [self._arrived(argument) for argument in arguments])
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:
         """A method of the worker that may run beside a working one."""
-        self._driver.heard()
-        return getattr(self._worker, method)(*arguments)
+        return self._answer(method, arguments)
 
     @ray.method(concurrency_group="control")
     def run_at_once(self, method: str, *arguments: Any) -> Any:
         """A method of the worker that answers while another one works."""
+        return self._answer(method, arguments)
+
+    def _answer(self, method: str, arguments: Sequence[Any]) -> Any:
         self._driver.heard()
-        return getattr(self._worker, method)(*arguments)
+        try:
+            return getattr(self._worker, method)(*arguments)
+        except Exception as error:
+            sent = carried(error, _copied)
+            if sent is error:
+                raise
+            raise sent from error
 
     @ray.method(concurrency_group="control")
     def identity(self) -> tuple[str, int]:
@@ -122,7 +134,7 @@ class _Actor:
         return os.getpriority(os.PRIO_PROCESS, 0)
 
 
-class _HostActor(_Actor):
+class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
     def __init__(self) -> None:
@@ -136,7 +148,7 @@ class _HostActor(_Actor):
         return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
 
-class _DeviceActor(_Actor):
+class _DeviceActor(Actor):
     """One host's member of the JAX gang."""
 
     def __init__(self) -> None:

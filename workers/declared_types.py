@@ -1,5 +1,5 @@
-"""Checks of the types of what a user declares, when it is declared: a string for a number, a class for an object, a
-tuple for a name.
+"""Checks of the types of what a user declares, when it is declared. They find a string for a number, a class for an
+object, a tuple for a name.
 
 Otherwise the first thing that uses such a value would raise, minutes later and somewhere else. One sentence names the
 field, what was found and what to write.

@@ -11,7 +11,7 @@ import os
 import resource
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 
-# What a process would like beside what it cannot do without: for connections of strangers, files of a save, the input,
+# What a process would like beside what it cannot do without: for connections of intruders, files of a save, the input,
 # an object store.
 SPARE = 192
 # Ray raises the limit as far; some programs walk through all descriptors that they may have.
@@ -99,7 +99,7 @@ def require_for_host(num_hosts: int) -> None:
       DescriptorsExhausted: they are too many for its limit.
     """
     others = num_hosts - 1
-    # A connection, and the memory of a neighbour on the same machine: a mapping keeps the descriptor of what it maps.
+    # A connection, and the memory of a host on the same machine: a mapping keeps the descriptor of what it maps.
     require_descriptors(2 * others, purpose=f"connections and shared memory with {others} other hosts")
 
 

@@ -2,5 +2,5 @@
 
 It takes checked arrays; what users pass is checked in `embedding.tpu_embedding`.
 
-Read `engine.py` first.
+Read `engine.py` first, then `host_engine.py`.
 """

@@ -1,25 +1,34 @@
 """Engines: what stands behind a `TPUEmbedding`. It holds tables, looks batches up and updates rows; ids come to it
 checked.
 
-`HostEngine` is one host's part, the same in one process and on many hosts; `InProcessEngine` is a whole engine of one
-such part. An engine over hosts cuts every batch into as many shares as it has hosts.
+What one host does is in `embedding.engine.host_engine`. An engine over hosts cuts every batch into as many shares as it
+has hosts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.engine.order import StepOrder
-from podembed.embedding.lookup.feature_lookup import Alone, Exchange, FeatureLookup, LookupFeature, Prepared
+from podembed.embedding.lookup.lookups import Lookups
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table import table_storage
-from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+
+
+def no_first_values(*arguments: Any, **named: Any) -> np.ndarray:
+    """The initializer of a table whose rows are elsewhere."""
+    raise RuntimeError(
+        "First values were requested inside a function that the strategy runs. Expected hosts to make them. Build the "
+        "TPUEmbedding on the driver."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,7 @@ class EngineSpec:
     """
 
     tables: tuple[TableSpec, ...]
-    features: tuple[LookupFeature, ...]
+    features: tuple[FeatureBinding, ...]
     quantization: tuple[QuantizationConfig | None, ...]
     is_pipelined: bool
     positions: tuple[int, ...] = ()
@@ -51,6 +60,48 @@ class EngineSpec:
     learning_rates: tuple[float | None, ...] = ()
     invalid_ids: tuple[str, ...] = ()
     configs: tuple[bytes, ...] = ()
+
+    @property
+    def needs_rows(self) -> tuple[bool, ...]:
+        """Per table, whether its rows must come to the samples: to be rounded, or to stay apart as a sequence."""
+        shapes = zip(self.features, self.output_shapes, strict=False)
+        apart = {feature.table for feature, shape in shapes if len(shape) > 1}
+        return tuple(rounding is not None or at in apart for at, rounding in enumerate(self.quantization))
+
+    @property
+    def num_features(self) -> tuple[int, ...]:
+        """Per table, how many features look up in it."""
+        bound = [feature.table for feature in self.features]
+        return tuple(bound.count(at) for at in range(len(self.tables)))
+
+    def vectors_of_share(self, num_hosts: int) -> tuple[int, ...]:
+        """Per feature, the vectors of the largest share of a batch; empty where shapes are not known."""
+        shapes = [[int(axis or 0) for axis in shape] for shape in self.output_shapes]
+        return tuple(-(-shape[0] // num_hosts) * math.prod(shape[1:]) for shape in shapes)
+
+    def lookups(self, placement: Sequence[np.ndarray], *, host: int, num_hosts: int, num_buffers: int = 1) -> Lookups:
+        """The lookups of one host, with new tables.
+
+        Args:
+          placement: per table, the owner of each bucket.
+          num_buffers: batches that may be in flight at once.
+        """
+        return Lookups.build(
+            self.tables,
+            self.features,
+            placement,
+            host=host,
+            num_hosts=num_hosts,
+            num_samples=0,
+            vectors=self.vectors_of_share(num_hosts),
+            needs_rows=self.needs_rows,
+            quantization=self.quantization,
+            num_buffers=num_buffers,
+        )
+
+    def for_replicas(self) -> EngineSpec:
+        """The same without what only owners of rows need and what may be slow to pack: the initializers."""
+        return replace(self, tables=tuple(replace(table, initializer=no_first_values) for table in self.tables))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +117,39 @@ class Share:
     is_training: bool
     name: str | None = None
     altered_ids: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels as three arrays, since each array of a message has a cost of its own."""
+        weights = [bags.weights for bags in self.features if bags.weights is not None]
+        return _share_of, (
+            _joined([bags.values for bags in self.features], np.int64),
+            _joined([bags.row_splits for bags in self.features], np.int64),
+            _joined(weights, np.float32),
+            [(bags.num_samples, bags.num_ids, bags.weights is not None) for bags in self.features],
+            (self.is_training, self.name, self.altered_ids),
+        )
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+
+
+def _share_of(
+    values: np.ndarray,
+    splits: np.ndarray,
+    weights: np.ndarray,
+    sizes: Sequence[tuple[int, int, bool]],
+    rest: tuple[bool, str | None, tuple[int, ...]],
+) -> Share:
+    """What `Share.__reduce__` took apart, as views of its arrays."""
+    features, id_at, split_at, weight_at = [], 0, 0, 0
+    for num_samples, num_ids, is_weighted in sizes:
+        own = weights[weight_at : weight_at + num_ids] if is_weighted else None
+        weight_at += num_ids if is_weighted else 0
+        features.append(Ragged(values[id_at : id_at + num_ids], splits[split_at : split_at + num_samples + 1], own))
+        id_at, split_at = id_at + num_ids, split_at + num_samples + 1
+    is_training, name, altered_ids = rest
+    return Share(features=tuple(features), is_training=is_training, name=name, altered_ids=altered_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +167,17 @@ class EngineMetrics:
     altered_ids: tuple[int, ...]
 
 
-LearningRates = Callable[[int], Sequence[float]]
-"""Step, from 0 → one rate a table."""
+LearningRates = Callable[[int], Sequence[float]] | Sequence[float]
+"""One rate a table, or a function that gives them for a step, from 0."""
+
+
+def rates_at(learning_rates: LearningRates, step: Callable[[], int]) -> Sequence[float]:
+    """One rate a table.
+
+    Args:
+      step: its number; asked only where the rates depend on it, since the answer may lie in another process.
+    """
+    return learning_rates(step()) if callable(learning_rates) else learning_rates
 
 
 class Engine(Protocol):
@@ -141,140 +234,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees the tables. Safe to call twice."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class _Counters:
-    learning_rates: tuple[float, ...] = ()
-    altered_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-class HostEngine:
-    """One host's part of an engine. Mutable.
-
-    Args:
-      placement: per table, the owner of each bucket.
-      exchange: to the other hosts.
-    """
-
-    def __init__(
-        self, spec: EngineSpec, placement: Sequence[np.ndarray], *, host: int, num_hosts: int, exchange: Exchange
-    ) -> None:
-        self.spec = spec
-        self._lookup = FeatureLookup(
-            [
-                Table(table, np.flatnonzero(owners == host))
-                for table, owners in zip(spec.tables, placement, strict=True)
-            ],
-            spec.features,
-            placement,
-            quantization=spec.quantization,
-            num_hosts=num_hosts,
-            exchange=exchange,
-        )
-        self._order: StepOrder[Sequence[Ragged], Prepared] = StepOrder(
-            self._lookup.forward, self._lookup.backward, is_pipelined=spec.is_pipelined
-        )
-        self._counters = _Counters(altered_ids=np.zeros(len(spec.tables), np.int64))
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        return self._lookup.tables
-
-    @property
-    def num_steps(self) -> int:
-        return self._order.num_applied
-
-    @num_steps.setter
-    def num_steps(self, count: int) -> None:
-        self._order.num_applied = count
-
-    def initialize(self) -> None:
-        """Gives all rows and slots of this host their first values."""
-        for table in self.tables:
-            table.initialize()
-
-    def enqueue(self, share: Share) -> None:
-        self._order.enqueue(share.features, is_training=share.is_training, name=share.name)
-        if share.altered_ids:
-            self._counters.altered_ids += np.asarray(share.altered_ids, np.int64)
-
-    def dequeue(self, name: str | None) -> list[np.ndarray]:
-        return self._order.dequeue(name)
-
-    def apply_gradients(self, gradients: Sequence[np.ndarray], learning_rates: LearningRates, name: str | None) -> None:
-        self._counters.learning_rates = tuple(self._order.apply(gradients, learning_rates, name))
-
-    def discard(self) -> None:
-        self._order.discard()
-
-    def drain(self) -> None:
-        self._order.drain()
-
-    def metrics(self) -> EngineMetrics:
-        return EngineMetrics(
-            num_steps=self.num_steps,
-            learning_rates=self._counters.learning_rates,
-            altered_ids=tuple(int(count) for count in self._counters.altered_ids),
-        )
-
-
-class InProcessEngine:
-    """A whole engine inside this process, without Ray."""
-
-    num_shares = 1
-
-    def __init__(self, spec: EngineSpec, *, restore_from: str | None = None) -> None:
-        self.spec = spec
-        placement = [np.zeros(table.layout.num_buckets, np.int32) for table in spec.tables]
-        self._host = HostEngine(spec, placement, host=0, num_hosts=1, exchange=Alone())
-        if restore_from is None:
-            self._host.initialize()
-        else:
-            self.restore(restore_from)
-
-    def enqueue(self, shares: Sequence[Share]) -> None:
-        (share,) = shares
-        self._host.enqueue(share)
-
-    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
-        return [self._host.dequeue(name)]
-
-    def apply_gradients(
-        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
-    ) -> None:
-        (own,) = gradients
-        self._host.apply_gradients(own, learning_rates, name)
-
-    def discard(self) -> None:
-        self._host.discard()
-
-    def drain(self) -> None:
-        self._host.drain()
-
-    def metrics(self) -> EngineMetrics:
-        return self._host.metrics()
-
-    def read_tables(self) -> list[dict[str, np.ndarray]]:
-        self.drain()
-        return [whole_table(table) for table in self._host.tables]
-
-    def save(self, path: str) -> None:
-        self.drain()
-        table_storage.storage().save(path, self._host.tables, num_steps=self._host.num_steps)
-
-    def write(self, path: str) -> table_storage.WrittenTables:
-        self.drain()
-        return table_storage.storage().write(path, self._host.tables, num_steps=self._host.num_steps)
-
-    def restore(self, path: str) -> None:
-        self.drain()
-        self._host.num_steps = table_storage.storage().restore(path, self._host.tables)
-
-    def close(self) -> None:
-        pass
-
-
-def whole_table(table: Table) -> dict[str, np.ndarray]:
-    """Rows and slots of a table that is held here whole, in the order of the ids, without padding; copies."""
-    return table.store.read(table.index.rows_of(np.arange(table.spec.num_rows)))

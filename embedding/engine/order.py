@@ -2,7 +2,7 @@
 updated.
 
 Forward runs inside `enqueue`. Without pipelining one batch is in flight and its update runs inside `apply`. With
-pipelining forward N + 1 runs before update N, so activations miss exactly the newest update; the gradients of step N
+pipelining forward N + 1 runs before update N. So activations miss exactly the newest update. The gradients of step N
 wait here until then, or until `drain`. What would wait for ever on an accelerator is refused at once. Mutable, for one
 thread.
 """
@@ -57,7 +57,7 @@ class StepOrder(Generic[Batch, Prepared]):
     """The batches in flight of one engine.
 
     Args:
-      forward: looks a batch up; returns what the way back needs, and the activations.
+      forward: looks a batch up; returns what the backward pass needs, and the activations.
       backward: updates the tables from gradients and one learning rate a table.
       is_pipelined: one step of staleness.
     """
@@ -146,6 +146,13 @@ class StepOrder(Generic[Batch, Prepared]):
         self.num_applied += 1
         self._clear()
         return rates
+
+    @property
+    def next_unapplied(self) -> Prepared | None:
+        """What the backward pass needs of the batch that the next gradients belong to; None if no training batch
+        waits for any.
+        """
+        return next((f.prepared for f in self._flights if f.is_training and not f.is_applied), None)
 
     def require_unapplied(self, name: str | None) -> _Flight[Prepared]:
         """The batch that the next gradients belong to.

@@ -1,7 +1,7 @@
 """What `enqueue` and the serving lookup accept as one feature: dense, sparse and ragged values, read into one plain
 form.
 
-Dense are numpy and JAX arrays; sparse are `Sparse` and `scipy.sparse` matrices whose stored values are the ids; ragged
+Dense are numpy and JAX arrays. Sparse are `Sparse` and `scipy.sparse` matrices whose stored values are the ids. Ragged
 are `Ragged` and list arrays of `pyarrow`. This module checks a value by itself (dtype, splits, indices, weights). It
 knows no vocabulary and no output shape; `id_policies` and `bags` come after it.
 """

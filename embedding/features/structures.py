@@ -1,7 +1,7 @@
 """Nested structures: any nesting of dicts, lists, tuples and namedtuples over leaves, with a path to each leaf.
 
-Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order,
-so the flat order does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0";
+Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order.
+So the flat order does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0";
 that of a single leaf is empty.
 """
 

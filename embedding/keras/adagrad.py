@@ -163,7 +163,7 @@ class RMSprop(Optimizer):
     (...)`, `w -= lr * m`.
 
     `centered` does what 2.9 does, which is not the textbook: the "average gradient" averages squares, and its square is
-    taken off the kept `v`, so `v` can fall below zero and the variable become NaN. `ema_overwrite_frequency` defaults
+    taken off the kept `v`. So `v` can fall below zero and the variable become NaN. `ema_overwrite_frequency` defaults
     to 100 here, as in 2.9. Without momentum only the rows of a `RowSlices` move, though `v` of every row decays.
     """
 

@@ -2,7 +2,7 @@
 
 An optimizer written over variables becomes pure by letting its variables hold tracers for the length of one call and
 collecting what they hold afterwards. This works for every subclass of `Optimizer` whose state is in `Variable`s
-reachable from its attributes; a plain Python number it changes in `update_step` would stand still. This module owns
+reachable from its attributes. A plain Python number it changes in `update_step` would stand still. This module owns
 that exchange and none of the formulas.
 """
 
@@ -30,9 +30,8 @@ class KerasState(NamedTuple):
     """State of an optimizer between two updates; arrays only, so any checkpoint of pytrees holds it."""
 
     iterations: jax.Array  # int32 [], steps applied
-    learning_rate: (
-        jax.Array | None
-    )  # float32 [], rate of the last step; replace it to change a fixed rate; None if there is none
+    # float32 [], rate of the last step, None if there is none. Replace it to change a fixed rate.
+    learning_rate: jax.Array | None
     slots: tuple[jax.Array, ...]  # all other variables of the optimizer in the order `build` made them, averages first
 
 

@@ -5,8 +5,8 @@ overwrite) and its configuration. What it remembers is in `optimizer_variables`.
 `sgd_ftrl`, `adagrad`, `adam` and `adamax_nadam`, or in a class of yours; the pure form for optax is made in
 `functional`. These optimizers are for dense parameters; tables on hosts have their own in `embedding.optimizers`.
 
-Differences from 2.9, all on purpose: variables are known from the first step even if they had no gradient in it, every
-average belongs to its own variable, and rows that occur twice in a `RowSlices` are summed before the update.
+Differences from 2.9, all on purpose. Variables are known from the first step even if they had no gradient in it. Every
+average belongs to its own variable. Rows that occur twice in a `RowSlices` are summed before the update.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Optimizer(OptimizerVariables):
     What changes it, or variables, raises RuntimeError inside a function that JAX traces; `as_optax` is the form for
     there.
 
-    A subclass calls `super().build(var_list)` first, returns if `self._built`, makes its variables, sets `self._built =
-    True`, and overrides `update_step`, where `self._index_dict[self._var_key(variable)]` is a variable's position in
-    its lists, and `get_config`.
+    A subclass calls `super().build(var_list)` first, returns if `self._built`, makes its variables and sets
+    `self._built = True`. It overrides `update_step`, where `self._index_dict[self._var_key(variable)]` is a variable's
+    position in its lists, and `get_config`.
 
     Attributes (plain, may be changed between steps): the constructor's arguments, and `gradient_reducer`, which sums
     gradients over processes; None chooses by `jax.process_count()`.

@@ -2,12 +2,13 @@
 
 One process holds one gradient per variable. This module owns the exchange between `jax.distributed` processes and the
 protocol by which another exchange can take its place. Every process must call with the same variables in the same
-order; which gradients are missing must agree as well, since a collective only one side enters cannot finish.
+order. Which gradients are missing must agree as well, since a collective only one side enters cannot finish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -62,14 +63,16 @@ class AllProcesses:
         one_each = NamedSharding(mesh, PartitionSpec("process"))
         everywhere = NamedSharding(mesh, PartitionSpec())
         own_device = first_devices[jax.process_index()]
+        # All of one dtype go as one array, so that their number costs no messages.
+        packed = _packed(gradients)
         stacked = [
             jax.make_array_from_single_device_arrays(
-                (len(first_devices), *one.shape), one_each, [jax.device_put(one[None], own_device)]
+                (len(first_devices), one.shape[1]), one_each, [jax.device_put(one, own_device)]
             )
-            for one in gradients
+            for one in packed
         ]
-        totals = jax.jit(_sums_over_first_axis, out_shardings=everywhere)(stacked)
-        return [total.addressable_data(0) for total in totals]
+        totals = _sums(everywhere)(stacked)
+        return _unpacked([total.addressable_data(0) for total in totals], gradients)
 
     def _gathered(self, slices: RowSlices) -> RowSlices:
         """All processes' slices after each other. They differ in number, so they travel padded to the longest."""
@@ -97,8 +100,36 @@ def default_gradient_reducer() -> GradientReducer:
     return AllProcesses() if jax.process_count() > 1 else OneProcess()
 
 
-def _sums_over_first_axis(stacked: list[jax.Array]) -> list[jax.Array]:
-    return [jnp.sum(one, axis=0) for one in stacked]
+def _dtypes(gradients: Sequence[jax.Array]) -> list[Any]:
+    return list(dict.fromkeys(one.dtype for one in gradients))
+
+
+@jax.jit
+def _packed(gradients: list[jax.Array]) -> list[jax.Array]:
+    """For each dtype one array `[1, n]` of all its numbers."""
+    return [
+        jnp.concatenate([one.reshape(1, -1) for one in gradients if one.dtype == dtype], axis=1)
+        for dtype in _dtypes(gradients)
+    ]
+
+
+@jax.jit
+def _unpacked(totals: Sequence[jax.Array], like: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays that `_packed` made one of, in the order and with the shapes of `like`."""
+    total_of = dict(zip(_dtypes(like), totals, strict=True))
+    starts = dict.fromkeys(total_of, 0)
+    found = []
+    for one in like:
+        first = starts[one.dtype]
+        starts[one.dtype] += one.size
+        found.append(total_of[one.dtype][first : first + one.size].reshape(one.shape))
+    return found
+
+
+@functools.cache
+def _sums(everywhere: NamedSharding) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
+    """Sums over the first axis, on every process; compiled once for each shape."""
+    return jax.jit(lambda stacked: [jnp.sum(one, axis=0) for one in stacked], out_shardings=everywhere)
 
 
 def _first_device_of_each_process() -> np.ndarray:

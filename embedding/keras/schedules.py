@@ -255,7 +255,7 @@ def _float32(value: Any) -> jax.Array:
 
 
 def _divisor(value: Any) -> jax.Array:
-    # Under jit XLA multiplies by the reciprocal of a constant divisor, and 30 * (1 / 30) is not 1: floor and ceil would
+    # Under jit XLA multiplies by the reciprocal of a constant divisor, and 30 * (1 / 30) is not 1. Floor and ceil would
     # then be off by a whole period at its end, and 1 - step / steps negative. The barrier hides that the divisor is
     # constant.
     return jax.lax.optimization_barrier(_float32(value))

@@ -6,7 +6,7 @@ Each rule is a pure function over arrays, each class only keeps slots and hyperp
 row optimizers of `embedding.optimizers` too (they are the same algorithms), so use them through this module.
 
 `g` is the gradient, `w` the variable, `lr` the rate. A complement such as `1 - rho` is formed in Python, before
-rounding to float32, and operations keep Keras' order: run one by one, they give its float32 results to the last digit
+rounding to float32, and operations keep Keras' order. Run one by one, they give its float32 results to the last digit
 nearly everywhere. Compiled programs fuse products into sums and round differently.
 """
 

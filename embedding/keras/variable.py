@@ -1,8 +1,7 @@
 """`Variable`, a named mutable holder of an array.
 
 JAX values never change; the Keras way of training is written around values that do. A `Variable` is the one place where
-that mutation
-happens: it holds an immutable array and swaps it. This module also owns the ways to look through a variable for the
+that mutation happens: it holds an immutable array and swaps it. This module also owns what a variable may be for the
 length of a block: binding it to tracers, recording its reads, refusing assignments. It knows neither optimizers nor
 gradients.
 """
@@ -40,7 +39,7 @@ class Variable(ArrayOperators):
 
     A variable changes only in the trace in which it was made, which for most is none: see `assign`.
 
-    A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array, so counters do
+    A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array. So counters do
     not wrap at 2**31.
     """
 

@@ -1,8 +1,8 @@
 """How arrays are allocated for kernels and handed to them.
 
 Kernels take a matrix as `(address, bytes from row to row)`, so that one compiled kernel serves contiguous, strided and
-read-only arrays, and one-dimensional arrays as numpy arrays that numba types in one way. Whoever hands an array over
-keeps it alive during the call.
+read-only arrays. They take one-dimensional arrays as numpy arrays that numba types in one way. Whoever hands an array
+over keeps it alive during the call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 CACHE_LINE_BYTES = 64
-# From one MiB on, 1.4 to 2 times faster than ordinary stores in `pool`, widths 64 and 128; below, the reader wants them
+# From one MiB on, 1.4 to 2 times faster than ordinary stores in `pool`, widths 64 and 128. Below, the reader wants them
 # in the cache.
 _STREAMING_FLOATS = 1 << 18
 
 
 def aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-    """Float32 of any content, starting at a multiple of 64 bytes: a row of 16 columns is one cache line, and kernels
+    """Float32 of any content, starting at a multiple of 64 bytes. A row of 16 columns is one cache line, and kernels
     can stream to it.
     """
     return _aligned(shape, np.empty)

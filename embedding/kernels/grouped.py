@@ -1,7 +1,7 @@
 """Kernels of the owner of a whole table: the gradients of the bags that hosts ask for, grouped by row.
 
 Where rows that several hosts use travel as rows, `kernels_ids.merge` chains their gradients. Here every id brings the
-gradient of its bag, several a row, so entries are laid out row by row instead: the update reads their addresses in one
+gradient of its bag, several a row. So entries are laid out row by row instead: the update reads their addresses in one
 sweep and can ask for them ahead.
 """
 
@@ -37,7 +37,7 @@ def _bag_addresses(row_splits, start, stride_bytes, out):
 def group_by_row(
     local_rows: np.ndarray,
     addresses: np.ndarray,
-    seats: np.ndarray,
+    marks: np.ndarray,
     unique: np.ndarray,
     starts: np.ndarray,
     grouped: np.ndarray,
@@ -50,7 +50,7 @@ def group_by_row(
     Args:
       local_rows: int32 `[n]`.
       addresses: int64 `[n]`, of each entry's gradient.
-      seats: int32 `[number of local rows]`, all zero before and after.
+      marks: int32 `[number of local rows]`, all zero before and after.
       unique: int64 `[n or more]`; receives the distinct rows in the order of their first appearance.
       starts: int32 `[n + 1 or more]`; receives where the entries of each begin, and the end.
       grouped: int64 `[n or more]`; receives the addresses.
@@ -65,36 +65,36 @@ def group_by_row(
     count = len(local_rows)
     if min(len(unique), len(starts) - 1, len(grouped), len(scratch), len(addresses)) < count:
         raise ValueError(f"Found arrays too small for {count} entries. Expected room for all. Allocate one per entry.")
-    num_unique = _group_by_row(plain(local_rows, np.int32), addresses, seats, unique, starts, grouped, scratch)
+    num_unique = _group_by_row(plain(local_rows, np.int32), addresses, marks, unique, starts, grouped, scratch)
     if num_unique < 0:
-        raise bad_local_row(int(local_rows[-1 - num_unique]), len(seats))
+        raise bad_local_row(int(local_rows[-1 - num_unique]), len(marks))
     return num_unique
 
 
 @jit
-def _group_by_row(local_rows, addresses, seats, unique, starts, grouped, scratch):
+def _group_by_row(local_rows, addresses, marks, unique, starts, grouped, scratch):
     count = local_rows.shape[0]
     num_unique = 0
     result = 0
     for i in range(count):
         if i + _AHEAD < count:
             # An address past the end is harmless: a prefetch never faults.
-            prefetch_item(seats, np.int64(local_rows[i + _AHEAD]))
+            prefetch_item(marks, np.int64(local_rows[i + _AHEAD]))
         row = np.int64(local_rows[i])
-        if row < 0 or row >= seats.shape[0]:
+        if row < 0 or row >= marks.shape[0]:
             result = -1 - i
             break
-        number = np.int64(seats[row])
+        number = np.int64(marks[row])
         if number == 0:
             unique[num_unique] = row
             starts[num_unique] = 0
             num_unique += 1
             number = num_unique
-            seats[row] = number
+            marks[row] = number
         scratch[i] = number - 1
         starts[number - 1] += 1
     for u in range(num_unique):
-        seats[unique[u]] = 0
+        marks[unique[u]] = 0
     if result < 0:
         return result
     first = 0

@@ -16,17 +16,17 @@ _ONE = np.uint64(1)
 _AHEAD = 16
 
 
-def num_seats(num_ids: int) -> int:
+def num_hash_slots(num_ids: int) -> int:
     """Rows of the scratch that `unique_ids` needs for up to `num_ids` ids: a power of two, at most half full."""
     return max(16, 1 << (2 * num_ids - 1).bit_length())
 
 
-def unique_ids(ids: np.ndarray, seats: np.ndarray, unique: np.ndarray, inverse: np.ndarray) -> int:
+def unique_ids(ids: np.ndarray, hash_slots: np.ndarray, unique: np.ndarray, inverse: np.ndarray) -> int:
     """Finds the distinct ids, in the order of their first appearance.
 
     Args:
       ids: int64 `[n]`, any values.
-      seats: int64 `[num_seats(n) or a larger power of two, 2]`, all zero before and after.
+      hash_slots: int64 `[num_hash_slots(n) or a larger power of two, 2]`, all zero before and after.
       unique: int64 `[n or more]`; receives the distinct ids.
       inverse: int32 `[n]`; receives the position in `unique` of each id.
 
@@ -37,47 +37,48 @@ def unique_ids(ids: np.ndarray, seats: np.ndarray, unique: np.ndarray, inverse: 
       ValueError: an array has the wrong dtype or is too small.
     """
     count = len(ids)
-    size = len(seats)
+    size = len(hash_slots)
     if size & (size - 1) or size < 2 * count or len(unique) < count or len(inverse) < count:
         raise ValueError(
-            f"Found {size} seats and room for {len(unique)} unique ids and {len(inverse)} positions, for {count} ids. "
-            f"Expected {num_seats(count)} seats, a power of two, and room for {count}. Allocate by num_seats(n)."
+            f"Found {size} hash slots and room for {len(unique)} unique ids and {len(inverse)} positions, for {count} "
+            f"ids. Expected {num_hash_slots(count)} hash slots, a power of two, and room for {count}. Allocate by "
+            "num_hash_slots(n)."
         )
-    return _unique_ids(plain(ids, np.int64), 65 - size.bit_length(), seats, unique, inverse)
+    return _unique_ids(plain(ids, np.int64), 65 - size.bit_length(), hash_slots, unique, inverse)
 
 
 @jit
-def _unique_ids(ids, hash_shift, seats, unique, inverse):
-    # A seat is (id, position + 1), (0, 0) if free; linear probing from the top bits of a multiplicative hash.
+def _unique_ids(ids, hash_shift, hash_slots, unique, inverse):
+    # A slot is (id, position + 1), (0, 0) if free; linear probing from the top bits of a multiplicative hash.
     shift = np.uint64(hash_shift)
-    mask = np.uint64(seats.shape[0] - 1)
-    flat = seats.reshape(-1)
+    mask = np.uint64(hash_slots.shape[0] - 1)
+    flat = hash_slots.reshape(-1)
     num_ids = ids.shape[0]
     num_unique = 0
     for i in range(num_ids):
         if i + _AHEAD < num_ids:
             prefetch_item(flat, ((np.uint64(ids[i + _AHEAD]) * _HASH) >> shift) << _ONE)
         key = ids[i]
-        seat = (np.uint64(key) * _HASH) >> shift
+        slot = (np.uint64(key) * _HASH) >> shift
         while True:
-            number = seats[seat, 1]
+            number = hash_slots[slot, 1]
             if number == 0:
-                seats[seat, 0] = key
-                seats[seat, 1] = num_unique + 1
+                hash_slots[slot, 0] = key
+                hash_slots[slot, 1] = num_unique + 1
                 unique[num_unique] = key
                 inverse[i] = num_unique
                 num_unique += 1
                 break
-            if seats[seat, 0] == key:
+            if hash_slots[slot, 0] == key:
                 inverse[i] = number - 1
                 break
-            seat = (seat + _ONE) & mask
+            slot = (slot + _ONE) & mask
     for u in range(num_unique):
-        seat = (np.uint64(unique[u]) * _HASH) >> shift
-        while seats[seat, 1] != u + 1:
-            seat = (seat + _ONE) & mask
-        seats[seat, 0] = 0
-        seats[seat, 1] = 0
+        slot = (np.uint64(unique[u]) * _HASH) >> shift
+        while hash_slots[slot, 1] != u + 1:
+            slot = (slot + _ONE) & mask
+        hash_slots[slot, 0] = 0
+        hash_slots[slot, 1] = 0
     return num_unique
 
 
@@ -95,7 +96,7 @@ def _row_of_each_id(position, inverse, index):
 
 
 def merge(
-    local_rows: np.ndarray, seats: np.ndarray, unique: np.ndarray, head: np.ndarray, following: np.ndarray
+    local_rows: np.ndarray, marks: np.ndarray, unique: np.ndarray, head: np.ndarray, following: np.ndarray
 ) -> int:
     """Finds the distinct rows in what several hosts sent, and chains the entries of each row in the order in which they
     came.
@@ -105,7 +106,7 @@ def merge(
 
     Args:
       local_rows: int64 `[m]`, the lists of all hosts, one after another in host order.
-      seats: int32 `[number of local rows]`, all zero before and after.
+      marks: int32 `[number of local rows]`, all zero before and after.
       unique: int64 `[m or more]`; receives the distinct rows in the order of their first appearance.
       head: int32 `[m or more]`; receives the first entry of each distinct row.
       following: int32 `[m or more]`; receives the next entry of the same row, or -1.
@@ -122,26 +123,26 @@ def merge(
             "rows. "
             "Expected at least as many. Allocate one of each per row sent."
         )
-    num_unique = _merge(plain(local_rows, np.int64), seats, unique, head, following)
+    num_unique = _merge(plain(local_rows, np.int64), marks, unique, head, following)
     if num_unique < 0:
-        raise bad_local_row(int(local_rows[-1 - num_unique]), len(seats))
+        raise bad_local_row(int(local_rows[-1 - num_unique]), len(marks))
     return num_unique
 
 
 @jit
-def _merge(local_rows, seats, unique, head, following):
+def _merge(local_rows, marks, unique, head, following):
     num_entries = local_rows.shape[0]
     num_unique = 0
     result = 0
     for i in range(num_entries):
         if i + _AHEAD < num_entries:
             # An address past the end is harmless: a prefetch never faults.
-            prefetch_item(seats, local_rows[i + _AHEAD])
+            prefetch_item(marks, local_rows[i + _AHEAD])
         row = local_rows[i]
-        if row < 0 or row >= seats.shape[0]:
+        if row < 0 or row >= marks.shape[0]:
             result = -1 - i
             break
-        last = seats[row]
+        last = marks[row]
         if last == 0:
             unique[num_unique] = row
             head[num_unique] = i
@@ -149,14 +150,14 @@ def _merge(local_rows, seats, unique, head, following):
         else:
             following[last - 1] = i
         following[i] = -1
-        seats[row] = i + 1
+        marks[row] = i + 1
     for u in range(num_unique):
-        seats[unique[u]] = 0
+        marks[unique[u]] = 0
     return result if result < 0 else num_unique
 
 
 def chain_all_rows(local_rows: np.ndarray, head: np.ndarray, following: np.ndarray) -> None:
-    """Chains as `merge`, but for every local row: `head[row]` is -1 for rows nobody sent.
+    """Chains as `merge`, but for every local row: `head[row]` is -1 for rows that no host sent.
 
     Args:
       local_rows: int64 `[m]`, the lists of all hosts in host order.

@@ -1,8 +1,8 @@
-"""Kernels over rows: gather from a table, combine the rows of a sample, and the way back from activation gradients to
+"""Kernels over rows: gather from a table, combine the rows of a sample, and go back from activation gradients to
 rows.
 
 A *bag* is the run of ids of one sample and feature. Sums run over a bag's ids in their order, and over bags in theirs,
-in float32; so the result is the same bits each time and the same as `reference.py`. Rows travel as values in registers,
+in float32. So the result is the same bits each time and the same as `reference.py`. Rows travel as values in registers,
 see `row_values.py`.
 """
 

@@ -1,9 +1,9 @@
-"""Kernels of `Preimages`: which rows must be kept, and copies between a table's arrays and the buffer.
+"""Kernels of `Snapshot`: which rows must be kept, and copies between a table's arrays and the buffer.
 
-Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since the freeze. A kept row has a seat
-in the buffer (float32 `[seats, width]`, one an array). Rows form groups of `GROUP_ROWS`; `heads[group]` is the seat of
-one kept row of the group, `following[seat]` the next one of the same group, -1 none, and `offsets[seat]` its position
-in the group. Free seats form such a list, too, from `free` on.
+Common arguments: bit `row % 8` of `changed[row // 8]` says that the row changed since the freeze. A kept row has an
+entry in the buffer (float32 `[entries, width]`, one an array). Rows form groups of `GROUP_ROWS`. `heads[group]` is the
+entry of one kept row of the group, `following[entry]` the next one of the same group, -1 none. `offsets[entry]` is the
+row's position in the group. Free entries form such a list, too, from `free` on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ GROUP_ROWS = 512
 
 
 @jit
-def claim_rows(rows, released, changed, heads, following, offsets, free, kept, seats):
-    """Marks rows as changed, and gives a seat to each one that was not before; none to rows below `released`, whose
-    values nobody needs.
+def claim_rows(rows, released, changed, heads, following, offsets, free, kept, entries):
+    """Marks rows as changed, and gives an entry to each one that was not before; none to rows below `released`, whose
+    values no reader needs.
 
     Returns:
-      How many of `rows`, from the first, may be changed now; how many rows and their seats were written to `kept` and
-      `seats`; and the first free seat.
+      Three numbers: how many of `rows`, from the first, may be changed now; how many were written to `kept` and
+      `entries`; the first free entry.
     """
     count = 0
     for at in range(rows.shape[0]):
@@ -31,26 +31,26 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, s
                 if free < 0:
                     return at, count, free
                 group = row // GROUP_ROWS
-                seat, free = free, following[free]
-                following[seat] = heads[group]
-                offsets[seat] = row - group * GROUP_ROWS
-                heads[group] = seat
+                entry, free = free, following[free]
+                following[entry] = heads[group]
+                offsets[entry] = row - group * GROUP_ROWS
+                heads[group] = entry
                 kept[count] = row
-                seats[count] = seat
+                entries[count] = entry
                 count += 1
             changed[row >> 3] |= bit
     return rows.shape[0], count, free
 
 
 @jit
-def keep_rows(array, kept, seats, buffer):
-    """Copies rows into their seats."""
+def keep_rows(array, kept, entries, buffer):
+    """Copies rows into their entries."""
     for at in range(kept.shape[0]):
         # Read before the row is copied: for all the compiler knows the copy could change them, and then it goes number
         # by number.
-        row, seat = kept[at], seats[at]
+        row, entry = kept[at], entries[at]
         for column in range(array.shape[1]):
-            buffer[seat, column] = array[row, column]
+            buffer[entry, column] = array[row, column]
 
 
 @jit
@@ -60,27 +60,27 @@ def read_frozen(array, heads, following, offsets, buffer, start, stop, out):
         for column in range(array.shape[1]):
             out[row - start, column] = array[row, column]
     for group in range(start // GROUP_ROWS, (stop + GROUP_ROWS - 1) // GROUP_ROWS):
-        seat = heads[group]
-        while seat >= 0:
-            row = group * GROUP_ROWS + offsets[seat]
+        entry = heads[group]
+        while entry >= 0:
+            row = group * GROUP_ROWS + offsets[entry]
             if start <= row < stop:
                 for column in range(array.shape[1]):
-                    out[row - start, column] = buffer[seat, column]
-            seat = following[seat]
+                    out[row - start, column] = buffer[entry, column]
+            entry = following[entry]
 
 
 @jit
 def release_groups(first, last, heads, following, free):
-    """Frees the seats of groups `first` to `last - 1`. Returns the first free seat, and how many were freed."""
+    """Frees the entries of groups `first` to `last - 1`. Returns the first free entry, and how many were freed."""
     count = 0
     for group in range(first, last):
-        seat = heads[group]
+        entry = heads[group]
         heads[group] = -1
-        while seat >= 0:
-            behind = following[seat]
-            following[seat] = free
-            free = seat
-            seat = behind
+        while entry >= 0:
+            behind = following[entry]
+            following[entry] = free
+            free = entry
+            entry = behind
             count += 1
     return free, count
 
@@ -89,9 +89,9 @@ def release_groups(first, last, heads, following, free):
 def put_back(array, heads, following, offsets, buffer):
     """Writes all kept rows back to where they came from."""
     for group in range(heads.shape[0]):
-        seat = heads[group]
-        while seat >= 0:
-            row = group * GROUP_ROWS + offsets[seat]
+        entry = heads[group]
+        while entry >= 0:
+            row = group * GROUP_ROWS + offsets[entry]
             for column in range(array.shape[1]):
-                array[row, column] = buffer[seat, column]
-            seat = following[seat]
+                array[row, column] = buffer[entry, column]
+            entry = following[entry]

@@ -1,8 +1,8 @@
 """What the kernels of all row optimizers share, each one pass over the touched rows.
 
-Order within a row: sum the gradients of its chain of entries (host order), limit the sum, decay the weight, apply the
-rule, limit the weight. All arithmetic is IEEE float32, element-wise, so the bits do not depend on the machine. The
-rules themselves are in `row_optimizers`, one file each.
+Order within a row: sum the gradients of its chain of entries (host order) and limit the sum. Then decay the weight,
+apply the rule and limit the weight. All arithmetic is IEEE float32, element-wise, so the bits do not depend on the
+machine. The rules themselves are in `row_optimizers`, one file each.
 
 Common arguments: `table` and slots are matrices. `gradients` holds the address of each gradient row, since they lie
 where each host's part was received. Row `rows[u]` takes entries `head[u]`, `following[head[u]]`, ... of them, none if
@@ -31,7 +31,7 @@ from podembed.embedding.kernels.row_vectors import (
     store,
 )
 
-# Rows from the one under way to the one that is asked for.
+# Rows from the one under way to the one that is fetched ahead.
 AHEAD = 6
 _ENTRIES_AHEAD = 12
 _overload: Any = lambda function: overload(function, inline="always")  # noqa: E731

@@ -3,6 +3,6 @@ network.
 
 No sockets here: a lookup fills and reads arrays, and `workers.host` sends them.
 
-Read `sharded.py` first (tables that are cut), then `owner_pooled.py` (tables that lie whole on one host) and
-`placement.py` (which is which).
+Read `steps.py` first: it has the way of a batch. `sharded.py` is for tables that are cut, `owner_pooled.py` for tables
+that lie whole on one host, and `placement.py` says which is which.
 """

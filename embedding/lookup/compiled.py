@@ -12,7 +12,7 @@ import numpy as np
 
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.grouped import bag_addresses
-from podembed.embedding.kernels.ids import merge, num_seats, row_of_each_id, unique_ids
+from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, rows_of_ids
 from podembed.embedding.table.table import Table
@@ -24,7 +24,7 @@ __all__ = [
     "find_marked_rows",
     "gather",
     "merge",
-    "num_seats",
+    "num_hash_slots",
     "pool",
     "route",
     "row_of_each_id",
@@ -39,11 +39,11 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    seats, flags = np.zeros(0, np.int32), np.zeros(0, bool)
-    mark_rows(ids, seats, 1)
-    find_marked_rows(ids, seats, flags)
-    find_marked_bags(positions, np.zeros(1, np.int64), seats, flags)
-    unique_ids(ids, np.zeros((num_seats(0), 2), np.int64), ids, positions)
+    marks, flags = np.zeros(0, np.int32), np.zeros(0, bool)
+    mark_rows(ids, marks, 1)
+    find_marked_rows(ids, marks, flags)
+    find_marked_bags(positions, np.zeros(1, np.int64), marks, flags)
+    unique_ids(ids, np.zeros((num_hash_slots(0), 2), np.int64), ids, positions)
     route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
     row_of_each_id(positions, positions, positions.copy())
     rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)

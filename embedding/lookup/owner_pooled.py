@@ -1,26 +1,27 @@
 """`PooledLookup`: the lookup of tables that lie whole on one host, which combines rows where they lie.
 
-A step goes: rows of all ids, in frames to their owners (`request`) → owners group what they got by row (`accept`) and
-combine the rows of each bag, straight from the table into what goes back (`pool_for_others`, `pool_own`) → gradients of
-the bags come back to the owner (`gradient_memory`) → each touched row sums the gradients of all its bags, in host
-order, and is updated once (`update`). No id is looked for twice, no row is copied. `ShardedLookup` is for all other
-tables; this module sends nothing either.
+A step begins with frames: the rows of all ids go to their owners (`request`). An owner checks what it got (`accept`)
+and groups it by row (`group`). It combines the rows of each bag, straight from the table into what goes back
+(`pool_for_others`, `pool_own`). Later the gradients of the bags come back to the owner (`gradient_memory`). Each
+touched row sums the gradients of all its bags, in host order, and is updated once (`update`).
 
-A frame is int64: for each feature the number of ids and whether they have weights; the features' row splits; all rows
-as int32; all weights.
+No id is looked for twice, and no row is copied. `ShardedLookup` is for all other tables. This module sends nothing
+either: an `Exchange` moves the frames. A host that is alone asks only itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.pooled_frames import BagRows, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
@@ -29,32 +30,28 @@ from podembed.embedding.table.table import GroupedRows, Table
 from podembed.embedding.table_spec import TableSpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bags:
-    """What one host asks for one feature: int32 local rows, int64 splits, float32 weights or None."""
-
-    rows: np.ndarray
-    row_splits: np.ndarray
-    weights: np.ndarray | None
-
-
 @dataclass(slots=True, eq=False)
 class PooledRequest:
     """One batch on its way through the step.
 
     Attributes:
       frames: per owner, what it is asked.
+      layout: of this host's activations.
       buffer: which of each host's memories its activations and gradients lie in.
+      is_usual: whether they lie there as every host expects, since this batch has as many vectors as a usual one.
       bags: per host, what it asks of this one, by feature. Filled by `accept`.
-      grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `accept`.
+      layouts: per host, that of its activations, as far as this owner pools them. Filled by `accept`.
+      grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
       scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
-      splits: per host, which of its bags go before the update of the step under way, in blocks by feature; None for
-        none. Filled by `split`.
+      splits: per host, its bags that go before the update of the step under way, by feature. Filled by `split`.
     """
 
     frames: list[np.ndarray]
+    layout: ActivationLayout
     buffer: int = 0
-    bags: list[dict[int, _Bags]] = field(default_factory=list)
+    is_usual: bool = True
+    bags: list[dict[int, BagRows]] = field(default_factory=list)
+    layouts: list[ActivationLayout] = field(default_factory=list)
     grouped: dict[int, GroupedRows] = field(default_factory=dict)
     scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     splits: list[Split | None] = field(default_factory=list)
@@ -62,10 +59,19 @@ class PooledRequest:
 
 def can_pool_at_owner(spec: TableSpec) -> bool:
     """Whether a table's update may see the bags' gradients instead of one sum a host and row."""
+    return why_not_pooled(spec) is None
+
+
+def why_not_pooled(spec: TableSpec) -> str | None:
+    """What keeps a table from being pooled at its owner, for `podembed plan`; None if nothing does."""
     rule = spec.optimizer
     if spec.layout.num_buckets * spec.layout.rows_per_bucket >= 1 << 31:
-        return False  # frames carry 32-bit row numbers
-    return rule is not None and rule.use_gradient_accumulation and not rule.touches_all_rows
+        return "frames have 32-bit row numbers"
+    if rule is None:
+        return "it has no optimizer"
+    if not rule.use_gradient_accumulation:
+        return "its optimizer does not accumulate gradients"
+    return "its optimizer changes all rows" if rule.touches_all_rows else None
 
 
 class PooledLookup:
@@ -74,9 +80,13 @@ class PooledLookup:
     Args:
       tables: all tables of the job, as this host holds them.
       features: all features of the job.
-      layout: of activations and gradients; `layout.owners` says which features are pooled where.
+      layout: of activations and gradients; `layout.owners` says which features are pooled where. A batch may have
+        other numbers of vectors.
       host, num_hosts: this host's number, 0-based, and how many there are.
       num_buffers: memories that every host has for the activations and gradients of its batches, to be used in turn.
+
+    Attributes:
+      on_same_machine: hosts that share memory with this one.
     """
 
     def __init__(
@@ -114,7 +124,12 @@ class PooledLookup:
         gradients = {other: layout.blocks_of(host, memory) for other, memory in self._gradients.items()}
         self._answer_blocks = [dict(answers) for _ in range(num_buffers)]
         self._gradient_blocks = [dict(gradients) for _ in range(num_buffers)]
-        self._neighbours: set[int] = set()
+        # The same for batches that have other numbers of vectors than the layout says.
+        self._odd_answers: dict[int, np.ndarray] = {}
+        self._odd_gradients: dict[int, np.ndarray] = {}
+        self._layouts: dict[int, ActivationLayout] = {}
+        self.on_same_machine: set[int] = set()
+        self.num_buffers = num_buffers
 
     def share(self, host: int, *, activations: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
         """Works in another host's own memory from now on: `pool_for_others` writes there, `update` reads there.
@@ -126,123 +141,120 @@ class PooledLookup:
         for buffer, (ours, theirs) in enumerate(zip(activations, gradients, strict=True)):
             self._answer_blocks[buffer][host] = self.layout.blocks_of(self.host, ours[region])
             self._gradient_blocks[buffer][host] = self.layout.blocks_of(self.host, theirs[region])
-        self._neighbours.add(host)
+        self.on_same_machine.add(host)
+
+    def is_shared_with(self, request: PooledRequest, host: int) -> bool:
+        """Whether vectors for a host, and their gradients, lie in that host's own memory."""
+        return host in self.on_same_machine and request.layouts[host] is self.layout
+
+    def is_shared_by(self, request: PooledRequest, owner: int) -> bool:
+        """Whether an owner works in this host's memory."""
+        return owner in self.on_same_machine and request.is_usual
 
     @property
     def is_used(self) -> bool:
         """Whether any feature is pooled at its owner; the same on all hosts."""
         return any(owner >= 0 for owner in self.layout.owners)
 
-    def request(self, batch: Mapping[str, Ragged], *, buffer: int = 0) -> PooledRequest:
+    def request(
+        self, batch: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
+    ) -> PooledRequest:
         """Finds the rows of all ids, for a batch whose activations will lie in that buffer. Touches no table.
+
+        Args:
+          layout: of these activations, where their numbers differ from those of `self.layout`.
 
         Raises:
           ValueError: an id lies outside its table.
         """
-        frames = [self._frame(batch, owner) for owner in range(self.num_hosts)]
-        return PooledRequest(frames=frames, buffer=buffer, splits=[None] * self.num_hosts)
+        is_usual = layout is None or layout.vectors == self.layout.vectors
+        layout = layout or self.layout
+        frames = [self._frame(batch, owner, layout) for owner in range(self.num_hosts)]
+        splits: list[Split | None] = [None] * self.num_hosts
+        return PooledRequest(frames=frames, layout=layout, buffer=buffer, is_usual=is_usual, splits=splits)
 
-    def _frame(self, batch: Mapping[str, Ragged], owner: int) -> np.ndarray:
-        features = self._of_owner[owner]
-        parts = [batch[self._features[at].name].padded(self.layout.num_samples) for at in features]
-        num_ids = sum(part.num_ids for part in parts)
-        num_weights = sum(part.num_ids for part in parts if part.weights is not None)
-        frame = np.empty(self._words(len(features), num_ids, num_weights), np.int64)
-        head, splits, rows, weights = self._cut(frame, len(features), num_ids, num_weights)
-        first = first_weight = 0
-        for number, (at, part) in enumerate(zip(features, parts, strict=True)):
-            head[number] = part.num_ids, part.weights is not None
-            splits[number] = part.row_splits
-            out = rows[first : first + part.num_ids]
-            self._indexes[self._features[at].table].rows_of(part.values, out)
-            first += part.num_ids
-            if part.weights is not None:
-                weights[first_weight : first_weight + part.num_ids] = part.weights
-                first_weight += part.num_ids
-        return frame
+    def _frame(self, batch: Mapping[str, Ragged], owner: int, layout: ActivationLayout) -> np.ndarray:
+        features = [(at, self._features[at]) for at in self._of_owner[owner]]
+        return frame_of([(self._indexes[f.table], batch[f.name].padded(layout.vectors[at])) for at, f in features])
 
-    def _words(self, num_features: int, num_ids: int, num_weights: int) -> int:
-        return num_features * (self.layout.num_samples + 3) + -(-num_ids // 2) + -(-num_weights // 2)
-
-    def _cut(
-        self, frame: np.ndarray, num_features: int, num_ids: int, num_weights: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Views of a frame: head `[features, 2]`, splits `[features, samples + 1]`, rows and weights of all
-        features.
-        """
-        length = self.layout.num_samples + 1
-        rows_at = num_features * (length + 2)
-        weights_at = rows_at + -(-num_ids // 2)
-        return (
-            frame[: 2 * num_features].reshape(num_features, 2),
-            frame[2 * num_features : rows_at].reshape(num_features, length),
-            frame[rows_at:weights_at].view(np.int32)[:num_ids],
-            frame[weights_at:].view(np.float32)[:num_weights],
-        )
-
-    def accept(self, request: PooledRequest, frames: Sequence[np.ndarray], own_gradients: np.ndarray | None) -> None:
+    def accept(self, request: PooledRequest, frames: Sequence[np.ndarray], are_usual: Sequence[bool] = ()) -> None:
         """Takes what every host asks; the own entry may be anything and is filled in here.
 
         Args:
           frames: per host, as that host's `request` made it for this one.
-          own_gradients: the flat memory in which the gradients of this host's activations will lie; None if none will
-            come.
+          are_usual: per host, `is_usual` of its request; empty if all are.
 
         Raises:
-          ValueError: a frame is not one, or names a row that is not held here.
+          ValueError: a frame is not one, or names a row that is not held here. Or it has other numbers of vectors
+            than a usual one and does not say so.
         """
         taken = list(frames)
         taken[self.host] = request.frames[self.host]
         request.bags = [self._bags(frame, host) for host, frame in enumerate(taken)]
-        own = None if own_gradients is None else self._own_blocks(own_gradients)
+        request.layouts = [
+            request.layout if host == self.host else self._layout_of(host, bags, not are_usual or are_usual[host])
+            for host, bags in enumerate(request.bags)
+        ]
+
+    def _layout_of(self, host: int, bags: Mapping[int, BagRows], is_usual: bool) -> ActivationLayout:
+        """The layout of the vectors that a host gets from here: `self.layout` itself if its batch is a usual one."""
+        counts = tuple(bags[at].num_bags if at in bags else 0 for at in range(len(self.layout.widths)))
+        if is_usual:
+            odd = [at for at, own in bags.items() if own.num_bags != self.layout.vectors[at]]
+            if odd:
+                raise ValueError(
+                    f"Found {counts[odd[0]]} bags from host {host} in a batch of the usual size. Expected "
+                    f"{self.layout.vectors[odd[0]]}. Check that both hosts are of one generation."
+                )
+            return self.layout
+        last = self._layouts.get(host)
+        if last is None or last.vectors != counts:
+            last = self._layouts[host] = replace(self.layout, vectors=counts)
+        return last
+
+    def group(self, request: PooledRequest, own_gradients: Sequence[np.ndarray]) -> None:
+        """Sorts what all hosts ask by row, for `split` and `update`.
+
+        Args:
+          own_gradients: per feature, where the gradients of this host's activations will lie: float32
+            `[vectors, width]`, columns side by side.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
         for table, features in self._own_tables.items():
             entries = [(host, at) for host in range(self.num_hosts) for at in features]
             rows = [request.bags[host][at].rows for host, at in entries]
             addresses = np.empty(sum(map(len, rows)), np.int64)
-            if own is not None:
-                self._write_addresses(request, entries, own, addresses)
-            # Also without gradients, since this is what checks the rows before `kernels.pool` trusts them.
+            self._write_addresses(request, entries, own_gradients, addresses)
             all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
             request.grouped[table] = self._tables[table].group(all_rows, addresses)
 
-    def _bags(self, frame: np.ndarray, host: int) -> dict[int, _Bags]:
+    def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
         features = self._of_owner[self.host]
-        head = frame[: 2 * len(features)].reshape(-1, 2)
-        is_frame = len(head) == len(features) and bool((head[:, 0] >= 0).all())
-        num_ids = int(head[:, 0].sum()) if is_frame else 0
-        num_weights = int(head[head[:, 1] != 0, 0].sum()) if is_frame else 0
-        if not is_frame or len(frame) != self._words(len(features), num_ids, num_weights):
-            raise ValueError(
-                f"Found a request of {len(frame)} words from host {host}. Expected {num_ids} rows of {len(features)} "
-                "features. "
-                "Check that both hosts are of one generation."
-            )
-        _, splits, rows, weights = self._cut(frame, len(features), num_ids, num_weights)
-        # Falling splits or such that leave the rows would let a kernel read outside of them.
-        if (splits[:, 0] != 0).any() or (splits[:, -1] != head[:, 0]).any() or (np.diff(splits, axis=1) < 0).any():
-            raise ValueError(
-                f"Found row splits from host {host} that fall or miss ids. Expected them to rise from 0 to the number "
-                "of ids."
-            )
-        bags, first, first_weight = {}, 0, 0
-        for number, at in enumerate(features):
-            count = int(head[number, 0])
-            own_weights = None
-            if head[number, 1]:
-                own_weights = weights[first_weight : first_weight + count]
-                first_weight += count
-            bags[at] = _Bags(rows[first : first + count], splits[number], own_weights)
-            first += count
-        return bags
+        found = dict(zip(features, read_frame(frame, num_features=len(features), host=host), strict=True))
+        if host != self.host:
+            # This host's own rows are those of ids that were looked up in an index.
+            for at, bags in found.items():
+                self._require_held(bags.rows, self._features[at].table)
+        return found
+
+    def _require_held(self, rows: np.ndarray, table: int) -> None:
+        """Raises ValueError for a row that `kernels.pool` must not trust."""
+        num_rows = self._tables[table].num_rows
+        # Seen as unsigned, a row below 0 is a large one.
+        if len(rows) and int(rows.view(np.uint32).max()) >= num_rows:
+            raise bad_local_row(int(rows[np.argmax(rows.view(np.uint32))]), num_rows)
 
     def _write_addresses(
         self,
         request: PooledRequest,
         entries: Sequence[tuple[int, int]],
-        own: Mapping[int, np.ndarray],
+        own: Sequence[np.ndarray],
         out: np.ndarray,
     ) -> None:
         """The address of the gradient of every id, for entries (host, feature) in their order."""
+        gradients = {host: self._gradients_of(request, host) for host in self._gradients}
         first = 0
         for host, at in entries:
             bags = request.bags[host][at]
@@ -253,48 +265,61 @@ class PooledLookup:
                 part[:] = scaled.ctypes.data + scaled.strides[0] * np.arange(len(bags.rows))
                 continue
             if self._features[at].combiner == "sum":
-                matrix = own[at] if host == self.host else self._gradient_blocks[request.buffer][host][at]
+                matrix = own[at] if host == self.host else gradients[host][at]
             else:
-                matrix = request.scaled[host, at] = aligned_empty((self.layout.num_samples, self.layout.widths[at]))
+                shape = bags.num_bags, self.layout.widths[at]
+                matrix = request.scaled[host, at] = aligned_empty(shape)
             bag_addresses(bags.row_splits, matrix_of(matrix), part)
 
-    def _own_blocks(self, memory: np.ndarray) -> dict[int, np.ndarray]:
-        """This owner's blocks in this host's own activations or gradients."""
-        return self.layout.blocks_of(self.host, memory[self.layout.region(self.host)])
+    def _answers_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
+        """By feature, where the vectors that another host requested go."""
+        layout = request.layouts[host]
+        if layout is self.layout:
+            return self._answer_blocks[request.buffer][host]
+        return layout.blocks_of(self.host, self.answer(request, host))
+
+    def _gradients_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
+        """By feature, where the gradients of another host are once they came."""
+        layout = request.layouts[host]
+        if layout is self.layout:
+            return self._gradient_blocks[request.buffer][host]
+        return layout.blocks_of(self.host, self.gradient_memory(request, host))
 
     def split(self, request: PooledRequest, previous: PooledRequest) -> None:
         """Finds which of the bags that the hosts ask for have no row that `previous`, the step under way, will
         update.
         """
-        late: list[dict[int, np.ndarray]] = [{} for _ in range(self.num_hosts)]
+        conflicts: list[dict[int, np.ndarray]] = [{} for _ in range(self.num_hosts)]
         for table, features in self._own_tables.items():
-            with self._tables[table].marked([previous.grouped[table].rows]) as seats:
-                for host, found in enumerate(late):
+            with self._tables[table].marked([previous.grouped[table].rows]) as marks:
+                for host, found in enumerate(conflicts):
                     for at in features:
-                        bags, found[at] = request.bags[host][at], np.empty(self.layout.num_samples, bool)
-                        kernels.find_marked_bags(bags.rows, bags.row_splits, seats, found[at])
+                        bags = request.bags[host][at]
+                        found[at] = np.empty(bags.num_bags, bool)
+                        kernels.find_marked_bags(bags.rows, bags.row_splits, marks, found[at])
         order = self._of_owner[self.host]
         widths = [self.layout.widths[at] for at in order]
-        request.splits = [Split.worthwhile([found[at] for at in order], widths) for found in late]
+        request.splits = [Split.worthwhile([found[at] for at in order], widths) for found in conflicts]
 
-    def pool_for_others(self, request: PooledRequest, part: Part = Part.LATE) -> None:
-        """Combines what the other hosts asked into `answer(host)`, or into the memory that they share.
+    def pool_for_others(self, request: PooledRequest, part: Part = Part.REST) -> None:
+        """Combines what the other hosts asked into `answer`, or into the memory that they share.
 
         Args:
-          part: of the bags; for a host without a split, all are late.
+          part: of the bags; for a host without a split, all belong to the rest.
         """
-        for other, blocks in self._answer_blocks[request.buffer].items():
-            self._pool(request, other, blocks, part)
+        for other in self._answers:
+            self._pool(request, other, self._answers_of(request, other), part)
 
-    def pool_own(self, request: PooledRequest, activations: np.ndarray, part: Part = Part.LATE) -> None:
-        """Combines what this host asked of itself, into its part of the flat activations."""
-        self._pool(request, self.host, self._own_blocks(activations), part)
+    def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:
+        """Combines what this host asked of itself, into its blocks of the activations, one a feature."""
+        own = {at: activations[at] for at in self._of_owner[self.host]}
+        self._pool(request, self.host, own, part)
 
     def _pool(self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part) -> None:
         split = request.splits[host]
-        if split is None and part is Part.EARLY:
+        if split is None and part is Part.PREFETCHED:
             return
-        in_place = host == self.host or host in self._neighbours
+        in_place = host == self.host or host in self.on_same_machine
         for number, (at, block) in enumerate(blocks.items()):
             bags, feature = request.bags[host][at], self._features[at]
             some = {}
@@ -305,33 +330,48 @@ class PooledLookup:
             store = self._tables[feature.table].store
             store.pool(bags.rows, bags.row_splits, bags.weights, feature.combiner, block, **some)
 
-    def answer(self, host: int) -> np.ndarray:
+    def answer(self, request: PooledRequest, host: int) -> np.ndarray:
         """What goes to another host: the region of this owner in that host's activations."""
-        return self._answers[host]
+        return self._memory(request, host, self._answers, self._odd_answers)
 
-    def answer_blocks(self, host: int) -> list[np.ndarray]:
-        """The same as one block a feature; with a split, the early vectors first in each."""
-        return list(self.layout.blocks_of(self.host, self._answers[host]).values())
+    def answer_blocks(self, request: PooledRequest, host: int) -> list[np.ndarray]:
+        """The same as one block a feature; with a split, the prefetched vectors first in each."""
+        return list(request.layouts[host].blocks_of(self.host, self.answer(request, host)).values())
 
-    def gradient_memory(self, host: int) -> np.ndarray:
+    def gradient_memory(self, request: PooledRequest, host: int) -> np.ndarray:
         """Where the gradients of another host's activations belong, laid out as `answer`."""
-        return self._gradients[host]
+        return self._memory(request, host, self._gradients, self._odd_gradients)
 
-    def update(self, request: PooledRequest, own_gradients: np.ndarray, learning_rates: Sequence[float]) -> None:
+    def _memory(
+        self, request: PooledRequest, host: int, usual: Mapping[int, np.ndarray], odd: dict[int, np.ndarray]
+    ) -> np.ndarray:
+        layout = request.layouts[host]
+        if layout is self.layout:
+            return usual[host]
+        region = layout.region(self.host)
+        length = region.stop - region.start
+        if host not in odd or len(odd[host]) < length:
+            odd[host] = aligned_empty((length,))
+        return odd[host][:length]
+
+    def update(
+        self, request: PooledRequest, own_gradients: Sequence[np.ndarray], learning_rates: Sequence[float]
+    ) -> None:
         """Updates each touched row of the tables owned here once.
 
         Args:
-          own_gradients: the flat memory that `accept` was given, now filled.
+          own_gradients: the memory that `group` was given, now filled.
           learning_rates: one a table of the job.
         """
-        blocks = {**self._gradient_blocks[request.buffer], self.host: self._own_blocks(own_gradients)}
+        blocks = {host: self._gradients_of(request, host) for host in self._gradients}
+        blocks[self.host] = dict(enumerate(own_gradients))
         for (host, at), scaled in request.scaled.items():
             _scale(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
         for table, grouped in request.grouped.items():
             self._tables[table].update_grouped(grouped, learning_rates[table])
 
 
-def _scale(gradients: np.ndarray, bags: _Bags, combiner: str, out: np.ndarray) -> None:
+def _scale(gradients: np.ndarray, bags: BagRows, combiner: str, out: np.ndarray) -> None:
     """Gradients of the ids of each bag: one a bag where all its ids have the same, else one an id.
 
     The rules are those of `kernels.sum_gradients`: divided by the bag's denominator, times the weight; nothing where

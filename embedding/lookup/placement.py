@@ -1,10 +1,11 @@
 """Which tables are placed whole, and who owns what.
 
-A table on one host lets that host combine rows where they lie, and only vectors cross the network (`PooledLookup`): the
-fastest way for long bags, and no deduplication anywhere. So every table that one host can hold is placed whole, and
-only larger ones are cut into buckets. Hosts get even shares of memory and work together: a table costs its bytes, and
-for each of its features an even part of all bytes, since what a feature costs a step depends on samples and bags and
-not on the number of rows.
+The owner of a whole table combines rows where they lie, and only vectors cross the network (`PooledLookup`). That is
+the fastest way for long bags, and nothing is deduplicated. So every table that one host can hold is placed whole. Only
+larger ones are cut into buckets.
+
+Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
+all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.buckets import place
-from podembed.embedding.lookup.owner_pooled import can_pool_at_owner
+from podembed.embedding.lookup.owner_pooled import why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -24,8 +25,8 @@ class Way:
     """How a table lies on the hosts.
 
     Attributes:
-      is_whole: all buckets on one host, where its bags are pooled; otherwise buckets lie on all hosts and distinct rows
-        travel.
+      is_whole: all buckets are placed on one host, which pools the bags if it can. Otherwise buckets are spread over
+        the hosts, and distinct rows travel.
       size_bytes: rows and slots, padding included.
       reason: why, with the numbers.
     """
@@ -45,8 +46,10 @@ def ways(specs: Sequence[TableSpec], *, num_hosts: int) -> list[Way]:
 
 def _way(spec: TableSpec, size_bytes: int, fair_bytes: int) -> Way:
     share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
-    if not can_pool_at_owner(spec):
-        return Way(is_whole=False, size_bytes=size_bytes, reason="its update needs each host's sum per row")
+    if spec.layout.num_buckets == 1:
+        return Way(is_whole=True, size_bytes=size_bytes, reason="one bucket")
+    if (why := why_not_pooled(spec)) is not None:
+        return Way(is_whole=False, size_bytes=size_bytes, reason=why)
     if size_bytes > fair_bytes:
         return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
     return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
@@ -74,20 +77,25 @@ def place_tables(
     table_bytes = [way.size_bytes for way in found]
     is_whole = [way.is_whole for way in found]
     feature_bytes = sum(table_bytes) // max(1, sum(num_features))
-    units = []
-    for spec, size, count, whole in zip(specs, table_bytes, num_features, is_whole, strict=True):
-        num_units = 1 if whole else spec.layout.num_buckets
-        units.append(np.full(num_units, (size + count * feature_bytes) // num_units, np.int64))
+    num_units = [1 if whole else spec.layout.num_buckets for spec, whole in zip(specs, is_whole, strict=True)]
     before = None
     if previous is not None:
-        before = [_owner(owners) if whole else owners for owners, whole in zip(previous, is_whole, strict=True)]
-    placed = place(bucket_bytes=units, num_hosts=num_hosts, previous=before)
+        before = [
+            _owner(owners, num_hosts) if whole else owners for owners, whole in zip(previous, is_whole, strict=True)
+        ]
+    placed = place(
+        bucket_bytes=[np.full(units, size // units) for units, size in zip(num_units, table_bytes, strict=True)],
+        work_bytes=[count * feature_bytes // units for units, count in zip(num_units, num_features, strict=True)],
+        num_hosts=num_hosts,
+        previous=before,
+    )
     return [
         np.full(spec.layout.num_buckets, owners[0], np.int32) if whole else owners
         for spec, owners, whole in zip(specs, placed, is_whole, strict=True)
     ]
 
 
-def _owner(owners: np.ndarray) -> np.ndarray:
-    """Where a table that becomes whole was before: with its one owner, or with nobody."""
-    return np.array([owners[0] if (owners == owners[0]).all() else -1], np.int32)
+def _owner(owners: np.ndarray, num_hosts: int) -> np.ndarray:
+    """Where a table that is whole was before: with the host that had most of its buckets, or with none."""
+    counts = np.bincount(owners[(owners >= 0) & (owners < num_hosts)], minlength=num_hosts)
+    return np.array([np.argmax(counts) if counts.any() else -1], np.int32)

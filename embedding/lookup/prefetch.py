@@ -2,11 +2,11 @@
 it.
 
 A row that the step under way does not touch is the same before and after its update; so is a bag of such rows. These
-are *early*: their owner sends them while the device still works. The others are *late*. Between two hosts lie some
-blocks of vectors, matrices `[n, width]` that both know the shapes of; only their owner knows what the step under way
-touches, so early vectors travel with a mask.
+vectors have no conflict, and are *prefetched*: their owner sends them while the device still works. The *rest* follows
+after the update. Between two hosts lie some blocks of vectors, matrices `[n, width]` that both know the shapes of. Only
+their owner knows what the step under way touches, so prefetched vectors travel with a mask.
 
-A sender keeps both parts of a block packed: the early vectors first, then the late ones, each in their order in the
+A sender keeps both parts of a block packed: the prefetched vectors first, then the rest, each in their order in the
 block.
 """
 
@@ -18,17 +18,17 @@ from enum import Enum
 
 import numpy as np
 
-MIN_EARLY_SHARE = 1 / 8
-"""Below this share of floats, nothing goes early: all vectors then travel and arrive in place, which saves a copy of
+MIN_PREFETCH_SHARE = 1 / 8
+"""Below this share of floats nothing is prefetched: all vectors then travel and arrive in place, which saves a copy of
 each.
 """
 
 
 class Part(Enum):
-    """Which vectors to gather, pool or send. Without a split, all are late."""
+    """Which vectors to gather, pool or send. Without a split, all belong to the rest."""
 
-    EARLY = "early"
-    LATE = "late"
+    PREFETCHED = "prefetched"
+    REST = "rest"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,44 +36,44 @@ class Split:
     """The two parts of some blocks.
 
     Attributes:
-      early, late: per block int64, the positions of its vectors, rising.
+      prefetched, rest: per block int64, the positions of its vectors, rising.
     """
 
-    early: tuple[np.ndarray, ...]
-    late: tuple[np.ndarray, ...]
+    prefetched: tuple[np.ndarray, ...]
+    rest: tuple[np.ndarray, ...]
 
     @staticmethod
-    def of(is_late: Sequence[np.ndarray]) -> Split:
-        """From one bool array `[n]` a block."""
-        return Split(tuple(np.flatnonzero(~flags) for flags in is_late), tuple(np.flatnonzero(f) for f in is_late))
+    def of(conflicts: Sequence[np.ndarray]) -> Split:
+        """From one bool array `[n]` a block: whether the step under way touches the vector."""
+        return Split(tuple(np.flatnonzero(~flags) for flags in conflicts), tuple(np.flatnonzero(f) for f in conflicts))
 
     @staticmethod
-    def worthwhile(is_late: Sequence[np.ndarray], widths: Sequence[int]) -> Split | None:
-        """The same, or None where too little would go early to be worth packing."""
-        early = sum(
-            (len(flags) - np.count_nonzero(flags)) * width for flags, width in zip(is_late, widths, strict=True)
+    def worthwhile(conflicts: Sequence[np.ndarray], widths: Sequence[int]) -> Split | None:
+        """The same, or None where too little could be prefetched to be worth packing."""
+        free = sum(
+            (len(flags) - np.count_nonzero(flags)) * width for flags, width in zip(conflicts, widths, strict=True)
         )
-        everything = sum(len(flags) * width for flags, width in zip(is_late, widths, strict=True))
-        return Split.of(is_late) if early and early >= MIN_EARLY_SHARE * everything else None
+        everything = sum(len(flags) * width for flags, width in zip(conflicts, widths, strict=True))
+        return Split.of(conflicts) if free and free >= MIN_PREFETCH_SHARE * everything else None
 
     def positions(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Per block those of the early or of the late vectors."""
-        return self.early if part is Part.EARLY else self.late
+        """Per block those of one part."""
+        return self.prefetched if part is Part.PREFETCHED else self.rest
 
     def packed(self, part: Part, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Where a sender keeps a part: views of its blocks."""
         return [
-            block[: len(early)] if part is Part.EARLY else block[len(early) :]
-            for block, early in zip(blocks, self.early, strict=True)
+            block[: len(first)] if part is Part.PREFETCHED else block[len(first) :]
+            for block, first in zip(blocks, self.prefetched, strict=True)
         ]
 
     def mask(self) -> np.ndarray:
-        """uint8 bits, block after block, 1 for late; filled up to whole 32-bit words."""
-        lengths = [len(early) + len(late) for early, late in zip(self.early, self.late, strict=True)]
+        """uint8 bits, block after block, 1 for the rest; padded to whole 32-bit words."""
+        lengths = [len(first) + len(rest) for first, rest in zip(self.prefetched, self.rest, strict=True)]
         flags = np.zeros(8 * mask_bytes(lengths), bool)
         first = 0
-        for length, late in zip(lengths, self.late, strict=True):
-            flags[first + late] = True
+        for length, rest in zip(lengths, self.rest, strict=True):
+            flags[first + rest] = True
             first += length
         return np.packbits(flags)
 

@@ -1,8 +1,8 @@
-"""Float32 arrays that are used again once nobody holds them.
+"""Float32 arrays that are used again once they are free.
 
-A large new array costs a page fault for every 4 KiB, several times the work of pooling into it. So arrays that are
-handed out step after step come from here: a buffer is free again when its reference count says that neither we nor the
-user, through numpy or JAX, hold any view of it. Until then it is left alone, however long that is.
+A large new array costs a page fault for every 4 KiB, several times the work of pooling into it. So arrays that each
+step returns come from here. A buffer is free again when its reference count says that no view of it is left. The user
+may hold one through numpy or JAX, and until it goes the buffer is left alone.
 """
 
 from __future__ import annotations

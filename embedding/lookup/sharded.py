@@ -1,28 +1,32 @@
 """`ShardedLookup`: one host's half of every lookup and update, between its batch and the bytes that cross the network.
 
-A step goes: unique ids per table → grouped by owner (`prepare`) → owners gather rows (`accept`, `gather`) → rows come
-back and are pooled (`pool`) → gradients are summed per unique row (`sum_gradients`) → owners add what all hosts sent,
-in host order, and update each touched row once (`update`). This module owns the arrays of that path; it sends nothing,
-`workers.host.host` moves the bytes between these calls.
+A step begins with the unique ids of each table, grouped by owner (`prepare`). Owners gather the rows (`accept`,
+`gather`). The rows come back and are pooled (`pool`). Later the gradients are summed per unique row (`sum_gradients`).
+Owners add what all hosts sent, in host order, and update each touched row once (`update`).
+
+This module owns the arrays of that path. It sends nothing: an `Exchange` moves the bytes between these calls. A host
+that is alone has all rows, and combines them where they lie.
 
 Tables of one width form a group. Within a group, rows lie in one array ordered by owner, then by stream (see
-`streams`): what goes to or comes from one host is one contiguous piece, so the network reads and writes the arrays in
-place.
+`streams`). What goes to one host, or comes from it, is one contiguous piece. So the network reads and writes the arrays
+in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import (
     FeatureBinding,
+    Prepared,
     Stream,
+    by_feature,
     groups_of,
     segment_of,
     starts_of,
@@ -32,38 +36,6 @@ from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-
-
-@dataclass(slots=True)
-class Prepared:
-    """One batch after deduplication. Filled by `prepare`, then `accept`; used up by `update`.
-
-    Attributes:
-      features: the batch, by feature.
-      num_unique: per stream, the ids asked for: the distinct ones of this host's samples, or, without gradient
-        accumulation, all.
-      asked: per owner, the local rows asked of it: int64, group by group, stream by stream.
-      asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
-      index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
-      wanted: per host, the local rows it asks of this host; same order.
-      wanted_counts: int64 `[num_hosts, num_streams]`.
-      rows: per group, float32, the rows asked of all owners; their gradients on the way back.
-      served: per group, float32, the rows that all hosts want; a host with a split gets its early ones first. Gradients
-        on the way back.
-      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None
-        for none. Filled by `split`.
-    """
-
-    features: Mapping[str, Ragged]
-    num_unique: np.ndarray
-    asked: list[np.ndarray]
-    asked_counts: np.ndarray
-    index: dict[str, np.ndarray]
-    wanted: list[np.ndarray] = field(default_factory=list)
-    wanted_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    rows: list[np.ndarray] = field(default_factory=list)
-    served: list[np.ndarray] = field(default_factory=list)
-    splits: list[Split | None] = field(default_factory=list)
 
 
 class ShardedLookup:
@@ -107,8 +79,15 @@ class ShardedLookup:
         self._streams = streams_of(specs, self.features)
         self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
         self._order = tuple(number for group in self.groups for number in group.streams)
-        self._quantization = tuple(quantization)
-        self._seats = np.zeros((kernels.num_seats(0), 2), np.int64)
+        self._quantization = tuple(quantization) or (None,) * len(self.tables)
+        # Tables whose rows are all here and need no rounding. A row number must fit the 32 bits of an index.
+        self._in_place = frozenset(
+            at
+            for at, table in enumerate(self.tables)
+            if num_hosts == 1 and self._quantization[at] is None and table.num_rows < 1 << 31
+        )
+        self._sums = [np.empty((0, group.dim), np.float32) for group in self.groups]
+        self._hash_slots = np.zeros((kernels.num_hash_slots(0), 2), np.int64)
 
     def prepare(self, batch: Mapping[str, Ragged]) -> Prepared:
         """Finds each stream's distinct ids and who owns their rows. Touches no table."""
@@ -117,6 +96,7 @@ class ShardedLookup:
         num_unique = np.zeros(num_streams, np.int64)
         local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
         place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_streams
+        own_rows: dict[str, np.ndarray] = {}
         for number in self._order:
             stream = self._streams[number]
             values = [batch[feature.name].values for feature in stream.features]
@@ -127,9 +107,19 @@ class ShardedLookup:
             of_owner = np.empty(self.num_hosts, np.int64)
             self._indexes[stream.table].route(unique, of_owner, local_rows[number], position)
             counts[:, number] = of_owner
+            if stream.table in self._in_place:
+                rows = np.empty(len(ids), np.int32)
+                kernels.row_of_each_id(local_rows[number].astype(np.int32), inverse, rows)
+                own_rows |= by_feature(rows, stream, batch)
+            if self.num_hosts == 1:
+                # One owner keeps the order of the distinct ids.
+                place[number] = inverse
+                continue
             place[number] = np.empty(len(ids), np.int32)
             kernels.row_of_each_id(position, inverse, place[number])
-        return self._arrange(batch, num_unique, counts, local_rows, place)
+        prepared = self._arrange(batch, num_unique, counts, local_rows, place)
+        prepared.own_rows = own_rows
+        return prepared
 
     def rows_by_table(self, counts: np.ndarray) -> np.ndarray:
         """Counts `[num_hosts, num_streams]` → int64 `[num_tables]`, the rows of all hosts together."""
@@ -141,10 +131,10 @@ class ShardedLookup:
         """The distinct ids in order of appearance, and which of them each id is."""
         if not stream.is_distinct:
             return ids, np.arange(len(ids), dtype=np.int32)
-        if len(self._seats) < kernels.num_seats(len(ids)):
-            self._seats = np.zeros((kernels.num_seats(len(ids)), 2), np.int64)
+        if len(self._hash_slots) < kernels.num_hash_slots(len(ids)):
+            self._hash_slots = np.zeros((kernels.num_hash_slots(len(ids)), 2), np.int64)
         unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
-        num_unique = kernels.unique_ids(ids, self._seats, unique, inverse)
+        num_unique = kernels.unique_ids(ids, self._hash_slots, unique, inverse)
         return unique[:num_unique], inverse
 
     def _arrange(
@@ -168,16 +158,15 @@ class ShardedLookup:
         for group in self.groups:
             starts = starts_of(counts[:, group.streams])
             for column, at in enumerate(group.streams):
+                if self.num_hosts == 1:
+                    index |= by_feature(place[at] + np.int32(starts[0, column]), self._streams[at], batch)
+                    continue
                 # Row k of a stream's owner-ordered list sits this much further in the group's array.
                 shift = starts[:, column] - (np.cumsum(counts[:, at]) - counts[:, at])
                 moved = (np.arange(num_unique[at]) + np.repeat(shift, counts[:, at])).astype(np.int32)
                 positions = np.empty(len(place[at]), np.int32)
                 kernels.row_of_each_id(moved, place[at], positions)
-                first = 0
-                for feature in self._streams[at].features:
-                    num_ids = batch[feature.name].num_ids
-                    index[feature.name] = positions[first : first + num_ids]
-                    first += num_ids
+                index |= by_feature(positions, self._streams[at], batch)
         return Prepared(features=batch, num_unique=num_unique, asked=asked, asked_counts=counts, index=index)
 
     def accept(self, prepared: Prepared, wanted: Sequence[np.ndarray], wanted_counts: np.ndarray) -> None:
@@ -205,6 +194,8 @@ class ShardedLookup:
         Raises:
           ValueError: a row is not held here.
         """
+        if self._in_place.issuperset(feature.table for feature in self.features):
+            return  # there is nothing to gather
         hosts = range(self.num_hosts)
         flags: list[list[list[np.ndarray]]] = [[[] for _ in self.groups] for _ in hosts]
         wanted = [self._wanted_rows(prepared, host) for host in hosts]
@@ -227,28 +218,29 @@ class ShardedLookup:
         if optimizer is not None and optimizer.touches_all_rows:
             return [np.ones(len(rows), bool) for rows in wanted]
         found = [np.empty(len(rows), bool) for rows in wanted]
-        with table.marked(touched) as seats:
+        with table.marked(touched) as marks:
             for rows, flags in zip(wanted, found, strict=True):
-                kernels.find_marked_rows(rows, seats, flags)
+                kernels.find_marked_rows(rows, marks, flags)
         return found
 
-    def gather(self, prepared: Prepared, part: Part = Part.LATE) -> None:
+    def gather(self, prepared: Prepared, part: Part = Part.REST) -> None:
         """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host.
 
         Args:
-          part: of the rows; for a host without a split, all are late.
+          part: of the rows; for a host without a split, all belong to the rest.
         """
         for number, group in enumerate(self.groups):
             for host in range(self.num_hosts):
                 split = prepared.splits[host]
                 if split is not None:
                     self._gather_part(prepared, number, host, split, part)
-                elif part is Part.LATE:
+                elif part is Part.REST:
                     out = self.piece(prepared, number, host, of="rows" if host == self.host else "served")
                     rows, first = self._wanted_rows(prepared, host), 0
                     for at in group.streams:
                         count = int(prepared.wanted_counts[host, at])
-                        self._table(at).gather(rows[at], out[first : first + count])
+                        if self._streams[at].table not in self._in_place:
+                            self._table(at).gather(rows[at], out[first : first + count])
                         first += count
 
     def _gather_part(self, prepared: Prepared, number: int, host: int, split: Split, part: Part) -> None:
@@ -295,14 +287,12 @@ class ShardedLookup:
         rows = self._group_arrays(prepared.rows)
         for feature in self.features:
             ragged = prepared.features[feature.name]
-            kernels.pool(
-                rows[feature.table],
-                prepared.index[feature.name],
-                ragged.row_splits,
-                ragged.weights,
-                feature.combiner,
-                out[feature.name][: ragged.num_samples],
-            )
+            block = out[feature.name][: ragged.num_samples]
+            bags = ragged.row_splits, ragged.weights, feature.combiner, block
+            if feature.table in self._in_place:
+                self.tables[feature.table].store.pool(prepared.own_rows[feature.name], *bags)
+            else:
+                kernels.pool(rows[feature.table], prepared.index[feature.name], *bags)
 
     def _quantize(self, prepared: Prepared) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
@@ -321,6 +311,8 @@ class ShardedLookup:
         Args:
           gradients: per feature float32 `[num_samples or more, dim]`, of the activations.
         """
+        if self.num_hosts == 1:
+            prepared.rows = [self._scratch(number, len(rows)) for number, rows in enumerate(prepared.rows)]
         for array in prepared.rows:
             array.fill(0.0)
         sums = self._group_arrays(prepared.rows)
@@ -335,6 +327,12 @@ class ShardedLookup:
                 sums[feature.table],
             )
 
+    def _scratch(self, group: int, num_rows: int) -> np.ndarray:
+        """Room for sums that are used up before the next step's; it is kept, since new memory costs page faults."""
+        if len(self._sums[group]) < num_rows:
+            self._sums[group] = aligned_empty((num_rows + num_rows // 4, self.groups[group].dim))
+        return self._sums[group][:num_rows]
+
     def update(self, prepared: Prepared, learning_rates: Sequence[float]) -> None:
         """Adds the gradients of all hosts, in host order, and updates each touched row once.
 
@@ -342,9 +340,12 @@ class ShardedLookup:
           learning_rates: one a table.
         """
         for number, group in enumerate(self.groups):
-            own = self.piece(prepared, number, self.host, of="rows")
-            self.piece(prepared, number, self.host, of="served")[...] = own
+            of_host = [
+                self.piece(prepared, number, host, of="rows" if host == self.host else "served")
+                for host in range(self.num_hosts)
+            ]
             starts = starts_of(prepared.wanted_counts[:, group.streams])
+            starts -= starts[:, :1]
             wanted = [self._wanted_rows(prepared, host) for host in range(self.num_hosts)]
             for at in dict.fromkeys(self._streams[n].table for n in group.streams):
                 columns = [column for column, n in enumerate(group.streams) if self._streams[n].table == at]
@@ -354,10 +355,8 @@ class ShardedLookup:
                     for host in range(self.num_hosts):
                         first = int(starts[host, column])
                         rows.append(wanted[host][stream])
-                        pieces.append(prepared.served[number][first : first + len(rows[-1])])
-                gradients = np.empty((sum(map(len, rows)), group.dim), np.float32)
-                np.concatenate(pieces, out=gradients)
-                self.tables[at].update(np.concatenate(rows), gradients, learning_rates[at])
+                        pieces.append(of_host[host][first : first + len(rows[-1])])
+                self.tables[at].update(rows, pieces, learning_rates[at])
 
     def _wanted_rows(self, prepared: Prepared, host: int) -> dict[int, np.ndarray]:
         """Per stream, the local rows that `host` wants."""

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.lookup.prefetch import Split
+from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -21,18 +23,18 @@ class FeatureBinding:
       name: as in the batch.
       table: position in the list of tables.
       combiner: `sum`, `mean` or `sqrtn`.
-      column: first column of its activation.
+      column: first column of its activation, where those of all features lie side by side.
     """
 
     name: str
     table: int
     combiner: str
-    column: int
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Rows of one table that are asked for together.
+    """Rows of one table that are requested together.
 
     Features that share a table share a stream, so that a row travels once. Without gradient accumulation each feature
     has a stream of its own: updates then go feature by feature over all hosts, in the order that one host alone has.
@@ -40,7 +42,7 @@ class Stream:
     Attributes:
       table: position in the list of tables.
       features: in the order of the batch.
-      is_distinct: whether an id that occurs several times is asked for once.
+      is_distinct: whether an id that occurs several times is requested once.
     """
 
     table: int
@@ -59,6 +61,40 @@ class Group:
 
     dim: int
     streams: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One batch after deduplication. Filled by `prepare`, then `accept`; used up by `update`.
+
+    Attributes:
+      features: the batch, by feature.
+      num_unique: per stream, the ids requested: the distinct ones of this host's samples, or, without gradient
+        accumulation, all.
+      asked: per owner, the local rows asked of it: int64, group by group, stream by stream.
+      asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
+      index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
+      own_rows: per feature that is combined in the table itself, int32 `[num_ids]`, the local row of each id.
+      wanted: per host, the local rows it asks of this host; same order.
+      wanted_counts: int64 `[num_hosts, num_streams]`.
+      rows: per group, float32, the rows asked of all owners; their gradients when those return.
+      served: per group, float32, the rows that all hosts want; a host with a split gets its prefetched ones first.
+        Gradients when those return.
+      splits: per host, which of the rows it wants go before the update of the step under way, in blocks by group; None
+        for none. Filled by `split`.
+    """
+
+    features: Mapping[str, Ragged]
+    num_unique: np.ndarray
+    asked: list[np.ndarray]
+    asked_counts: np.ndarray
+    index: dict[str, np.ndarray]
+    own_rows: dict[str, np.ndarray] = field(default_factory=dict)
+    wanted: list[np.ndarray] = field(default_factory=list)
+    wanted_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    rows: list[np.ndarray] = field(default_factory=list)
+    served: list[np.ndarray] = field(default_factory=list)
+    splits: list[Split | None] = field(default_factory=list)
 
 
 def streams_of(specs: Sequence[TableSpec], features: Sequence[FeatureBinding]) -> tuple[Stream, ...]:
@@ -93,3 +129,13 @@ def segment_of(rows: np.ndarray, counts: np.ndarray, host: int) -> np.ndarray:
     """The rows of one host, of rows that lie host by host."""
     first = int(counts[:host].sum())
     return rows[first : first + int(counts[host])]
+
+
+def by_feature(values: np.ndarray, stream: Stream, batch: Mapping[str, Ragged]) -> dict[str, np.ndarray]:
+    """Numbers of all ids of a stream, as views by feature."""
+    found, first = {}, 0
+    for feature in stream.features:
+        num_ids = batch[feature.name].num_ids
+        found[feature.name] = values[first : first + num_ids]
+        first += num_ids
+    return found

@@ -68,7 +68,7 @@ class CrossReplica:
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:
         """An iterable of batches of all replicas, as one whose batches are cut for them.
 
-        The last batch may be smaller, and no batch must divide by the replicas: the first ones get a sample more, and a
+        The last batch may be smaller, and no batch must divide by the replicas. The first ones get a sample more, and a
         replica for which there is none gets arrays of length 0. A `TPUEmbedding` refuses batches of another size than
         it was built for, so leave the last one out or pad it where one takes part.
 

@@ -1,7 +1,7 @@
 """Batches for the replicas of a strategy from Python iterables, as `tf.distribute` makes them from datasets.
 
 `DistributedDataset` cuts batches of all replicas; `DistributedDatasets` puts those together that come for each replica
-by itself. Both run on the driver, element by element as they are asked for. Nothing is read ahead, and values are cut
+by itself. Both run on the driver, element by element on request. Nothing is read ahead, and values are cut
 but never changed.
 """
 

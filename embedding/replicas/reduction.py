@@ -69,8 +69,7 @@ def _reduced_leaf(operation: ReduceOp, leaf: Any, axis: Axis, num_replicas: int)
             raise ValueError(
                 f"Found a value of {type(leaf)} to be summed over {num_replicas} replicas. Expected PerReplica values, "
                 "as strategy.run returns "
-                "them: nobody knows whether this one is a part or the whole. Multiply it yourself, or reduce by "
-                "ReduceOp.MEAN."
+                "them, since this one may be a part or the whole. Multiply it yourself, or reduce by ReduceOp.MEAN."
             )
         # With one replica a value is that replica's.
         return _reduced(operation, "", [leaf], axis)

@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from podembed.embedding.engine.engine import Engine, EngineSpec, InProcessEngine
+from podembed.embedding.engine.engine import Engine, EngineSpec
+from podembed.embedding.engine.host_engine import InProcessEngine
 from podembed.embedding.replicas.cross_replica import CrossReplica
 from podembed.embedding.replicas.per_replica import local_value
 from podembed.embedding.replicas.replica_context import ReplicaContext, get_replica_context, in_replica

@@ -10,7 +10,7 @@ import numpy as np
 
 from podembed.embedding.kernels.row_vectors import columns_of, jit, load, power, splat, square_root, store
 from podembed.embedding.kernels.updates import decayed, gradient_of, limit_weight
-from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, refuse
+from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, check_number, refuse
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class AdagradMomentum(Optimizer):
             raise refuse(f"epsilon={self.epsilon!r}", "more than 0", "Leave it out for 1e-10.")
         if not self.exponent > 0:
             raise refuse(f"exponent={self.exponent!r}", "more than 0", "Leave it out for 2.")
+        check_number("momentum", self.momentum, least=0.0, most=1.0)
+        check_number("beta2", self.beta2, least=0.0, most=1.0)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:

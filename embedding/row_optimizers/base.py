@@ -30,6 +30,7 @@ class SlotSpec:
     initial_value: float = 0.0
 
     def __post_init__(self) -> None:
+        check_number(f"initial_value of slot {self.name!r}", self.initial_value)
         if self.width not in ("row", "element") or not self.name.isidentifier() or self.name == "rows":
             raise ValueError(
                 f"Found slot {self.name!r} of width {self.width!r}. Expected an identifier other than 'rows' and width "
@@ -60,18 +61,47 @@ def is_number(value: Any) -> bool:
 
 def not_a_number(name: str, value: object) -> str:
     """The message for an argument that should be a number."""
-    return f"Found {name}={value!r}. Expected a number. Pass float({name})."
+    return f"Found {name}={value!r}. Expected a number. Pass one, such as 0.1."
+
+
+def check_number(
+    name: str, value: Any, *, least: float = -math.inf, most: float = math.inf, may_be_infinite: bool = False
+) -> None:
+    """Raises for an argument that is no number, not finite in float32, or out of its range.
+
+    Raises:
+      TypeError: it is no number.
+      ValueError: it is out of its range.
+    """
+    if not is_number(value):
+        raise TypeError(not_a_number(name, value))
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
+    # Rows, slots and constants of the kernels are float32. Its largest number, in few digits, is a little above it.
+    with np.errstate(over="ignore"):
+        is_finite = bool(np.isfinite(np.float32(number))) or (may_be_infinite and math.isinf(number))
+    if not is_finite:
+        raise refuse(f"{name}={value!r}", "a finite number that float32 can hold", "Pass a smaller number.")
+    if not least <= number <= most:
+        expected = f"a number from {least:g} to {most:g}"
+        if most == math.inf:
+            expected = f"a number of at least {least:g}"
+        elif least == -math.inf:
+            expected = f"a number of at most {most:g}"
+        raise refuse(f"{name}={value!r}", expected, "Change it, or leave it out for its default.")
 
 
 class Optimizer:
     """What the row optimizers have in common.
 
     Common arguments:
-      learning_rate: a number, a callable without arguments, or a schedule of the step (as optax's).
+      learning_rate: a number of at least 0, a callable without arguments, or a schedule of the step (as optax's).
       use_gradient_accumulation: sum the gradients of a row before one update; False applies them one after another,
         in order.
       clip_weight_min, clip_weight_max: limits of a row after its update; slots are not limited.
-      weight_decay_factor: touched rows become `w - factor * w` before the rule.
+      weight_decay_factor: at least 0; touched rows become `w - factor * w` before the rule.
       multiply_weight_decay_factor_by_learning_rate: use `factor * learning_rate` instead.
       slot_variable_creation_fn: accepted for compatibility; slots are created by the table.
       clipvalue: c limits the summed gradient to `-c..c`; a tuple gives both limits, either may be None.
@@ -86,8 +116,8 @@ class Optimizer:
     multiply_weight_decay_factor_by_learning_rate: bool | None = None
     clipvalue: ClipValue | None = None
 
-    # The message of `TPUEmbeddingConfiguration` that chooses this optimizer, and by field of it the attribute it holds;
-    # "not name" is the opposite of a bool attribute. None where the format has none.
+    # The message of `TPUEmbeddingConfiguration` that chooses this optimizer. By field of it, the attribute that it
+    # holds. "not name" is the opposite of a bool attribute. None where the format has none.
     tpu_message: ClassVar[tuple[str, dict[str, str]] | None] = None
 
     @property
@@ -163,13 +193,21 @@ class Optimizer:
         return 4 * (dim + sum(slot.columns(dim) for slot in self.slots))
 
     def __post_init__(self) -> None:
-        if not callable(self.learning_rate) and not is_number(self.learning_rate):
-            raise ValueError(not_a_number("learning_rate", self.learning_rate))
+        if not callable(self.learning_rate):
+            if not is_number(self.learning_rate):
+                raise ValueError(not_a_number("learning_rate", self.learning_rate))
+            check_number("learning_rate", self.learning_rate, least=0.0)
         for argument in fields(self):  # pyright: ignore[reportArgumentType]  # every optimizer is a dataclass
-            value = getattr(self, argument.name)
-            is_needed = argument.type == "float" or (argument.type == "float | None" and value is not None)
-            if is_needed and not is_number(value):
-                raise TypeError(not_a_number(argument.name, value))
+            name, value = argument.name, getattr(self, argument.name)
+            kind, _, or_none = str(argument.type).partition(" | ")
+            if value is None and or_none == "None":
+                continue
+            if kind == "float" and or_none in ("", "None"):
+                check_number(name, value, may_be_infinite=name.startswith("clip_weight_"))
+            elif kind == "bool" and not isinstance(value, bool | np.bool_):
+                raise TypeError(f"Found {name}={value!r}. Expected True or False. Pass one of them.")
+        if self.weight_decay_factor is not None:
+            check_number("weight_decay_factor", self.weight_decay_factor, least=0.0)
         if not self.use_gradient_accumulation and self.clipvalue is not None:
             raise refuse(
                 f"clipvalue={self.clipvalue!r} with use_gradient_accumulation=False",
@@ -189,6 +227,7 @@ def _both_limits(clipvalue: Any) -> tuple[float | None, float | None] | None:
     if clipvalue is None:
         return None
     if is_number(clipvalue):
+        check_number("clipvalue", clipvalue, least=0.0, may_be_infinite=True)
         return (-1.0 * clipvalue, clipvalue)
     if not isinstance(clipvalue, tuple) or not all(limit is None or is_number(limit) for limit in clipvalue):
         raise TypeError(
@@ -197,6 +236,9 @@ def _both_limits(clipvalue: Any) -> tuple[float | None, float | None] | None:
         )
     if len(clipvalue) != 2:
         raise refuse(f"clipvalue={clipvalue!r}", "two limits", "Pass (lowest, highest).")
+    for limit in clipvalue:
+        if limit is not None:
+            check_number("clipvalue", limit, may_be_infinite=True)
     return None if clipvalue == (None, None) else clipvalue
 
 
@@ -237,6 +279,7 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
 
     Raises:
       TypeError: a callable returned something else than one number.
+      ValueError: it returned a number below 0 or one that is not finite.
     """
     if not callable(learning_rate):
         return float(learning_rate)
@@ -244,6 +287,12 @@ def learning_rate_at(learning_rate: LearningRate, step: int) -> float:
     if not is_number(rate):
         raise TypeError(
             f"Found {rate!r} from the learning rate {learning_rate!r}. Expected one number. Return a float."
+        )
+    if not 0.0 <= float(rate) < math.inf:
+        raise refuse(
+            f"{float(rate)!r} from the learning rate {learning_rate!r} at step {step}",
+            "a finite number of at least 0",
+            "Change the schedule.",
         )
     return float(rate)
 

@@ -33,7 +33,7 @@ class CustomRowOptimizer(Optimizer):
 
     Args:
       update: `update(gradient, row, slots, learning_rate, hyperparameters) -> (new_row, new_slots)`. `gradient` and
-        `row` are float32 `[dim]`, `slots` a tuple of float32 arrays `[dim]` or `[1]` in the order of `slots`,
+        `row` are float32 `[dim]`, `slots` a tuple of float32 arrays `[dim]` or `[1]` in the order of `slots`.
         `hyperparameters` has one float attribute for each name. It must not write into its arguments. It is compiled by
         numba if numba understands it and runs in Python if not.
       slots: the state of a row; with more than 4 slots the rule is not compiled.

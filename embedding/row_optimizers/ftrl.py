@@ -10,7 +10,7 @@ import numpy as np
 
 from podembed.embedding.kernels.row_vectors import clip, columns_of, jit, load, power, splat, square_root, store
 from podembed.embedding.kernels.updates import decayed, gradient_of, limit_weight
-from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, refuse
+from podembed.embedding.row_optimizers.base import ClipValue, LearningRate, Optimizer, SlotSpec, check_number, refuse
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class FTRL(Optimizer):
         if not self.initial_accumulator_value > 0:
             found = f"initial_accumulator_value={self.initial_accumulator_value!r}"
             raise refuse(found, "more than 0", "Leave it out for 0.1.")
+        # With a positive power a row would learn the faster the more gradients it has seen.
+        check_number("learning_rate_power", self.learning_rate_power, most=0.0)
+        for name in ("l1_regularization_strength", "l2_regularization_strength", "beta"):
+            check_number(name, getattr(self, name), least=0.0)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:

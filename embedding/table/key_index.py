@@ -1,7 +1,7 @@
 """`KeyIndex`: the one step from the ids of a batch to the rows that have their values.
 
-Everything else here counts in local rows. An index of another kind, such as one that gives rows to ids as they come,
-takes the place of `DenseIndex` and nothing above it changes.
+Everything else here counts in local rows. An index may give rows to ids as they come. Such an index takes the place of
+`DenseIndex` and nothing above it changes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.pool import gather, pool
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.table.snapshot import Preimages
+from podembed.embedding.table.snapshot import Snapshot
 from podembed.embedding.table.undo_log import UndoLog
 
 
@@ -80,9 +80,9 @@ class RowStore:
         rows, *slots = self.arrays.values()
         optimizer.apply(rows=rows, slots=slots, touched=touched, gradients=gradients, learning_rate=learning_rate)
 
-    def freeze(self, *, max_rows: int) -> Preimages:
+    def freeze(self, *, max_rows: int) -> Snapshot:
         """A frozen view of all arrays, with a buffer for so many rows that change meanwhile."""
-        return Preimages([*self.arrays.values()], max_rows=max_rows)
+        return Snapshot([*self.arrays.values()], max_rows=max_rows)
 
     def undo_log(self, *, max_rows: int) -> UndoLog:
         """A log that gives all arrays the values of an earlier moment again."""

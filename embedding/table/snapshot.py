@@ -1,13 +1,13 @@
-"""`Preimages`: the values that the rows of a table had at one moment, while the table goes on changing.
+"""`Snapshot`: the values that the rows of a table had at one moment, while the table goes on changing.
 
-Before the first change of a row after the moment, the row is copied into a buffer of fixed size; other rows are read
+Before the first change of a row after the moment, the row is copied into a buffer of fixed size. Other rows are read
 where they lie. This serves two purposes: writing a checkpoint while training goes on, and going back to the moment.
 Pure arrays: who calls from which thread, and what happens while the buffer is full, is the caller's business
 (`workers.checkpoint.background_save`). Which rows changed between two moments is known, too, for checkpoints that write
 only those.
 
-Rows are kept one by one and not in blocks: ids are spread over a table, so a step that touches one row in 300 touches
-every fifth block of 64, and a buffer of a tenth of the table was full within that step.
+Rows are kept one by one and not in blocks: ids are spread over a table. So a step that touches one row in 300 touches
+every fifth block of 64. A buffer of a tenth of the table was full within that step.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from podembed.embedding.kernels.snapshots import (
     release_groups,
 )
 
-__all__ = ["SEAT_BYTES", "Preimages", "share_out"]
+__all__ = ["ENTRY_BYTES", "Snapshot", "share_out"]
 
 # Of the book-keeping of a kept row, beside its values.
-SEAT_BYTES = 8
+ENTRY_BYTES = 8
 
 
-class Preimages:
+class Snapshot:
     """The frozen view of some arrays whose rows change together.
 
     Mutated: the buffer and its book-keeping; the arrays themselves by `undo` alone.
@@ -100,7 +100,7 @@ class Preimages:
           How many rows, from the first, may be changed now: fewer than n when the buffer is full. Call again with the
           rest after `release`.
         """
-        kept, seats = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
+        kept, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
         done, count, self._free = claim_rows(
             rows,
             self._released,
@@ -110,11 +110,11 @@ class Preimages:
             self._offsets,
             self._free,
             kept,
-            seats,
+            entries,
         )
         self.num_kept += count
         for array, buffer in zip(self._arrays, self._buffers, strict=True):
-            keep_rows(array, kept[:count], seats[:count], buffer)
+            keep_rows(array, kept[:count], entries[:count], buffer)
         return int(done)
 
     def read(self, start: int, stop: int, out: Sequence[np.ndarray]) -> None:
@@ -125,14 +125,14 @@ class Preimages:
         """
         if start < self._released:
             raise ValueError(
-                f"Found row {start} asked for after rows up to {self._released} were released. Expected to read rows "
+                f"Found row {start} requested after rows up to {self._released} were released. Expected to read rows "
                 "in rising order."
             )
         for array, buffer, values in zip(self._arrays, self._buffers, out, strict=True):
             read_frozen(array, self._heads, self._following, self._offsets, buffer, start, stop, values)
 
     def changed(self, start: int, stop: int) -> np.ndarray:
-        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` was told: int64,
+        """Which of the rows `start` to `stop - 1` changed between the last two freezes, as `preserve` heard: int64,
         from 0 at `start`.
         """
         first_byte = start // 8
@@ -175,12 +175,12 @@ class Preimages:
 def share_out(*, num_rows: Sequence[int], row_bytes: Sequence[int], budget_bytes: int) -> list[int]:
     """Rows of the buffer of each table: equal bytes for all, but no more than the table has, and at least one row.
 
-    A step touches about as many rows of a small table as of a large one; a share by size would leave small tables
+    A step touches about as many rows of a small table as of a large one. A share by size would leave small tables
     without room.
 
     Args:
       num_rows: of each table.
-      row_bytes: bytes of one kept row of each, with slots and `SEAT_BYTES`.
+      row_bytes: bytes of one kept row of each, with slots and `ENTRY_BYTES`.
       budget_bytes: for all buffers together.
     """
     shares = [0] * len(num_rows)

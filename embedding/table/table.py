@@ -62,8 +62,8 @@ class Table:
         owners[self.buckets] = 0
         self.index = DenseIndex(spec.layout, owners)
         self.store = RowStore(spec.widths, self.num_rows)
-        # One number a row: a seat of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
-        self._seats = np.zeros(self.num_rows, np.int32)
+        # One number a row: a mark of `merge`, or, for an optimizer that touches all rows, the head of the row's chain.
+        self._marks = np.zeros(self.num_rows, np.int32)
         self._room = _Room(0)
         self.before_change: Callable[[np.ndarray], None] | None = None
 
@@ -183,11 +183,11 @@ class Table:
         count = len(local_rows)
         unique, starts = np.empty(count, np.int64), np.empty(count + 1, np.int32)
         grouped, scratch = np.empty(count, np.int64), np.empty(count, np.int32)
-        num_unique = group_by_row(local_rows, addresses, self._seats, unique, starts, grouped, scratch)
+        num_unique = group_by_row(local_rows, addresses, self._marks, unique, starts, grouped, scratch)
         return GroupedRows(unique[:num_unique], starts[: num_unique + 1], grouped)
 
     def update_grouped(self, grouped: GroupedRows, learning_rate: float) -> None:
-        """Applies one step of the table's optimizer, once a row. The gradients must lie where `group` was told.
+        """Applies one step of the table's optimizer, once a row. The gradients must lie where `group` says.
 
         Raises:
           ValueError: the table has no optimizer, or one that this does not serve.
@@ -214,10 +214,10 @@ class Table:
           ValueError: a row is not held here.
         """
         for rows in local_rows:
-            mark_rows(rows, self._seats, 1)
-        yield self._seats
+            mark_rows(rows, self._marks, 1)
+        yield self._marks
         for rows in local_rows:
-            mark_rows(rows, self._seats, 0)
+            mark_rows(rows, self._marks, 0)
 
     def _announce(self, local_rows: np.ndarray) -> None:
         # Read once: another thread may take it away meanwhile.
@@ -231,11 +231,11 @@ class Table:
             self._room = _Room(count + count // 4)
         room = self._room
         if optimizer.touches_all_rows:
-            chain_all_rows(local_rows, self._seats, room.following)
+            chain_all_rows(local_rows, self._marks, room.following)
             return TouchedRows(
-                rows=np.arange(self.num_rows, dtype=np.int64), head=self._seats, following=room.following
+                rows=np.arange(self.num_rows, dtype=np.int64), head=self._marks, following=room.following
             )
-        num_unique = merge(local_rows, self._seats, room.unique, room.head, room.following)
+        num_unique = merge(local_rows, self._marks, room.unique, room.head, room.following)
         if not optimizer.use_gradient_accumulation:
             # Each entry is a row of its own; the merge has only checked them.
             room.following[:count] = -1

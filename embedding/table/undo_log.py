@@ -1,13 +1,13 @@
-"""`UndoLog`: the way back to one or two earlier moments of some arrays whose rows change together.
+"""`UndoLog`: undo to one or two earlier moments of some arrays whose rows change together.
 
 Before the first change of a row after a moment, the row is written down in a buffer of fixed size. Going back writes
-the buffer into the arrays again, newest first. A full buffer stops nobody: rows that change then are *lost*, which
-costs a bit each, and going back names them, so that they can be had from elsewhere. While a commit is being written
-there are two moments, that of the commit before and its own; which of them is the commit that one goes back to is known
-only later. Pure arrays: what a moment stands for is the caller's business (`workers.checkpoint.undo`), and there is one
-caller at a time.
+the buffer into the arrays again, newest first. A full buffer stops no update. Rows that change then are *lost*, which
+costs a bit each. Undo names them, so that they can be had from elsewhere. While a commit is being written there are two
+moments, that of the commit before and its own. Which of them is the commit that one goes back to is known only later.
+Pure arrays: what a moment stands for is the caller's business (`workers.checkpoint.undo`), and there is one caller at a
+time.
 
-`Preimages` keep values, too, but for a reader beside the changes, who lets go of them row by row; these are kept until
+`Snapshot` keep values, too, but for a reader beside the changes, who lets go of them row by row. These are kept until
 the next commit.
 """
 
@@ -30,21 +30,21 @@ class _Moment:
 
     Attributes:
       changed, lost: uint8, a bit a row.
-      num_seats: of the buffer, taken by rows that changed since.
+      num_entries: of the buffer, taken by rows that changed since.
     """
 
     def __init__(self, num_rows: int) -> None:
-        # Zeros that nobody writes take no memory.
+        # Zeros that are never written take no memory.
         self.changed = np.zeros(-(-num_rows // 8), np.uint8)
         self.lost = np.zeros_like(self.changed)
-        self.num_seats = 0
+        self.num_entries = 0
         self.num_lost = 0
 
     def clear(self) -> None:
         self.changed.fill(0)
         if self.num_lost:
             self.lost.fill(0)
-        self.num_seats = self.num_lost = 0
+        self.num_entries = self.num_lost = 0
 
 
 class UndoLog:
@@ -77,7 +77,7 @@ class UndoLog:
     @property
     def num_kept(self) -> int:
         """Rows in the buffer; one that changed after both moments counts twice."""
-        return self._older.num_seats + self._newer.num_seats
+        return self._older.num_entries + self._newer.num_entries
 
     def begin(self) -> None:
         """Forgets everything: the present values are the older moment, and there is no newer one."""
@@ -95,13 +95,13 @@ class UndoLog:
 
     def _join(self) -> None:
         older, newer = self._older, self._newer
-        # A row that was unchanged between the moments has one value at both; seats stay where they are, since the
+        # A row that was unchanged between the moments has one value at both; entries stay where they are, since the
         # oldest one wins.
         if newer.num_lost:
             older.lost |= newer.lost & ~older.changed
             older.num_lost += newer.num_lost
         older.changed |= newer.changed
-        older.num_seats += newer.num_seats
+        older.num_entries += newer.num_entries
         newer.clear()
 
     def advance(self) -> None:
@@ -109,7 +109,7 @@ class UndoLog:
         if not self._has_newer:
             raise ValueError("Found no newer moment to advance to. Expected freeze before. Call freeze at each commit.")
         if len(self._log):
-            self._first = (self._first + self._older.num_seats) % len(self._log)
+            self._first = (self._first + self._older.num_entries) % len(self._log)
         self._older.clear()
         self._older, self._newer = self._newer, self._older
         self._has_newer = False
@@ -121,7 +121,7 @@ class UndoLog:
         given, num_lost = note_rows(rows, moment.changed, moment.lost, self._log, self._first, count)
         if given:
             copy_to_log(self._arrays, self._log, self._first, count, count + given, self._buffers)
-        moment.num_seats += given
+        moment.num_entries += given
         moment.num_lost += num_lost
 
     def undo(self, *, to_newer: bool = False) -> np.ndarray:
@@ -130,7 +130,7 @@ class UndoLog:
         Returns:
           Lost rows, int64, rising: their values are those of some later time.
         """
-        start = self._older.num_seats if to_newer else 0
+        start = self._older.num_entries if to_newer else 0
         if self.num_kept > start:
             copy_back(self._arrays, self._log, self._first, start, self.num_kept, self._buffers)
         older, newer = self._older, self._newer

@@ -1,7 +1,7 @@
 """Dynamic learning rates by number: which table reads which of the rates that come with the gradients.
 
-A table whose optimizer has a number as learning rate has no tag. One with a callable has the tag of that callable:
-callables are numbered from 0 in the order in which the tables first use them, and equal callables are one tag. A
+A table whose optimizer has a number as learning rate has no tag. One with a callable has the tag of that callable.
+Callables are numbered from 0 in the order in which the tables first use them, and equal callables are one tag. A
 serialized configuration carries the tags; the rates themselves arrive with each step, one float32 per tag, and are not
 in it.
 """

@@ -235,7 +235,7 @@ def _file_descriptor() -> Any:
 def _configuration_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
-    # Nobody here reads the program of a user-defined optimizer. Without a field everything in it is unknown, which is
+    # Nothing here reads the program of a user-defined optimizer. Without a field everything in it is unknown, which is
     # kept as it came.
     hlo = descriptor_pb2.FileDescriptorProto(name="podembed/hlo_module.proto", package="xla", syntax="proto3")
     hlo.message_type.add(name="HloModuleProto")

@@ -2,9 +2,9 @@
 engine takes them.
 
 `to_config` writes what `tf.tpu.experimental.embedding.TPUEmbedding` of TensorFlow 2.21 or 2.3 writes for the same
-declarations; `from_config` reads any such message, or says which field asks for something that does not exist here. A
+declarations. `from_config` reads any such message, or says which field asks for something that does not exist here. A
 message does not hold combiners (they travel with the ids), initializers, first values of slots, or what happens to
-invalid ids; those come back as their defaults. The work is done in `proto_schema` (bytes and messages), `proto_write`,
+invalid ids. Those come back as their defaults. The work is done in `proto_schema` (bytes and messages), `proto_write`,
 `proto_read`, `proto_optimizers` and `learning_rate_tags`.
 """
 

@@ -3,5 +3,5 @@ serving.
 
 It checks and reshapes what users pass; an engine does the work. Engines on several hosts live in `workers.stepwise`.
 
-Read `embedding.py` first, then `engine.py`.
+Read `embedding.py` first (a step), then `building.py` (the engine behind it) and `state.py`.
 """

@@ -224,7 +224,7 @@ class StepValues:
 
 
 def to_jax(array: np.ndarray) -> jax.Array:
-    """A JAX array on the default device; on the CPU it takes the memory over, which nobody else may write to then."""
+    """A JAX array on the default device; on the CPU it takes the memory over, which no one else may write to then."""
     if jax.default_backend() == "cpu" and array.flags.writeable and array.flags.c_contiguous:
         return jax.dlpack.from_dlpack(array)
     return jax.numpy.asarray(array)

@@ -1,6 +1,6 @@
 """`Checkpoint`: model, optimizer and embedding of a loop of one's own, saved and restored as one.
 
-This module knows what the parts are and how they are taken apart into arrays; where the arrays lie and what makes them
+This module knows what the parts are and how they are taken apart into arrays. Where the arrays lie and what makes them
 a checkpoint is the storage's business (`embedding.table.table_storage`).
 """
 
@@ -51,7 +51,7 @@ class Checkpoint:
       hosts; one at most;
     * a `Variable`, or an object with `variables` such as a Keras-style optimizer: assigned in place;
     * any structure that JAX knows (dicts, lists, dataclasses, optax states) of arrays, numbers and `Variable`s: arrays
-      and numbers never change, so `restore` puts a new structure into the attribute, and a new value has to be put
+      and numbers never change. So `restore` puts a new structure into the attribute, and a new value has to be put
       there before `save`;
     * a `PerReplica` of such structures, as `strategy.run` returns them, if all replicas have the same values; it is
       restored as one of them.
@@ -116,7 +116,7 @@ class Checkpoint:
         """Fills all parts from a checkpoint, written on any number of hosts. Parts of it that are not declared here are
         left out.
 
-        Everything is compared, and all arrays are read and verified, before anything changes; tables are filled first,
+        Everything is compared, and all arrays are read and verified, before anything changes. Tables are filled first,
         and the other parts only when that has succeeded.
 
         Returns:

@@ -5,11 +5,12 @@ filled in.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.features.structures import flatten_with_paths, shown_path
+from podembed.embedding.features.structures import flatten_with_paths, pack_like, shown_path
 from podembed.embedding.optimizers import Optimizer
 from podembed.embedding.table_spec import TableSpec
 
@@ -79,6 +80,24 @@ class DeclaredTables:
             if table.has_default_optimizer:
                 table.optimizer = optimizer
         return replace(self, tables=tuple(tables))
+
+    def for_replicas(self, initializer: Callable[..., Any]) -> DeclaredTables:
+        """The same with this initializer in place of the tables' own, which may be slow to pack."""
+        tables: dict[int, TableConfig] = {}
+        features: dict[int, FeatureConfig] = {}
+        for table in self.tables:
+            own = tables[id(table)] = copy.copy(table)
+            own.initializer = initializer
+        for feature in self.features:
+            copied = features[id(feature)] = copy.copy(feature)
+            copied.table = tables[id(feature.table)]
+        flat = [features[id(feature)] for feature in self.features]
+        return replace(
+            self,
+            structure=pack_like(self.structure, flat),
+            features=tuple(flat),
+            tables=tuple(tables.values()),
+        )
 
     def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
         """The tables as engines hold them."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from podembed.embedding.engine.engine import EngineSpec
 from podembed.embedding.features.shapes import Shape, is_sequence, share_of
-from podembed.embedding.lookup.feature_lookup import LookupFeature
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.replicas.strategies import Strategy
 from podembed.embedding.table_spec import TableSpec
 from podembed.embedding.tpu_config.serialized import UnsupportedConfigField, serialize_config, to_config
@@ -35,7 +35,8 @@ def engine_spec(
     return EngineSpec(
         tables=tuple(_without_rate(spec) for spec in declared.specs(seed=strategy.seed)),
         features=tuple(
-            LookupFeature(table=numbers[at], combiner=feature.combiner) for at, feature in enumerate(declared.features)
+            FeatureBinding(name=str(at), table=numbers[at], combiner=feature.combiner)
+            for at, feature in enumerate(declared.features)
         ),
         quantization=tuple(table.quantization_config for table in declared.tables),
         is_pipelined=is_pipelined,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.engine.engine import whole_table
+from podembed.embedding.engine.host_engine import whole_table
 from podembed.embedding.keras.variable import Variable
 from podembed.embedding.table.table import Table
 from podembed.embedding.table.table_storage import WrittenTables, storage

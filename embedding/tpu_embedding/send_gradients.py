@@ -2,8 +2,8 @@
 directly.
 
 The engine is found by the serialized configuration it was started with. Both layouts of that configuration are
-understood: one gradient per feature (TensorFlow 2.21, feature descriptors), or one per table with the features of a
-sample side by side (2.3, `num_features`).
+understood. There is one gradient per feature (TensorFlow 2.21, feature descriptors), or one per table with the features
+of a sample side by side (2.3, `num_features`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def send_tpu_embedding_gradients(
     """Updates the tables with the gradients of the activations last dequeued.
 
     Args:
-      inputs: float32 arrays in the order of the configuration: per feature of the shape of its activations, or, for a
+      inputs: float32 arrays in the order of the configuration: per feature of the shape of its activations. Or, for a
         configuration with `num_features`, per table `[batch * num_features, dim]`, sample after sample.
       learning_rates: one float32 scalar for each dynamic tag, in the order of the tags; empty if every rate is
         constant.
@@ -51,7 +51,7 @@ def send_tpu_embedding_gradients(
     else:
         per_feature = _from_tables(engine, gradients)
     own_rates = [_rate(table.optimization_parameters.learning_rate, rates) for table in message.table_descriptor]
-    engine.apply_gradients(_shares(engine, per_feature), lambda step: own_rates, name)
+    engine.apply_gradients(_shares(engine, per_feature), own_rates, name)
 
 
 def _engine_of(config: bytes) -> Engine:

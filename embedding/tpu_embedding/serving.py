@@ -1,7 +1,7 @@
 """Lookups in whole tables of this process, for serving and evaluation: `serving_embedding_lookup` and
 `TPUEmbeddingForServing`.
 
-They follow TensorFlow's lookups on the CPU, which differ from those of training: dense inputs keep their shape, sparse
+They follow TensorFlow's lookups on the CPU, which differ from those of training. Dense inputs keep their shape, sparse
 ones may have bad ids and weights dropped (`validate_weights_and_indices`). Ids are checked on the host; the arithmetic
 is JAX, so gradients flow into tables that are being differentiated.
 """
@@ -105,7 +105,7 @@ class TPUEmbeddingForServing(ModuleMembers):
 
     def build(self) -> None:
         """Makes the tables with their first values, or those of an earlier `restore`. A second call does nothing."""
-        self._built  # noqa: B018  # made when first asked for
+        self._built  # noqa: B018  # made when first requested
 
     @property
     def embedding_tables(self) -> dict[TableConfig, Variable]:

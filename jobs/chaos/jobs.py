@@ -2,7 +2,7 @@
 trained.
 
 The audit is one feature more, whose id is the sample's own. The rows of its table go up by exactly one with each
-update. Their optimizer is SGD with rate -1, on gradients that are limited to 1 from both sides. The model does not see
+update. Their optimizer is SGD with rate 1, on gradients that are limited to -1 from both sides. The model does not see
 it. What no ledger can claim, the table holds: a sample that was lost is at 0, one that was trained twice at 2.
 """
 
@@ -26,8 +26,10 @@ from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.jobs.search_path import current_folder
-from podembed.workers.data.config import IdColumn, ParquetData
-from podembed.workers.job.job import JobConfig, JobReference, Model
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
+from podembed.workers.job.job import JobConfig, Model
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.finished_folder import create_once
 
 AUDIT = "podembed_audit"
@@ -90,7 +92,7 @@ def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -
     if num_rows is None or data.sample_id is None:
         return replace(job, data=data)
     table = TableConfig(
-        num_rows, 1, Constant(0.0), combiner="sum", name=AUDIT, optimizer=SGD(-1.0, clipvalue=(1.0, 1.0))
+        num_rows, 1, Constant(0.0), combiner="sum", name=AUDIT, optimizer=SGD(1.0, clipvalue=(-1.0, -1.0))
     )
     declared = data.id_columns | {AUDIT: IdColumn(data.sample_id)}
     return replace(

@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from podembed.jobs.chaos.round import Round
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.driver.event_log import Event
+from podembed.orchestrator.driver.event_log import LoggedEvent
+from podembed.orchestrator.events.progress import WindowTrained
+from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.inspect.diff import diff
-from podembed.orchestrator.inspect.fsck import check_run
 from podembed.orchestrator.inspect.rows import row_batches
 from podembed.orchestrator.run.reference import CommittedState, open_commit
 from podembed.workers.faults.inject import FaultRecord
@@ -86,7 +88,7 @@ class Measure:
 def judge(found: Round, measure: Measure) -> Judgement:
     """Asks every oracle about a round."""
     detect_s, recover_s = times_of(found)
-    verdicts = [_ending(found), _strikes(found), _words(found)]
+    verdicts = [_ending(found), _strikes(found), _told(found)]
     head = _head(found.url)
     if head is None:
         nothing = "nothing was committed"
@@ -128,9 +130,10 @@ def _strikes(found: Round) -> Verdict:
     return Verdict(oracle="struck", is_met=not missing, why=f"never struck: {'; '.join(missing)}")
 
 
-def _words(found: Round) -> Verdict:
-    missing = [word for word in found.schedule.says if word not in found.output]
-    return Verdict(oracle="said", is_met=not missing if found.schedule.says else None, why=f"not said: {missing}")
+def _told(found: Round) -> Verdict:
+    tells = found.schedule.tells
+    missing = [told.describe() for told in tells if not any(told.is_met(one.kind, one.values) for one in found.events)]
+    return Verdict(oracle="told", is_met=not missing if tells else None, why=f"not told: {'; '.join(missing)}")
 
 
 # ---------------------------------------------------------------------- O1, O2, O3, O6: what was committed
@@ -238,20 +241,21 @@ def times_of(found: Round) -> tuple[float | None, float | None]:
         if noticed is None:
             continue
         detected.append(noticed.unix_s - record.unix_s)
-        running = _first(found.events, noticed.unix_s, lambda event: event.kind == "window")
+        running = _first(found.events, noticed.unix_s, lambda event: event.kind == WindowTrained.kind)
         if running is not None:
             recovered.append(running.unix_s - noticed.unix_s)
     return max(detected, default=None), max(recovered, default=None)
 
 
-def _is_notice(record: FaultRecord, event: Event) -> bool:
-    if event.kind == "begin" and event.process != record.process:
+def _is_notice(record: FaultRecord, event: LoggedEvent) -> bool:
+    if event.kind == DriverBegan.kind and event.process != record.process:
         return True
-    is_told = (event.kind == "notice" and event.text.startswith("fault:")) or event.kind in ("recovery", "end")
-    return is_told and record.rank != "driver"
+    return event.kind in (GenerationLost.kind, Recovered.kind, DriverEnded.kind) and record.rank != "driver"
 
 
-def _first(events: Sequence[Event], after_unix_s: float, wanted: Callable[[Event], bool]) -> Event | None:
+def _first(
+    events: Sequence[LoggedEvent], after_unix_s: float, wanted: Callable[[LoggedEvent], bool]
+) -> LoggedEvent | None:
     return next((event for event in events if event.unix_s > after_unix_s and wanted(event)), None)
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from podembed.jobs.chaos.schedule import RunShape, Schedule
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.commit.lease import read_head
-from podembed.orchestrator.driver.event_log import Event, read_events
+from podembed.orchestrator.commit.lease_files import read_head
+from podembed.orchestrator.driver.event_log import LoggedEvent, read_events
 from podembed.orchestrator.supervise.driver_pulse import Look
 from podembed.orchestrator.supervise.supervision import look_at_child, supervise
 from podembed.workers.faults.inject import FaultPlan, FaultRecord, read_records
@@ -80,7 +80,7 @@ class Round:
     rival_exit_code: int | None
     attempts: int
     seconds: float
-    events: Sequence[Event]
+    events: Sequence[LoggedEvent]
     records: Sequence[FaultRecord]
     output: str
 
@@ -275,7 +275,7 @@ class LoggedRunner:
             os.kill(self._child, signal.SIGTERM)
 
     def look(self, url: str) -> Look:
-        return Look(heartbeat=None, signs=None) if self._child is None else look_at_child(url, self._child)
+        return Look(heartbeat=None, statistics=None) if self._child is None else look_at_child(url, self._child)
 
     def kill(self) -> None:
         """Ends the attempt at once, and waits for it."""

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -25,6 +25,7 @@ from podembed.jobs.cli import supervise, tools
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe
 
+EXIT_USAGE = 2  # as of flags that are not known
 EXIT_NO_READER = 141  # what a shell reports of a program that SIGPIPE ended
 
 
@@ -51,8 +52,8 @@ class Train:
     set: tuple[str, ...] = ()
     """Arguments of the job's function as name=value, values in JSON: --set epochs=2 learning_rate=0.02."""
     hosts: str = "1"
-    """Hosts that train together: a number (on one machine they share it), or a range such as 2-8: as many as the
-    cluster has machines for.
+    """Hosts that train together: a number, or a range such as 2-8 for as many as the cluster has machines. On one
+    machine they share it.
     """
     threads_per_host: int | None = None
     """Threads of a host's kernels and CPU device."""
@@ -224,6 +225,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _main(arguments: list[str] | None) -> None:
     own, supervised = supervise.split(sys.argv[1:] if arguments is None else arguments)
     if own[:1] == ["--version"]:
+        if len(own) > 1 or supervised:
+            print(f"podembed: Found {' '.join(own[1:])} behind --version. Expected nothing.", file=sys.stderr)
+            sys.exit(EXIT_USAGE)
         print(describe())
         sys.exit(0)
     command = tyro.cli(
@@ -258,6 +262,7 @@ def _run(command: Any) -> int:
 def _dispatch(
     command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | chaos.Chaos | tools.Tool,
 ) -> int:
+    _refuse_empty(command)
     if isinstance(command, chaos.Chaos):
         return chaos.run(command, command_line=main)
     if isinstance(command, tools.Tool):
@@ -274,11 +279,28 @@ def _dispatch(
         description = describe(open_run_store(command.run), now_unix_s=time.time())
         print(render(description))
         return 0 if description.record else EXIT_CONFIGURATION
-    from podembed.jobs.cli import launch
+    from podembed.jobs.cli import launch, planning
 
     if isinstance(command, Plan):
-        return launch.plan(command)
+        return planning.plan(command)
     return launch.train(command) if isinstance(command, Train) else launch.resume(command)
+
+
+def _refuse_empty(command: Any) -> None:
+    """A flag with an empty value is mostly a variable of a script that is not set; it must not count as left out.
+
+    Raises:
+      ConfigurationError: it names the flag.
+    """
+    from podembed.orchestrator.api.config import ConfigurationError
+
+    if isinstance(command, supervise.Supervise):
+        return  # what it runs may take empty arguments
+    for name, annotation in get_type_hints(type(command), include_extras=True).items():
+        value = getattr(command, name, None)
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            flag = name.upper() if "Positional" in str(annotation) else "--" + name.replace("_", "-")
+            raise ConfigurationError(f"Found {flag} ''. Expected a value. Leave it out, or set the variable behind it.")
 
 
 def default_storage() -> str:

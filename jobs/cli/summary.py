@@ -10,11 +10,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, Result, is_same_loss, with_metric
+from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig
+from podembed.orchestrator.api.policy_checks import with_metric
+from podembed.orchestrator.api.result import Result, is_same_loss
 from podembed.orchestrator.api.text import plural
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
-from podembed.orchestrator.driver.console import LastingConsole, figures
+from podembed.orchestrator.driver.console import LastingConsole
+from podembed.orchestrator.events.sentences import figures
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.job.job import JobConfig

@@ -62,7 +62,7 @@ def run(command: Prepare) -> int:
 
     from podembed.jobs.prepare.preparation import PAGE_NAME, prepare
     from podembed.jobs.prepare.progress import Bars
-    from podembed.orchestrator.driver.console import format_bytes
+    from podembed.orchestrator.api.text import format_bytes
 
     console = Console(highlight=False)
     settings = settings_of(command)
@@ -116,7 +116,7 @@ def settings_of(command: Prepare) -> PrepareSettings:
         field_plans,
     )
     from podembed.orchestrator.api.config import ConfigurationError
-    from podembed.workers.data.config import DenseColumn
+    from podembed.workers.data.columns import DenseColumn
 
     rows_per_group = ROWS_PER_GROUP if command.rows_per_group is None else command.rows_per_group
     columns = {"--label": command.label, "--dense": command.dense, "--dense-log1p": command.dense_log1p}

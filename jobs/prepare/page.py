@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from podembed.orchestrator.driver.console import format_bytes
+from podembed.orchestrator.api.text import format_bytes
 
 _WIDTH, _HEIGHT = 220, 44
 _STYLE = """
@@ -75,9 +75,8 @@ def _numbers(report: dict[str, Any]) -> str:
             + f"<td>{_histogram([(_range(low, high), count) for low, high, count in column['distribution']])}</td></tr>\n"
         )
     return (
-        "<h2>Label and numbers</h2><p class=note>A bar is the share of samples between one power of two and the next; "
-        "negative values are on "
-        "the left of zero. Point at a bar for its range.</p>\n<table><tr><th>column<th class=number>missing<th "
+        "<h2>Label and numbers</h2><p class=note>A bar is the share of samples between one power of two and the next. "
+        "Negative values are on the left of zero. Point at a bar for its range.</p>\n<table><tr><th>column<th class=number>missing<th "
         "class=number>min"
         f"<th class=number>mean<th class=number>max<th>distribution</tr>\n{''.join(rows)}</table>\n"
     )

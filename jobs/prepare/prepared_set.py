@@ -13,7 +13,7 @@ from typing import Any, cast
 import fsspec
 
 from podembed.jobs.prepare.settings import FieldPlan, Form, IdKind, PrepareError
-from podembed.workers.data.config import DenseColumn
+from podembed.workers.data.columns import DenseColumn
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.strict_json import parse_strictly
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.workers.data.config import DenseColumn
+from podembed.workers.data.columns import DenseColumn
 from podembed.workers.formats.criteo import ROWS_PER_GROUP
 from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES
 

@@ -8,10 +8,13 @@ hosts than the run needs, or no Ray cluster, for too long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from podembed.workers.data.errors import InputError
+from podembed.workers.job.job import JobError
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.storage.errors import StorageError
 
 EXIT_USER_ERROR = 1
 EXIT_STOPPED = 85
@@ -30,6 +33,24 @@ class FailureKind(Enum):
     ERROR = "error"  # an exception of the job, its data or our code
 
 
+class WorkerRefused(RuntimeError):
+    """A worker refused its data, its storage or a setting; the message says what to mend, and a traceback would hide
+    it. Where a public type has the same meaning, it is one of those below.
+    """
+
+
+class DataRefused(WorkerRefused, InputError):
+    """A worker refused its data: an `InputError`, whichever process found it."""
+
+
+class StorageRefused(WorkerRefused, StorageError):
+    """A worker's storage refused or failed: a `StorageError`."""
+
+
+class JobRefused(WorkerRefused, JobError):
+    """A worker refused the job's declaration: a `JobError`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One process's failure.
@@ -38,28 +59,24 @@ class Failure:
       worker: which process; None where it is the cluster as a whole.
       message: the first line.
       details: a traceback, where there is one.
-      is_refusal: whether it is an error of data, storage or settings, which says itself what to mend.
+      refusal: the public type of an error of data, storage or settings, which says itself what to mend.
       is_preemption: whether its machine was announced to go.
       memory: `host` or `device`, where that ran out.
       is_storage: whether it is an error of the storage that may pass; of a save, it loses that save and nothing else.
       unreached: the workers whose machines gave it no sign of life.
+      error: the exception itself, where another process raised one; its cause has the traceback.
     """
 
     worker: Worker | None
     kind: FailureKind
     message: str
     details: str = ""
-    is_refusal: bool = False
+    refusal: type[WorkerRefused] | None = None
     is_preemption: bool = False
     memory: str = ""
     is_storage: bool = False
     unreached: tuple[Worker, ...] = ()
-
-
-class WorkerRefused(RuntimeError):
-    """A worker refused its data, its storage or a setting; the message says what to mend, and a traceback would hide
-    it.
-    """
+    error: Exception | None = field(default=None, compare=False, repr=False)
 
 
 class WorkerFailure(RuntimeError):
@@ -81,7 +98,7 @@ class JobFailed(RuntimeError):
     """The job itself, its data or its model raised; running it again would raise again."""
 
 
-class DataFailed(JobFailed):
+class DataFailed(JobFailed, InputError):
     """Too much of the job's data is malformed, over all hosts. What one host finds alone ends the run with the same
     code.
     """

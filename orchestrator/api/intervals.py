@@ -7,6 +7,7 @@ be a surprise.
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from podembed.workers.declared_types import shown
@@ -16,12 +17,11 @@ FORMS = 'steps such as 500, or epochs such as "1epoch" or "0.5epoch"'
 
 def epochs_of(text: str) -> Fraction | None:
     """The number of epochs that a text stands for, which may be 0 or less; None if it is no number of epochs."""
-    number = text.strip().removesuffix("s").removesuffix("epoch")
-    if number == text.strip():
-        return None
+    # Few digits and no exponent: `1e9epochs` is a mistake, and a larger one would fill the memory.
+    found = re.fullmatch(r"\s*(-?\d{1,9}(?:\.\d{1,9}|/\d{1,9})?)\s*epochs?\s*", text, re.ASCII)
     try:
-        return Fraction(number.strip())
-    except (ValueError, ZeroDivisionError):
+        return Fraction(found[1]) if found else None
+    except ZeroDivisionError:
         return None
 
 

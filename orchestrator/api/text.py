@@ -26,3 +26,27 @@ def number(value: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} PiB"
+
+
+def format_rate(per_s: float) -> str:
+    """Whole numbers, and millions from ten of them on."""
+    return f"{per_s:,.0f}" if per_s < 1e7 else f"{per_s / 1e6:,.1f}M"
+
+
+def format_duration(seconds: float) -> str:
+    """Such as `7 s`, `3:20`, `1:23:45`, and days from two of them on."""
+    whole = max(0, round(seconds))
+    minutes, rest_s = divmod(whole, 60)
+    hours, rest_m = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{rest_m:02}:{rest_s:02}" if hours else f"{rest_m}:{rest_s:02}" if minutes else f"{whole} s"

@@ -27,6 +27,8 @@ from podembed.orchestrator.cluster.head_watch import HeadWatch
 from podembed.orchestrator.cluster.own_cluster import OwnCluster, sweep_left
 from podembed.orchestrator.cluster.places import taking_connections
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, claim_folder
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import RayLeftBehind
 from podembed.workers.descriptors import DescriptorsExhausted, require_descriptors
 
 COMPILED_SUFFIX = "-compiled"
@@ -76,9 +78,9 @@ class Connection:
 class _ForeignConnection(Connection):
     """To a cluster that others started, which they have to mend."""
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._notice = notice
-        self._head = HeadWatch(cluster_address(), notice=notice)
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._head = HeadWatch(cluster_address(), emit=emit)
 
     def lost(self) -> str | None:
         return self._head.lost()
@@ -98,9 +100,7 @@ class _ForeignConnection(Connection):
         if self.answers():
             ray.shutdown()
             return
-        self._notice(
-            f"leaving Ray without its head: for {LEAVE_S:.0f} s, then the rest is left to Ray's other processes"
-        )
+        self._emit(RayLeftBehind(timeout_s=LEAVE_S))
         leaving = threading.Thread(target=ray.shutdown, name="leaving Ray", daemon=True)
         leaving.start()
         leaving.join(LEAVE_S)
@@ -168,14 +168,14 @@ def connected(
     before_joining: Callable[[str], None] = lambda address: None,
     *,
     on_wait: Callable[[], None] = lambda: None,
-    notice: Callable[[str], None] = lambda text: None,
+    emit: Emit = lambda event: None,
 ) -> Iterator[Connection]:
     """Joins or starts a cluster for the length of the block, unless the process is connected already.
 
     Args:
       before_joining: called with the address of a cluster that is about to be joined.
       on_wait: called often while a cluster of the program's own starts; what it raises ends the start.
-      notice: told when the head of a cluster of others falls silent.
+      emit: told when the head of a cluster of others falls silent.
 
     Raises:
       ClusterNotStarted: Ray did not start, or the cluster at the address could not be joined.
@@ -190,12 +190,12 @@ def connected(
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _has_chosen.set()
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        yield _ForeignConnection(notice)
+        yield _ForeignConnection(emit)
     elif address is not None:
         before_joining(address)
         with _loopback() if _is_on_loopback_alone(address) else contextlib.nullcontext():
             _join(address)
-        connection = _ForeignConnection(notice)
+        connection = _ForeignConnection(emit)
         try:
             yield connection
         finally:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import TooFewHosts
 from podembed.orchestrator.cluster.places import taking_connections
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import HeadBack, HeadSilent
 
 # A head that tolerates faults is started again by others. Ray ends the program after 60 s.
 PATIENCE_S = 30.0
@@ -25,7 +27,7 @@ class HeadWatch:
 
     Args:
       address: host and port of the head.
-      notice: told once when it falls silent and once when it is back.
+      emit: told once when it falls silent and once when it is back.
       clock, takes: time, and whether somebody takes a connection there; replaced in tests.
     """
 
@@ -33,12 +35,12 @@ class HeadWatch:
         self,
         address: str,
         *,
-        notice: Callable[[str], None],
+        emit: Emit,
         clock: Clock = SYSTEM_CLOCK,
         takes: Callable[[str], bool] | None = None,
     ) -> None:
         self._address = address
-        self._notice = notice
+        self._emit = emit
         self._clock = clock
         self._takes = takes or _takes
         self._silent_since_s: float | None = None
@@ -49,16 +51,12 @@ class HeadWatch:
         self._looked_s = self._clock.monotonic_s()
         if self._takes(self._address):
             if self._silent_since_s is not None:
-                self._notice(f"Ray's head at {self._address} takes connections again")
+                self._emit(HeadBack(address=self._address))
             self._silent_since_s = None
             return True
         if self._silent_since_s is None:
             self._silent_since_s = self._looked_s
-            self._notice(
-                f"Ray's head at {self._address} takes no connection: it is not asked for anything until it does, and "
-                "the run ends if it does not "
-                f"within {PATIENCE_S:.0f} s, or {IDLE_PATIENCE_S:.0f} s where hosts are lost with it"
-            )
+            self._emit(HeadSilent(address=self._address, timeout_s=PATIENCE_S, idle_timeout_s=IDLE_PATIENCE_S))
         return False
 
     def lost(self, patience_s: float = PATIENCE_S) -> str | None:

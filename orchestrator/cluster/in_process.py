@@ -21,7 +21,7 @@ from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker
 
 
@@ -90,7 +90,7 @@ class InProcessBackend:
             return _own(call).future.result()
         return failure_of(call.worker, error, details="".join(traceback.format_exception(error)))
 
-    def signs(self, handle: Handle) -> ProcessSigns | None:
+    def statistics(self, handle: Handle) -> ProcessStatistics | None:
         """None: threads of this process do not freeze alone."""
         return None
 

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from podembed.workers.liveness.process_signs import ProcessSigns, processes_with, read_signs
+from podembed.workers.liveness.process_statistics import ProcessStatistics, processes_with, read_statistics
 
 VARIABLE = "PODEMBED_WORKER"
 _LOOK_EVERY_S = 1.0
@@ -26,7 +26,7 @@ class MarkedProcesses:
 
     def __init__(self) -> None:
         self._marks: set[str] = set()
-        self._found: dict[str, ProcessSigns] = {}
+        self._found: dict[str, ProcessStatistics] = {}
         self._looked_s: float | None = None
 
     def new_mark(self) -> dict[str, str]:
@@ -35,7 +35,7 @@ class MarkedProcesses:
         self._marks.add(mark)
         return {VARIABLE: mark}
 
-    def signs(self, mark: str) -> ProcessSigns | None:
+    def statistics(self, mark: str) -> ProcessStatistics | None:
         """What the kernel says of the process now; None if it is not of this machine, or not there."""
         first = self._found.get(mark)
         if first is None:
@@ -44,9 +44,11 @@ class MarkedProcesses:
                 self._looked_s = now_s
                 self._look(self._marks)
             first = self._found.get(mark)
-        signs = None if first is None else read_signs(first.process)
+        statistics = None if first is None else read_statistics(first.process)
         # Setting up an environment may replace the program, but neither number nor start of the process.
-        return signs if signs is not None and first is not None and signs.started == first.started else None
+        return (
+            statistics if statistics is not None and first is not None and statistics.started == first.started else None
+        )
 
     def kill(self, marks: Iterable[str]) -> list[int]:
         """Kills the processes at once, stopped ones too; forgets the marks. Returns the numbers of those that there
@@ -59,14 +61,14 @@ class MarkedProcesses:
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
         self._marks -= wanted
-        self._found = {mark: signs for mark, signs in self._found.items() if mark not in wanted}
+        self._found = {mark: statistics for mark, statistics in self._found.items() if mark not in wanted}
         return killed
 
     def _look(self, marks: Iterable[str]) -> None:
         for mark, process in processes_with(VARIABLE, set(marks)).items():
-            signs = read_signs(process)
-            if signs is not None:
-                self._found[mark] = signs
+            statistics = read_statistics(process)
+            if statistics is not None:
+                self._found[mark] = statistics
 
 
 def await_end(processes: Sequence[int], *, timeout_s: float) -> None:

@@ -25,7 +25,7 @@ import podembed
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import ClusterNotStarted
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, VARIABLE, claim_folder, end_cluster, sweep
-from podembed.workers.liveness.process_signs import ProcessSigns, read_signs
+from podembed.workers.liveness.process_statistics import ProcessStatistics, read_statistics
 
 DAEMONS = ("gcs_server", "raylet")
 # The keeper finds the same program there that this one is, also where none is installed.
@@ -57,7 +57,7 @@ class OwnCluster:
         session_name = f"session_{secrets.token_hex(4)}"
         base = socket_base(session_name, [tempfile.gettempdir(), *_SHORT_FOLDERS])
         self._folder, self._lock = claim_folder(base)
-        self._daemons: dict[str, ProcessSigns | None] = {}
+        self._daemons: dict[str, ProcessStatistics | None] = {}
         self._unread = b""
         settings = {
             "folder": self._folder,
@@ -107,7 +107,7 @@ class OwnCluster:
             if answer is None:
                 continue
             if "address" in answer:
-                self._daemons = {name: read_signs(answer[name]) for name in DAEMONS}
+                self._daemons = {name: read_statistics(answer[name]) for name in DAEMONS}
                 return answer["address"]
             if answer.get("is_unknown"):
                 raise ConfigurationError(_other_ray(answer["failed"]))
@@ -142,7 +142,7 @@ class OwnCluster:
         """
         for name, first in self._daemons.items():
             # Looked at here and not by the keeper: with the head gone, the next call of Ray would not come back.
-            now = None if first is None else read_signs(first.process)
+            now = None if first is None else read_statistics(first.process)
             if first is None or now is None or now.started != first.started:
                 return name
         return None
@@ -192,9 +192,9 @@ def socket_base(session_name: str, candidates: Sequence[str]) -> str:
 
 def _not_started(why: str) -> str:
     return (
-        f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands: "
-        "see to what is named, such as "
-        "a machine without memory or room for files, then try again; `podembed supervise` does by itself. Or set "
+        f"Ray did not start on this machine: {why}. Expected a cluster of the program's own. What is committed stands. "
+        "See to what is named, such as a machine without memory or room for files, then try again. `podembed "
+        "supervise` tries again by itself. Or set "
         "RAY_ADDRESS to a cluster that is up."
     )
 

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import HostsShareMachines
 from podembed.workers.liveness.worker import WorkerKind
 
 Address = tuple[str, int]
@@ -292,3 +294,21 @@ def held_bundles(groups: Sequence[Any]) -> dict[str, int]:
         for node in table["bundles_to_node_id"].values() if table.get("state") in HELD_STATES else ():
             counts[node] = counts.get(node, 0) + 1
     return counts
+
+
+def spread(num_hosts: int, *, avoided: frozenset[str], has_own_machines: bool | None, emit: Emit) -> str:
+    """Ray's strategy for placing hosts, on machines of their own or not.
+
+    Args:
+      avoided: nodes that do not count.
+      has_own_machines: whether each host is to have a machine for itself; None finds out.
+      emit: told where there are fewer machines than hosts.
+    """
+    import ray
+
+    able = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    machines = len([node for node in able if node["NodeID"] not in avoided])
+    if machines >= num_hosts if has_own_machines is None else has_own_machines:
+        return "STRICT_SPREAD"
+    emit(HostsShareMachines(num_hosts=num_hosts, machines=machines))
+    return "SPREAD"

@@ -13,7 +13,6 @@ from typing import Any
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.cluster.connection import LOOPBACK, compile_cache
-from podembed.orchestrator.cluster.device_notices import idle_accelerators
 from podembed.orchestrator.cluster.marked_processes import VARIABLE, MarkedProcesses, await_end
 from podembed.orchestrator.cluster.places import (
     Address,
@@ -30,19 +29,22 @@ from podembed.orchestrator.cluster.places import (
     live_nodes,
     nodes_of,
     placement_check,
+    spread,
     taking_connections,
 )
 from podembed.orchestrator.cluster.ray_calls import RayHandle, of_ray, outcome, reference_of
 from podembed.orchestrator.cluster.worker_environment import (
     PLATFORMS,
     accelerators_of,
+    idle_accelerators,
     worker_environment,
 )
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.backend import Call, Handle, HostHandles
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.lease_watch import LeaseTerms
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker, WorkerKind
 
 EXIT_TIMEOUT_S = 15.0
@@ -55,7 +57,7 @@ class RayBackend:
 
     Args:
       scaling: resources and threads of a host.
-      notice: told once about facts that a user should know, such as hosts that share a machine.
+      emit: told once about facts that a user should know, such as hosts that share a machine.
       actors: classes of a host's two actors; None for those of a run.
       lost: why the cluster is gone, so that calls of Ray are of no use and may not come back; None while all is well.
       answers: whether its head answers now; without one Ray lets what gives places back wait for a minute. By default,
@@ -70,13 +72,13 @@ class RayBackend:
     def __init__(
         self,
         scaling: ScalingConfig,
-        notice: Any,
+        emit: Emit,
         actors: tuple[Any, Any] | None = None,
         lost: Callable[[], str | None] = lambda: None,
         answers: Callable[[], bool] | None = None,
     ) -> None:
         self._scaling = scaling
-        self._notice = notice
+        self._emit = emit
         self._actors = actors
         self._lost = lost
         self._answers = answers or (lambda: lost() is None)
@@ -109,7 +111,7 @@ class RayBackend:
         idle = idle_accelerators(bundle, ray.cluster_resources(), platforms=os.environ.get(PLATFORMS))
         if idle is not None and not self._has_named_idle:
             self._has_named_idle = True
-            self._notice(idle)
+            self._emit(idle)
 
     def _environment(self, kind: WorkerKind, bundle: dict[str, float]) -> dict[str, str]:
         threads = self._scaling.threads_per_host
@@ -223,7 +225,7 @@ class RayBackend:
     def stand_by(
         self,
         handles: Sequence[HostHandles],
-        job: JobConfig | JobReference,
+        job: AnyJob,
         table_buckets: tuple[int, ...],
         spec: HostSpec | None = None,
     ) -> None:
@@ -267,7 +269,8 @@ class RayBackend:
 
     def _granted(self, num_hosts: int, bundle: dict[str, float], on_wait: Callable[[], None]) -> Any:
         """A placement group for so many hosts, with its room."""
-        group = self.reserve(num_hosts, strategy=self._strategy(num_hosts), bundle=bundle)
+        strategy = spread(num_hosts, avoided=self.avoided, has_own_machines=self.has_own_machines, emit=self._emit)
+        group = self.reserve(num_hosts, strategy=strategy, bundle=bundle)
         try:
             await_placement(group, placement_check(num_hosts, bundle, live_nodes(), on_wait))
         except BaseException:
@@ -323,16 +326,6 @@ class RayBackend:
             raise ConfigurationError(f"The cluster has {total} CPUs for {num_hosts} hosts. Expected some. Start nodes.")
         return {"CPU": share}
 
-    def _strategy(self, num_hosts: int) -> str:
-        import ray
-
-        able = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        machines = len([node for node in able if node["NodeID"] not in self.avoided])
-        if machines >= num_hosts if self.has_own_machines is None else self.has_own_machines:
-            return "STRICT_SPREAD"
-        self._notice(f"{num_hosts} hosts share {machines} machine{'s' if machines > 1 else ''}")
-        return "SPREAD"
-
     def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
         import ray
 
@@ -345,16 +338,13 @@ class RayBackend:
         return [by_reference[r] for r in ended], [by_reference[r] for r in running]
 
     def result(self, call: Call[Any]) -> Any | Failure:
-        return self.lost_call(call) or outcome(call)
-
-    def lost_call(self, call: Call[Any]) -> Failure | None:
-        """What became of a call if the cluster is lost: its value must not be fetched then."""
         lost = self._lost()
-        return None if lost is None else Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
+        # Of a cluster that is lost no value must be fetched.
+        return outcome(call) if lost is None else Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
 
-    def signs(self, handle: Handle) -> ProcessSigns | None:
+    def statistics(self, handle: Handle) -> ProcessStatistics | None:
         mark = self._marks.get(of_ray(handle).actor._actor_id)
-        return None if mark is None else self._processes.signs(mark)
+        return None if mark is None else self._processes.statistics(mark)
 
     def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
         machine_of = {handle.worker: of_ray(handle).machine for handle in workers}

@@ -10,6 +10,7 @@ from podembed.orchestrator.group.backend import Call, Handle
 from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostSpec
+from podembed.workers.liveness.carried_error import original
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.stepwise.host import StepwiseSpec
 
@@ -85,8 +86,11 @@ def outcome(call: Call[Any]) -> Any | Failure:
             worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
         )
     except ray.exceptions.RayTaskError as error:
-        source = error.cause if isinstance(error.cause, BaseException) else error
-        return failure_of(call.worker, source, details=str(error))
+        source = original(error.cause) if isinstance(error.cause, Exception) else error
+        if source is not error:
+            # Ray's report has the traceback of the other process.
+            source.__cause__ = error
+        return replace(failure_of(call.worker, source, details=str(error)), error=source)
     except ray.exceptions.OutOfMemoryError as error:
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
     except ray.exceptions.RayError as error:

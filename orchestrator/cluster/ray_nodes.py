@@ -7,7 +7,7 @@ Ray marks a node as draining in four cases. Its autoscaler takes it away, a clou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from podembed.orchestrator.api.config import ScalingConfig
@@ -15,7 +15,10 @@ from podembed.orchestrator.cluster.connection import Connection
 from podembed.orchestrator.cluster.places import daemon_of, taking_connections
 from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_calls import RayHandle
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import Node, Rules
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import ClusterRestarted, NicenessFound
 from podembed.orchestrator.group.worker_group import Handle, HostHandles
 from podembed.workers.liveness.worker import Worker
 
@@ -31,21 +34,20 @@ class RayNodes:
       backend: which places the hosts.
       scaling: what the user asked for.
       connection: one to a cluster of the program's own is renewed where that is lost; others have to mend theirs.
-      notice: told about that.
+      emit: told about that.
     """
 
-    def __init__(
-        self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, notice: Callable[[str], None]
-    ) -> None:
+    def __init__(self, backend: RayBackend, scaling: ScalingConfig, *, connection: Connection, emit: Emit) -> None:
         self._backend = backend
         self._scaling = scaling
         self._connection = connection
-        self._notice = notice
+        self._emit = emit
         self._is_own = connection.is_own
         self._demand: Any = None
         self._asked: tuple[int, frozenset[str]] | None = None
         self._handles: Sequence[HostHandles] = ()
-        self._announced: frozenset[str] = frozenset()
+        self._domains: Mapping[str, FailureDomain] = {}
+        self._announced: frozenset[FailureDomain] = frozenset()
         self._usable: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
         self._kills = KillCounters()
@@ -73,7 +75,10 @@ class RayNodes:
             held = self._backend.held_places([self._demand] if self._demand is not None else [])
         except (ray.exceptions.RayError, ConnectionError, TimeoutError):
             return None
-        self._announced = frozenset(node["NodeID"] for node in known if node.get("DeathReason") in ANNOUNCED_DEATHS)
+        domains = self._domains = {node["NodeID"]: _domain_of(node) for node in known}
+        self._announced = frozenset(
+            domains[node["NodeID"]] for node in known if node.get("DeathReason") in ANNOUNCED_DEATHS
+        )
         alive = [node for node in known if node["Alive"]]
         if is_careful:
             taking = taking_connections({node["NodeID"]: daemon_of(node) for node in alive})
@@ -83,7 +88,7 @@ class RayNodes:
         return [
             Node(
                 id=node["NodeID"],
-                address=node["NodeManagerAddress"],
+                domain=domains[node["NodeID"]],
                 total=dict(node["Resources"]),
                 free=dict(free.get(node["NodeID"], {})),
                 own_hosts=held.get(node["NodeID"], 0),
@@ -94,8 +99,8 @@ class RayNodes:
             for node in alive
         ]
 
-    def left(self) -> frozenset[str]:
-        """Machines that have left as they were announced or told to, at the last look."""
+    def left(self) -> frozenset[FailureDomain]:
+        """Domains of which machines have left as they were announced or told to, at the last look."""
         return self._announced
 
     def rules(self) -> Rules:
@@ -122,7 +127,7 @@ class RayNodes:
         if lost is None:
             self._connection.require()
             return
-        self._notice(f"{lost}: the program starts its cluster again")
+        self._emit(ClusterRestarted(reason=lost))
         self._backend.forget()
         self._demand, self._asked, self._handles = None, None, ()
         self._connection.renew()
@@ -145,11 +150,7 @@ class RayNodes:
             self._niceness = None
             return
         if found > 0:
-            self._notice(
-                f"Ray runs the hosts with a niceness of {found}: beside other busy programs they starve. For the usual "
-                "priority put "
-                f"RAY_worker_niceness=0 into the environment of `ray start` on every machine"
-            )
+            self._emit(NicenessFound(niceness=found))
 
     def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
         """How the next hosts are placed."""
@@ -157,9 +158,13 @@ class RayNodes:
         self._backend.avoided = avoid | self._unreachable
         self._backend.has_own_machines = has_own_machines
 
-    def machine_of(self, handle: Handle) -> str | None:
-        """The machine that a process is on, as it was placed."""
-        return handle.machine if isinstance(handle, RayHandle) else None
+    def domain_of(self, handle: Handle) -> FailureDomain | None:
+        """What the machine that a process was placed on fails with."""
+        return self._domain(handle.machine) if isinstance(handle, RayHandle) and handle.machine else None
+
+    def _domain(self, machine: str) -> FailureDomain:
+        """That of a machine; one that joined after the last look is taken to fail alone."""
+        return self._domains.get(machine) or FailureDomain.of_machine(machine)
 
     def began(self, handles: Sequence[HostHandles]) -> None:
         """A generation runs with these hosts."""
@@ -174,9 +179,9 @@ class RayNodes:
         """Those of these dead processes that the kernel may have killed for want of memory."""
         return self._kills.grown(workers, self._handles) if self._connection.answers() else set()
 
-    def placed(self) -> Mapping[int, str]:
-        """By host, the machine on which it was put last."""
-        return self._backend.placed
+    def placed(self) -> Mapping[int, FailureDomain]:
+        """By host, the domain of the machine on which it was put last."""
+        return {host: self._domain(machine) for host, machine in self._backend.placed.items() if machine}
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
         """A placement group that no host uses yet: Ray's autoscaler starts nodes for what waits for room. Surviving
@@ -204,6 +209,11 @@ class RayNodes:
         if self._demand is not None:
             self._backend.give_back(self._demand)
         self._demand = self._asked = None
+
+
+def _domain_of(node: Mapping[str, Any]) -> FailureDomain:
+    """What a node of `ray.nodes` fails with: every machine fails alone."""
+    return FailureDomain.of_machine(node["NodeID"], node["NodeManagerAddress"])
 
 
 class KillCounters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from podembed.orchestrator.events.machines import AcceleratorsIdle
 from podembed.workers.liveness.worker import WorkerKind
 
 # glibc's allocator gives large blocks back to the kernel and takes them again in every step, with a page fault for each
@@ -83,3 +84,20 @@ def _devices(kind: WorkerKind, resources: Mapping[str, float], environ: Mapping[
     if 0 < gpu_share < 1 and GPU_MEMORY not in environ:
         return {GPU_MEMORY: f"{JAX_GPU_SHARE * gpu_share:.3f}"}
     return {}
+
+
+def idle_accelerators(
+    bundle: Mapping[str, float], there: Mapping[str, float], *, platforms: str | None
+) -> AcceleratorsIdle | None:
+    """What to say where devices will be CPUs although the cluster has something faster: it looks like training that is
+    merely slow. None where there is nothing to say.
+
+    Args:
+      bundle: resources that a host reserves.
+      there: resources of the cluster.
+      platforms: what the user told JAX to run on.
+    """
+    idle = tuple(f"{there[name]:g} {name}" for name in ACCELERATORS if there.get(name, 0) > 0)
+    if not idle or accelerators_of(bundle) or platforms:
+        return None
+    return AcceleratorsIdle(idle=idle)

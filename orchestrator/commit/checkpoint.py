@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.records import read_document
-from podembed.orchestrator.commit.lease import Lease, read_head, read_lineage
-from podembed.orchestrator.commit.lease import read_commit_names as _read_commit_names
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.lease_files import read_commit_names as _read_commit_names
+from podembed.orchestrator.commit.lease_files import read_head, read_lineage
 from podembed.orchestrator.commit.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
@@ -26,6 +26,7 @@ from podembed.orchestrator.commit.manifest import (
 from podembed.orchestrator.commit.run_record import find_run
 from podembed.orchestrator.commit.verification import Verification, content_damages, size_damages, verify
 from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.records import read_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, beyond_limits
 
@@ -165,7 +166,7 @@ def newest_loadable(
     store: Store, newest: str | None, *, allow_ancestors: bool, on_skip: Callable[[str, str], None]
 ) -> str | None:
     """Checks the commit to start from: its manifest, its run, and that every file is there with its size. Made for
-    `lease.acquire(choose_base=...)`.
+    `claiming.acquire(choose_base=...)`.
 
     Args:
       newest: the head; None before the first commit.

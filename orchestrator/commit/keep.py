@@ -17,7 +17,8 @@ from podembed.orchestrator.api.keep_policies import Committed, KeepPolicy
 from podembed.orchestrator.api.keep_policies import kept as kept_by
 from podembed.orchestrator.commit.checkpoint import load
 from podembed.orchestrator.commit.deletions import forget_deletions, record_deletion
-from podembed.orchestrator.commit.lease import Lease, read_commit_names, read_lineage
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, parse_commit_name
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.workers.storage.errors import StorageError

@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podembed.orchestrator.api.records import from_document, to_document
+from podembed.orchestrator.api.text import plural
 from podembed.workers.checkpoint.chunks import CRC_BYTES
 from podembed.workers.checkpoint.deltas import problems_of
-from podembed.workers.checkpoint.files import ROWS, ArrayFiles, ChunkFile, DenseFile, TableFiles
+from podembed.workers.checkpoint.files import DenseFile
+from podembed.workers.checkpoint.records import ROWS, ArrayFiles, ChunkFile, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
+from podembed.workers.storage.records import from_document, to_document
 from podembed.workers.storage.store import is_safe_name
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 
@@ -181,7 +183,7 @@ def _header_problems(manifest: Manifest) -> list[str]:
     if manifest.format_version != FORMAT_VERSION:
         found.append(f"format version {manifest.format_version}")
     if not 0 <= manifest.step < 10**18 or not 1 <= manifest.generation < 10**12 or manifest.hosts < 1:
-        found.append(f"step {manifest.step}, generation {manifest.generation}, {manifest.hosts} hosts")
+        found.append(f"step {manifest.step}, generation {manifest.generation}, {plural(manifest.hosts, 'host')}")
     if manifest.parent is not None:
         parent = parse_commit_name(manifest.parent)
         if (

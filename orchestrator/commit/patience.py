@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from podembed.orchestrator.events.commits import SaveFailed
 from podembed.workers.storage.errors import StorageError
 
 # A disk that is full does not become empty by itself, and somebody waits for the end of the run.
@@ -23,7 +24,7 @@ class Patience:
     max_failed_saves: int = 3
     timeout_s: float = 1800.0
 
-    def until_s(self, started_s: float, stop_s: float | None, last: FailedSave | None) -> float:
+    def until_s(self, started_s: float, stop_s: float | None, last: SaveFailed | None) -> float:
         """Until when a save that training waits for is tried again.
 
         Args:
@@ -36,42 +37,6 @@ class Patience:
         return until_s if stop_s is None or not is_full else min(until_s, stop_s + FULL_AT_STOP_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedSave:
-    """A save that did not become a commit.
-
-    Attributes:
-      in_a_row: how many have failed since the last commit, with this one.
-      is_awaited: training waits until one succeeds.
-      head_step: the step to which a fault would lead back now.
-      left: why files that it wrote are still there; None if they are gone.
-      needs_all: files of earlier commits are lost, so that the next save writes all rows.
-      is_full: the storage has no room, which does not pass by itself.
-    """
-
-    step: int
-    reason: str
-    in_a_row: int
-    is_awaited: bool
-    head_step: int
-    left: str | None
-    needs_all: bool = False
-    is_full: bool = False
-
-    def __str__(self) -> str:
-        follows = (
-            "Training waits and tries again"
-            if self.is_awaited
-            else "Training goes on, the next save is another try, and a fault would lead back to step "
-            + str(self.head_step)
-        )
-        left = f" Its files are still there and go with a later commit: {self.left}." if self.left else ""
-        whole = " The next save writes all rows, since it cannot rely on earlier commits." if self.needs_all else ""
-        return (
-            f"SAVE FAILED at step {self.step} (number {self.in_a_row} in a row): {self.reason} {follows}.{whole}{left}"
-        )
-
-
 class SavesFailed(StorageError):
     """No save succeeded for longer than the run bears.
 
@@ -81,7 +46,7 @@ class SavesFailed(StorageError):
       head_step: of the commit that stands, None before the first.
     """
 
-    def __init__(self, found: str, *, in_a_row: int, last: FailedSave | None, head_step: int | None) -> None:
+    def __init__(self, found: str, *, in_a_row: int, last: SaveFailed | None, head_step: int | None) -> None:
         reason = last.reason if last else "none was begun."
         follows = (
             "Expected a first commit. Mend the storage, then resume."

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
-from podembed.orchestrator.api.records import encode, from_document, read_document
 from podembed.orchestrator.commit.manifest import FORMAT_VERSION
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.records import encode, from_document, read_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, unseal
 

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
+from podembed.orchestrator.events.commits import StorageAwaited, StorageNotAwaited
+from podembed.orchestrator.events.event import Emit
 from podembed.workers.storage.errors import ServiceRefused, StorageError, StorageFull, StoreUnavailable
 
 Answer = TypeVar("Answer")
@@ -34,7 +36,7 @@ class StorageWait:
     Args:
       timeout_s: for each question; 0 never asks twice.
       stop: a run that was asked to end does not wait.
-      notice: told when a wait begins.
+      emit: told when a wait begins.
       meanwhile: called several times a second while it waits.
     """
 
@@ -43,14 +45,14 @@ class StorageWait:
         timeout_s: float,
         *,
         stop: StopSignals,
-        notice: Callable[[str], None],
+        emit: Emit,
         clock: Clock,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
         self._stop = stop
-        self._notice = notice
+        self._emit = emit
         self._meanwhile = meanwhile
 
     def __call__(self, ask: Callable[[], Answer]) -> Answer:
@@ -73,7 +75,7 @@ class StorageWait:
                 if not is_away(error):
                     raise
                 if self._stop.reason is not None:
-                    self._notice(f"the run ends without waiting for the storage. {type(error).__name__}: {error}")
+                    self._emit(StorageNotAwaited(reason=f"{type(error).__name__}: {error}"))
                     raise StoppedAtStart from error
                 if self._clock.monotonic_s() + wait_s > over_s:
                     if isinstance(error, StorageError):
@@ -83,11 +85,8 @@ class StorageWait:
                         "asking the storage", attempts=attempts, elapsed_s=elapsed_s, last=error
                     ) from error
                 if wait_s == FIRST_WAIT_S:
-                    self._notice(
-                        "the storage is away, and the run cannot go on without it; it is asked again for up to "
-                        f"{self._timeout_s:.0f} s. "
-                        f"{type(error).__name__}: {error}"
-                    )
+                    reason = f"{type(error).__name__}: {error}"
+                    self._emit(StorageAwaited(timeout_s=self._timeout_s, reason=reason))
             self._rest(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
 from podembed.workers.checkpoint.chunks import ChunkDamaged, crc32c
-from podembed.workers.checkpoint.files import DenseFile, TableFiles, check_with_changes, read_base_array, read_dense
+from podembed.workers.checkpoint.files import DenseFile, check_with_changes, read_base_array, read_dense
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 

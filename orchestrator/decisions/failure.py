@@ -125,6 +125,7 @@ class Recover:
     """Start a new generation from the last commit, with what is left of the budget."""
 
     cause: str
+    kind: FaultClass
     budget: Budget
 
 
@@ -142,7 +143,7 @@ def fault_class(failures: Sequence[Failure]) -> FaultClass:
     if memory:
         return FaultClass.HOST_MEMORY if memory == "host" else FaultClass.DEVICE_MEMORY
     if not is_host_fault(failures):
-        return FaultClass.REFUSAL if all(failure.is_refusal for failure in failures) else FaultClass.USER
+        return FaultClass.REFUSAL if all(failure.refusal for failure in failures) else FaultClass.USER
     return FaultClass.PREEMPTION if all(failure.is_preemption for failure in roots(failures)) else FaultClass.HOST
 
 
@@ -170,7 +171,7 @@ def after_failure(
         case FaultClass.REFUSAL:
             return GiveUp(cause=what, kind=kind)
         case FaultClass.PREEMPTION:
-            return Recover(cause=what, budget=replace(budget, preemptions=budget.preemptions + 1))
+            return Recover(cause=what, kind=kind, budget=replace(budget, preemptions=budget.preemptions + 1))
         case FaultClass.USER:
             return _after_error(failures, budget, max_user_errors, step)
         case FaultClass.HOST_MEMORY | FaultClass.DEVICE_MEMORY:
@@ -179,7 +180,7 @@ def after_failure(
             budget = replace(budget, out_of_memory=budget.out_of_memory | {(kind, num_hosts)})
     if budget.host_faults + 1 > max_failures:
         return GiveUp(cause=what, kind=FaultClass.HOST)
-    return Recover(cause=what, budget=replace(budget, host_faults=budget.host_faults + 1))
+    return Recover(cause=what, kind=kind, budget=replace(budget, host_faults=budget.host_faults + 1))
 
 
 def _after_error(
@@ -194,7 +195,8 @@ def _after_error(
         return GiveUp(cause=f"{what}\nIt came twice at step {step}, so it would come again.", kind=FaultClass.USER)
     if budget.user_errors + 1 > max_user_errors:
         return GiveUp(cause=what, kind=FaultClass.USER)
-    return Recover(cause=what, budget=replace(budget, user_errors=budget.user_errors + 1, last_error=(messages, step)))
+    budget = replace(budget, user_errors=budget.user_errors + 1, last_error=(messages, step))
+    return Recover(cause=what, kind=FaultClass.USER, budget=budget)
 
 
 def _hosts(count: int) -> str:
@@ -211,7 +213,9 @@ def ending(decision: GiveUp, failures: Sequence[Failure], *, max_failures: int, 
     details = next((failure.details for failure in failures if failure.details), "")
     match decision.kind:
         case FaultClass.REFUSAL:
-            return WorkerRefused(decision.cause)
+            # `cause` names the first of them, and those that failed alike.
+            refusal = next((failure.refusal for failure in failures if failure.refusal), WorkerRefused)
+            return refusal(decision.cause)
         case FaultClass.USER:
             return JobFailed(f"{decision.cause}\n{details}".strip())
         case FaultClass.HOST_MEMORY:

@@ -9,14 +9,16 @@ process) it always wants the same number. What it remembers is lost with the dri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.config import FailureConfig, HostsChange, ScalingConfig
+from podembed.orchestrator.api.config import FailureConfig, ScalingConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, TooFewHosts, WorkerFailure, is_host_fault, roots
+from podembed.orchestrator.api.result import HostsChange
+from podembed.orchestrator.decisions.cluster import Cluster, gave_up, marked_by_kernel
 from podembed.orchestrator.decisions.failure import Budget, GiveUp, Recover, after_failure, ending
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import (
     Change,
     LeaveAfterWindow,
@@ -32,8 +34,13 @@ from podembed.orchestrator.decisions.membership import (
     when_to_change,
 )
 from podembed.orchestrator.decisions.quarantine import Quarantine
-from podembed.orchestrator.group.worker_group import Handle, HostHandles, WorkerGroup
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.machines import HostsAwaited, HostsChosen, HostsWillChange, MachineRests
+from podembed.orchestrator.events.run import HostsChanged
+from podembed.orchestrator.group.worker_group import HostHandles, WorkerGroup
 from podembed.workers.liveness.worker import Worker
+
+__all__ = ["LOOK_S", "SEEN_SETTLE_S", "SETTLE_S", "Cluster", "HostWatch"]
 
 LOOK_S = 3.0  # between two looks at the cluster while a generation runs
 WAIT_LOOK_S = 0.5  # while hosts are waited for
@@ -44,52 +51,6 @@ SEEN_SETTLE_S = (
 SAY_AFTER_S = 2.0
 SAY_EVERY_S = 60.0
 FIRST_COMMIT_S = 5.0  # taken for the time of a commit before there was one
-
-
-class Cluster(Protocol):
-    """The machines, as far as a run cares."""
-
-    def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
-        """Live machines, or None where the cluster does not answer; if asked to be careful, each is tried, which takes
-        longer.
-        """
-        ...
-
-    def left(self) -> frozenset[str]:
-        """Machines that have left as they were announced or told to, at the last look."""
-        ...
-
-    def rules(self) -> Rules:
-        """What is asked of it."""
-        ...
-
-    def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
-        """How the next hosts are placed: off these machines, and whether each has one for itself."""
-        ...
-
-    def machine_of(self, handle: Handle) -> str | None:
-        """The machine that a process is on."""
-        ...
-
-    def began(self, handles: Sequence[HostHandles]) -> None:
-        """A generation runs with these hosts."""
-        ...
-
-    def killed_for_memory(self, workers: Collection[Worker]) -> set[Worker]:
-        """Those of these dead processes that the kernel may have killed for want of memory."""
-        ...
-
-    def placed(self) -> Mapping[int, str]:
-        """By host, the machine on which it was put last."""
-        ...
-
-    def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
-        """Says that so many hosts are wanted, off these machines, so that a cluster that grows by demand grows."""
-        ...
-
-    def unask(self) -> None:
-        """Takes that back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +71,7 @@ class HostWatch:
 
     Args:
       cluster: None for hosts that are not on one.
-      notice: told about decisions.
+      emit: told about decisions.
       describe_plan: what the plan for so many hosts puts on each, in a sentence without its full stop.
       clock: time, replaced in tests.
 
@@ -126,7 +87,7 @@ class HostWatch:
         *,
         scaling: ScalingConfig,
         limits: FailureConfig,
-        notice: Callable[[str], None],
+        emit: Emit,
         describe_plan: Callable[[int], str] = lambda num_hosts: "",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -136,13 +97,13 @@ class HostWatch:
         self._cluster = cluster
         self._scaling = scaling
         self._limits = limits
-        self._notice = notice
+        self._emit = emit
         self._describe_plan = describe_plan
         self._clock = clock
         self._quarantine = Quarantine(
             after=limits.quarantine_after, first_s=limits.quarantine_s, period_s=limits.quarantine_period_s
         )
-        self._hosts: tuple[str | None, ...] = ()
+        self._hosts: tuple[FailureDomain | None, ...] = ()
         self._nodes: Sequence[Node] = ()
         self._looked_s = -math.inf
         self._wanted: Use | Wait | None = None
@@ -201,33 +162,20 @@ class HostWatch:
                 cluster.ask(decision.needed, decision.avoid)
                 if (decision.why != said and waited_s - said_s >= LOOK_S) or waited_s - said_s >= SAY_EVERY_S:
                     said_s, said = waited_s, decision.why
-                    self._notice(self._waiting(decision, step, waited_s))
+                    left_s = max(0.0, self._limits.wait_for_hosts_s - waited_s)
+                    self._emit(HostsAwaited(needed=decision.needed, found=decision.why, step=step, left_s=left_s))
                 if waited_s >= self._limits.wait_for_hosts_s:
-                    raise TooFewHosts(self._gave_up(decision, step, waited_s))
+                    raise TooFewHosts(gave_up(decision, cluster, step=step, waited_s=waited_s))
             self._clock.sleep(WAIT_LOOK_S)
 
     def _begin(self, cluster: Cluster, decision: Use, rules: Rules) -> None:
         cluster.place(decision.avoid, has_own_machines=decision.has_own_machines)
         if decision.avoid or decision.num_hosts < rules.most:
-            self._notice(f"{_hosts(decision.num_hosts)} of {_asked(rules)}: {decision.why}")
+            self._emit(
+                HostsChosen(num_hosts=decision.num_hosts, least=rules.least, most=rules.most, reason=decision.why)
+            )
 
-    def _waiting(self, decision: Wait, step: int, waited_s: float) -> str:
-        left_s = max(0.0, self._limits.wait_for_hosts_s - waited_s)
-        return (
-            f"waiting for hosts: {decision.needed} needed, found {decision.why}. Everything up to step {step} is "
-            "committed; the run goes on "
-            f"as soon as there are enough, and ends in {left_s:.0f} s if there are not"
-        )
-
-    def _gave_up(self, decision: Wait, step: int, waited_s: float) -> str:
-        return (
-            f"Found {decision.why}, for {waited_s:.0f} s. Expected room for at least {_hosts(decision.needed)} with "
-            f"{_amounts(self._cluster)} "
-            f"each. The state is intact at step {step}: add machines, then `podembed resume` goes on; or lower the "
-            "minimum (--hosts MIN-MAX)."
-        )
-
-    def _resting(self) -> Mapping[str, float]:
+    def _resting(self) -> Mapping[FailureDomain, float]:
         return self._quarantine.resting(self._clock.monotonic_s())
 
     # ------------------------------------------------------------------ while a generation runs
@@ -237,7 +185,7 @@ class HostWatch:
         self._is_quiet = False
         self._hosts = (None,) * len(handles)
         if self._cluster is not None:
-            self._hosts = tuple(self._cluster.machine_of(pair.host) for pair in handles)
+            self._hosts = tuple(self._cluster.domain_of(pair.host) for pair in handles)
             self._cluster.began(handles)
         leaving, self._leaving = self._leaving, None
         if leaving is None:
@@ -251,10 +199,7 @@ class HostWatch:
             seconds=self._clock.monotonic_s() - leaving.began_s,
         )
         self.changes.append(change)
-        self._notice(
-            f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
-            f"{change.cause}"
-        )
+        self._emit(HostsChanged(change=change))
 
     def look(self) -> None:
         """Looks at the cluster, if the last look was long enough ago. Called whenever the driver waits.
@@ -348,15 +293,15 @@ class HostWatch:
         return Stay() if is_growth and self._grows < 2 else change
 
     def _is_on_leaving_machine(self) -> bool:
-        going = {node.id for node in self._nodes if node.is_draining}
-        return any(machine in going for machine in self._hosts)
+        going = {node.domain for node in self._nodes if node.is_draining}
+        return any(domain in going for domain in self._hosts)
 
     def _say(self, change: Change) -> None:
         match change:
             case LeaveAtCommit(why=why):
-                self._notice(f"hosts change at the next commit: {why}")
+                self._emit(HostsWillChange(is_at_commit=True, reason=why))
             case LeaveAfterWindow(why=why):
-                self._notice(f"hosts change after this window, which is committed: {why}")
+                self._emit(HostsWillChange(is_at_commit=False, reason=why))
 
     # ------------------------------------------------------------------ after a fault
 
@@ -376,7 +321,7 @@ class HostWatch:
         self._leaving = None
         marked = self._marked(failure.failures)
         if group is not None:
-            marked = self._marked_by_kernel(marked)
+            marked = marked_by_kernel(marked, self._cluster)
         decision = after_failure(
             marked,
             budget=self.budget,
@@ -399,8 +344,8 @@ class HostWatch:
             return list(failures)
         nodes = self._cluster.look()
         seen = {node.id: node for node in (*self._nodes, *(nodes or ()))}
-        announced = {node.id for node in seen.values() if node.is_draining} | self._cluster.left()
-        going = {host for host, machine in self._machines().items() if machine in announced}
+        announced = {node.domain for node in seen.values() if node.is_draining} | self._cluster.left()
+        going = {host for host, domain in self._domains().items() if domain in announced}
         # The others notice the end of a connection, and their devices abort, long before the cluster says whose machine
         # it was.
         lost = [f for f in roots(failures) if f.kind is not FailureKind.PEER and f.worker and f.worker.is_host]
@@ -409,39 +354,23 @@ class HostWatch:
             return list(failures)
         return [replace(failure, is_preemption=failure.kind is not FailureKind.ERROR) for failure in failures]
 
-    def _marked_by_kernel(self, failures: Sequence[Failure]) -> list[Failure]:
-        """The failures, those of processes that the kernel killed for want of memory marked as such."""
-        died = {
-            f.worker
-            for f in roots(failures)
-            if f.worker and f.kind is FailureKind.DIED and not f.is_preemption and not f.memory
-        }
-        killed = self._cluster.killed_for_memory(died) if self._cluster is not None and died else set()
-        return [
-            replace(failure, memory="host", message=f"killed by the kernel for want of memory ({failure.message})")
-            if failure.worker in killed
-            else failure
-            for failure in failures
-        ]
-
     def _note(self, failures: Sequence[Failure]) -> None:
-        """Charges machines with the faults on them, and says which of them rest from now on."""
+        """Charges failure domains with the faults in them, and says which of them rest from now on."""
         now_s = self._clock.monotonic_s()
         lost = [
             failure for failure in roots(failures) if failure.kind is not FailureKind.PEER and not failure.is_preemption
         ]
-        hosts, machines = {_host_of(failure) for failure in lost}, self._machines()
-        for machine in {machine for host, machine in machines.items() if host in hosts}:
-            self._quarantine = self._quarantine.noted(machine, now_s)
-            left_s = self._quarantine.resting(now_s).get(machine)
-            if left_s is not None and len(self._nodes) > 1:
-                label = next((node.label for node in self._nodes if node.id == machine), machine[:8])
-                self._notice(f"{label} is not used for {left_s:.0f} s: hosts failed on it again and again")
+        hosts, domains = {_host_of(failure) for failure in lost}, self._domains()
+        for domain in {domain for host, domain in domains.items() if host in hosts}:
+            self._quarantine = self._quarantine.noted(domain, now_s)
+            left_s = self._quarantine.resting(now_s).get(domain)
+            if left_s is not None and len({node.domain for node in self._nodes}) > 1:
+                self._emit(MachineRests(machine=domain.label, seconds=left_s))
 
-    def _machines(self) -> Mapping[int, str]:
-        """By host, the machine that it is on; while a generation starts, that on which it was put."""
+    def _domains(self) -> Mapping[int, FailureDomain]:
+        """By host, the domain that it is in; while a generation starts, that in which it was put."""
         if self._hosts:
-            return {host: machine for host, machine in enumerate(self._hosts) if machine is not None}
+            return {host: domain for host, domain in enumerate(self._hosts) if domain is not None}
         return self._cluster.placed() if self._cluster is not None else {}
 
 
@@ -457,16 +386,3 @@ def _step_of(group: WorkerGroup) -> int | None:
 def _host_of(failure: Failure) -> int | None:
     """Number of the host that a process belongs to."""
     return None if failure.worker is None else failure.worker.number
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'}"
-
-
-def _asked(rules: Rules) -> str:
-    return _hosts(rules.most) if rules.least == rules.most else f"{rules.least} to {_hosts(rules.most)}"
-
-
-def _amounts(cluster: Cluster | None) -> str:
-    resources = cluster.rules().resources if cluster is not None else {}
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -2,13 +2,16 @@
 when hosts leave.
 
 No clock, no Ray: `orchestrator.cluster.ray_nodes` looks, `orchestrator.decisions.host_watch` remembers and acts. A
-machine is a node of the cluster; a host is a pair of processes with resources of its own on one of them.
+machine is a node of the cluster; a host is a pair of processes with resources of its own on one of them. A machine is
+used or avoided together with the others of its failure domain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 
 # A commit takes about as long as the last one, but not surely.
 COMMIT_MARGIN_S = 3.0
@@ -21,7 +24,7 @@ class Node:
 
     Attributes:
       id: of the machine's life in the cluster; one that comes back has another.
-      address: for messages.
+      domain: what it fails, leaves and rests with.
       total: its resources.
       free: those that nobody has reserved.
       own_hosts: places for hosts that this run has reserved there; not in `free`.
@@ -30,16 +33,12 @@ class Node:
     """
 
     id: str
-    address: str = ""
+    domain: FailureDomain
     total: Mapping[str, float] = field(default_factory=dict)
     free: Mapping[str, float] = field(default_factory=dict)
     own_hosts: int = 0
     is_draining: bool = False
     drain_unix_s: float | None = None
-
-    @property
-    def label(self) -> str:
-        return f"{self.address or 'machine'} ({self.id[:8]})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +100,20 @@ def _fits(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
 
 
 def choose_hosts(
-    nodes: Sequence[Node], rules: Rules, *, quarantined: Mapping[str, float], as_if_free: bool = False
+    nodes: Sequence[Node], rules: Rules, *, quarantined: Mapping[FailureDomain, float], as_if_free: bool = False
 ) -> Use | Wait:
     """As many hosts as there is room for, within the rules.
 
     Args:
-      quarantined: machines not to be used, and for how many seconds yet. Not heeded for the only machine of a cluster.
+      quarantined: domains not to be used, and for how many seconds yet. Not heeded for the only one of a cluster.
       as_if_free: count what others have reserved as well, and what is not yet known to be free again.
     """
     able = [node for node in nodes if _fits(node.total, rules.resources) or (rules.may_share and node.total.get("CPU"))]
-    is_only = len(able) == 1
-    leaving = {node.id for node in able if node.is_draining}
-    resting = {node.id: quarantined[node.id] for node in able if node.id in quarantined and not is_only} | {}
+    is_only = len({node.domain for node in able}) == 1
+    # A machine that goes takes its whole domain with it.
+    going = {node.domain for node in nodes if node.is_draining}
+    leaving = {node.id for node in able if node.domain in going}
+    resting = {node.id: quarantined[node.domain] for node in able if node.domain in quarantined and not is_only} | {}
     avoid = frozenset(leaving | resting.keys())
     places = [room(node, rules, as_if_free=as_if_free) for node in able if node.id not in avoid]
     found, machines = sum(places), sum(1 for count in places if count)
@@ -186,7 +187,7 @@ class Pace:
 
 def when_to_change(
     nodes: Sequence[Node],
-    hosts: Sequence[str | None],
+    hosts: Sequence[FailureDomain | None],
     *,
     wanted: Use | Wait,
     pace: Pace,
@@ -196,17 +197,18 @@ def when_to_change(
 
     Args:
       nodes: of the last look.
-      hosts: by host, the machine that it is on.
+      hosts: by host, the domain that it is in.
       wanted: what `choose_hosts` says to these nodes.
     """
-    going = {node.id: node for node in nodes if node.is_draining}
-    leaving = tuple(host for host, machine in enumerate(hosts) if machine in going)
+    going = [node for node in nodes if node.is_draining and node.domain in hosts]
+    domains = {node.domain for node in going}
+    leaving = tuple(host for host, domain in enumerate(hosts) if domain in domains)
     if leaving:
-        labels = sorted({going[str(hosts[host])].label for host in leaving})
+        labels = sorted(domain.label for domain in domains)
         why = (
             f"{', '.join(labels)} is about to leave" if len(labels) == 1 else f"{', '.join(labels)} are about to leave"
         )
-        deadlines = [at for host in leaving if (at := going[str(hosts[host])].drain_unix_s) is not None]
+        deadlines = [node.drain_unix_s for node in going if node.drain_unix_s is not None]
         if not deadlines:
             return LeaveAtCommit(why=why)
         left_s = min(deadlines) - now_unix_s

@@ -1,5 +1,5 @@
-"""`Quarantine`: machines on which hosts failed again and again, and until when they are not used. A value; it knows no
-clock.
+"""`Quarantine`: failure domains in which hosts failed again and again, and until when they are not used. A value; it
+knows no clock.
 """
 
 from __future__ import annotations
@@ -7,31 +7,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
     """See the module.
 
     Attributes:
-      after: faults within `period_s` after which a machine rests.
+      after: faults within `period_s` after which a domain rests.
       first_s: how long at first; each further fault doubles it, up to `period_s`.
-      faults: by machine, when its hosts failed, rising.
+      faults: by domain, when its hosts failed, rising.
     """
 
     after: int
     first_s: float
     period_s: float
-    faults: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    faults: Mapping[FailureDomain, tuple[float, ...]] = field(default_factory=dict)
 
-    def noted(self, machine: str, now_s: float) -> Quarantine:
+    def noted(self, domain: FailureDomain, now_s: float) -> Quarantine:
         """The same with one more fault; those older than the period are forgotten."""
-        recent = tuple(at for at in self.faults.get(machine, ()) if now_s - at < self.period_s)
-        return replace(self, faults={**self.faults, machine: (*recent, now_s)})
+        recent = tuple(at for at in self.faults.get(domain, ()) if now_s - at < self.period_s)
+        return replace(self, faults={**self.faults, domain: (*recent, now_s)})
 
-    def resting(self, now_s: float) -> dict[str, float]:
-        """Machines that are not to be used, and for how many seconds yet."""
-        left = {machine: self._until_s(times) - now_s for machine, times in self.faults.items()}
-        return {machine: seconds for machine, seconds in left.items() if seconds > 0}
+    def resting(self, now_s: float) -> dict[FailureDomain, float]:
+        """Domains that are not to be used, and for how many seconds yet."""
+        left = {domain: self._until_s(times) - now_s for domain, times in self.faults.items()}
+        return {domain: seconds for domain, seconds in left.items() if seconds > 0}
 
     def _until_s(self, times: tuple[float, ...]) -> float:
         if len(times) < self.after:

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from podembed.orchestrator.events.progress import HostSlow
 from podembed.workers.liveness.progress import Phase
 
 SLOW_RATIO = 2.0
@@ -19,29 +20,6 @@ WELL_RATIO = 1.5
 # Below this part of a window a difference is of no use to anybody, and mostly noise.
 LEAST_EXCESS = 0.1
 LEAST_ROWS = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowHost:
-    """A host whose own work takes much longer than that of the others, in one window.
-
-    Attributes:
-      ratio: own work over the median of the others'.
-      phase: the one that takes the most more than with the others.
-      phase_s, others_phase_s: seconds in it, here and the median of the others.
-    """
-
-    host: int
-    ratio: float
-    phase: Phase
-    phase_s: float
-    others_phase_s: float
-
-    def describe(self) -> str:
-        return (
-            f"host {self.host} is slow: {self.ratio:.1f} times the work time of the others, most of it in {self.phase} "
-            f"({self.phase_s:.2f} s a window, the others {self.others_phase_s:.2f} s)"
-        )
 
 
 def own_work_s(phase_s: Mapping[Phase, float]) -> float:
@@ -60,7 +38,7 @@ def work_ratios(phase_s: Sequence[Mapping[Phase, float]]) -> list[float]:
 
 def slow_hosts(
     phase_s: Sequence[Mapping[Phase, float]], *, window_s: float, ratio: float = SLOW_RATIO
-) -> list[SlowHost]:
+) -> list[HostSlow]:
     """The slow hosts of a window, by number.
 
     Args:
@@ -78,7 +56,7 @@ def slow_hosts(
         working = [phase for phase in phase_s[host] if not phase.waits_for_others]
         phase = max(working, key=lambda name: phase_s[host][name] - usual[name])
         found.append(
-            SlowHost(
+            HostSlow(
                 host=host,
                 ratio=found_ratio,
                 phase=phase,

@@ -11,22 +11,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from podembed.embedding.lookup.owner_pooled import why_not_pooled
 from podembed.embedding.lookup.placement import Way, place_tables, ways
 from podembed.embedding.table_spec import TableSpec
-from podembed.orchestrator.api.text import columns, printable
-from podembed.orchestrator.inspect.inspect_run import format_bytes
+from podembed.orchestrator.api.text import columns, format_bytes, printable
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import features_per_table, table_specs
+from podembed.workers.job.tables import features_per_table, table_specs, why_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTable:
-    """One table. `hosts`: who owns buckets of it, rising."""
+    """One table.
+
+    Attributes:
+      hosts: who owns buckets of it, rising.
+      why: it lies so, and why its rows travel where one host has them all.
+      is_pooled: its one host pools the bags of its features; otherwise rows travel.
+    """
 
     spec: TableSpec
     way: Way
     num_features: int
     hosts: tuple[int, ...]
+    why: str
+    is_pooled: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.hosts) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +83,26 @@ def plan(
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before)
     found = ways(specs, num_hosts=num_hosts)
     tables = tuple(
-        PlannedTable(spec=spec, way=way, num_features=count, hosts=tuple(int(host) for host in np.unique(placed)))
-        for spec, way, count, placed in zip(specs, found, counts, owners, strict=True)
+        _table(spec, way, count, placed, why=why)
+        for spec, way, count, placed, why in zip(specs, found, counts, owners, why_rows(job), strict=True)
     )
     return Plan(tables=tables, hosts=tuple(_host(host, tables, owners, before) for host in range(num_hosts)))
+
+
+def _table(spec: TableSpec, way: Way, num_features: int, owners: np.ndarray, *, why: str | None) -> PlannedTable:
+    """`why`: rows must travel for the features' sake."""
+    hosts = tuple(int(host) for host in np.unique(owners))
+    why = why or why_not_pooled(spec)
+    is_whole = len(hosts) == 1
+    reason = "there is one host" if is_whole and not way.is_whole else way.reason
+    return PlannedTable(
+        spec=spec,
+        way=way,
+        num_features=num_features,
+        hosts=hosts,
+        why=f"{reason}; {why}, so rows travel" if is_whole and why else reason,
+        is_pooled=is_whole and not why,
+    )
 
 
 def _host(
@@ -90,20 +118,21 @@ def _host(
     incoming = None
     if before is not None:
         incoming = size([mask & ~was for mask, was in zip(now, held(before), strict=True)])
-    pooled = sum(table.num_features for table in tables if table.way.is_whole and table.hosts == (host,))
+    pooled = sum(table.num_features for table in tables if table.is_pooled and table.hosts == (host,))
     return PlannedHost(shard_bytes=size(now), num_pooled=pooled, incoming_bytes=incoming)
 
 
 def summary(found: Plan) -> str:
-    """One line: how many tables lie which way, and what a host holds."""
-    whole = sum(table.way.is_whole for table in found.tables)
+    """One line: how many tables lie which way, what a host holds, and what another host held before."""
+    whole = sum(table.is_whole for table in found.tables)
     sizes = [host.shard_bytes for host in found.hosts]
     cut = len(found.tables) - whole
     parts = [f"{whole} whole at one host"] * bool(whole) + [f"{cut} cut over the hosts"] * bool(cut)
     least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
-    return (
-        f"tables: {', '.join(parts)}; a host holds {least if least == most else f'{least} to {most}'} of rows and slots"
-    )
+    held = least if least == most else f"{least} to {most}"
+    moving = sum(host.incoming_bytes or 0 for host in found.hosts)
+    moves = f", {format_bytes(moving)} change hosts" if moving else ""
+    return f"tables: {', '.join(parts)}; a host holds {held} of rows and slots{moves}"
 
 
 def render(found: Plan) -> str:
@@ -123,9 +152,9 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
     for table in tables:
         spec = table.spec
         rule = (type(spec.optimizer), *spec.widths.items())
-        kind = (spec.num_rows, spec.dim, rule, spec.layout.num_buckets, table.num_features, table.way)
+        kind = (spec.num_rows, spec.dim, rule, spec.layout.num_buckets, table.num_features, table.way, table.why)
         # A cut table lies on all hosts; whole ones may lie anywhere.
-        groups.setdefault((*kind, () if table.way.is_whole else table.hosts), []).append(table)
+        groups.setdefault((*kind, () if table.is_whole else table.hosts), []).append(table)
     return [*groups.values()]
 
 
@@ -145,16 +174,16 @@ def _line(tables: Sequence[PlannedTable], num_hosts: int) -> tuple[str, ...]:
         str(spec.layout.num_buckets),
         str(table.num_features),
         _where(tables, num_hosts),
-        table.way.reason,
+        table.why,
     )
 
 
 def _where(tables: Sequence[PlannedTable], num_hosts: int) -> str:
     hosts = sorted({host for table in tables for host in table.hosts})
+    if not tables[0].is_whole:
+        return "all hosts" if len(hosts) == num_hosts else f"{len(hosts)} of {num_hosts} hosts"
     if len(tables) == 1:
-        return "all hosts" if len(hosts) == num_hosts > 1 else f"host {', '.join(map(str, hosts))}"
-    if not tables[0].way.is_whole:
-        return "all hosts"
+        return f"host {hosts[0]}"
     counts = [sum(table.hosts == (host,) for table in tables) for host in hosts]
     least, most = min(counts), max(counts)
     share = f"{least}" if least == most else f"{least} to {most}"

@@ -9,18 +9,19 @@ changes: another phase, another table, or over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.stragglers import (
     WELL_RATIO,
     Imbalance,
-    SlowHost,
     imbalance,
     is_notable,
     slow_hosts,
     work_ratios,
 )
+from podembed.orchestrator.events.event import Emit, Event
+from podembed.orchestrator.events.progress import HostKeepsUp, HostSlow, IdsAltered, OwnerBusy, OwnersEven
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.workers.host.spec import HostWindow
 from podembed.workers.liveness.progress import Phase
@@ -53,8 +54,9 @@ class WindowHealth:
     Args:
       deadlines: those that the group began with.
       is_fixed: whether the user set the deadline of a step.
-      tables: names, for the notices.
-      notice: told them by `take`.
+      tables: names, for the events.
+      invalid_ids: by table, what happens to ids outside its vocabulary.
+      emit: told them by `take`.
 
     Attributes:
       slowest: the largest ratio of a host's own work to the others' in the last window.
@@ -62,12 +64,14 @@ class WindowHealth:
     """
 
     def __init__(
-        self, deadlines: Deadlines, *, is_fixed: bool, tables: Sequence[str], notice: Callable[[str], None]
+        self, deadlines: Deadlines, *, is_fixed: bool, tables: Sequence[str], invalid_ids: Sequence[str], emit: Emit
     ) -> None:
         self._deadlines = deadlines
         self._is_fixed = is_fixed
         self._tables = tables
-        self._notice = notice
+        self._invalid_ids = invalid_ids
+        self._owners: Mapping[str, Sequence[int]] = {}
+        self._emit = emit
         self._step_s: deque[float] = deque(maxlen=_KEPT_STEPS)
         # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another
         # in each window.
@@ -83,64 +87,76 @@ class WindowHealth:
         return self._deadlines.for_steps(self._step_s, is_fixed=self._is_fixed)
 
     @staticmethod
-    def of(config: FailureConfig, tables: Sequence[str], *, notice: Callable[[str], None]) -> WindowHealth:
+    def of(config: FailureConfig, tables: Sequence[str], *, invalid_ids: Sequence[str], emit: Emit) -> WindowHealth:
         """For a group that begins."""
         step_s = config.worker_step_timeout_s
         deadlines = Deadlines(start_s=config.start_timeout_s, step_s=step_s, storage_s=step_s)
-        return WindowHealth(deadlines, is_fixed=config.step_timeout_s is not None, tables=tables, notice=notice)
+        return WindowHealth(
+            deadlines,
+            is_fixed=config.step_timeout_s is not None,
+            tables=tables,
+            invalid_ids=invalid_ids,
+            emit=emit,
+        )
+
+    def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
+        """Takes in the owner of each bucket, by table: whether a busy owner has much of a table shows the cause."""
+        self._owners = owners
 
     def take(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> Deadlines:
         """Takes a window in, tells what is to be told, and returns the deadlines of the next one."""
         for told in self.window(hosts, seconds=seconds, num_steps=num_steps):
-            self._notice(told)
+            self._emit(told)
         return self.deadlines
 
-    def window(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> list[str]:
+    def window(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> list[Event]:
         """Takes a window in. Returns what should be told about it."""
         self._step_s.append(seconds / num_steps)
         phase_s = [host.phase_s for host in hosts]
         self.slowest = max(work_ratios(phase_s), default=1.0)
         self.imbalance = imbalance([host.rows_asked for host in hosts])
-        return self._tell_slow(phase_s, seconds) + self._tell_uneven(len(hosts)) + self._tell_altered(hosts)
+        return [*self._tell_slow(phase_s, seconds), *self._tell_uneven(len(hosts)), *self._tell_altered(hosts)]
 
-    def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[str]:
+    def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[Event]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
         limping = {found.host for found in slow_hosts(phase_s, window_s=window_s, ratio=WELL_RATIO)}
-        told = []
+        told: list[Event] = []
         for host in range(len(phase_s)):
             lasting, by_phase = self._slow.setdefault(host, (_Lasting(), _Lasting()))
-            found: SlowHost | None = slow.get(host)
+            found: HostSlow | None = slow.get(host)
             if found is None and host in limping and lasting.told is not None:
                 continue  # neither slow nor well: what was told still holds
             was_slow, is_other_phase = lasting.told is not None, by_phase.see(found and found.phase)
             if not lasting.see(found and host) and not (found and was_slow and is_other_phase):
                 continue
             by_phase.told = found and found.phase
-            told += [found.describe()] if found else [f"host {host} keeps up with the others again"] if was_slow else []
+            told += [found] if found else [HostKeepsUp(host=host)] if was_slow else []
         return told
 
-    def _tell_altered(self, hosts: Sequence[HostWindow]) -> list[str]:
+    def _tell_altered(self, hosts: Sequence[HostWindow]) -> list[Event]:
         """Once a table: a vocabulary that is too small, or a wrong column, shows here first."""
         counts = [sum(of_table) for of_table in zip(*(host.altered_ids for host in hosts), strict=True)]
         new = [at for at, count in enumerate(counts) if count and at not in self._altered]
         self._altered.update(new)
-        return [
-            f"{counts[at]:,} ids outside the vocabulary of table '{self._tables[at]}' in a window were dropped, "
-            "clipped or hashed, as its invalid_ids says; more of them are not told"
-            for at in new
-        ]
+        return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]
 
-    def _tell_uneven(self, num_hosts: int) -> list[str]:
+    def _tell_uneven(self, num_hosts: int) -> list[Event]:
         found = self.imbalance
         was_uneven = self._uneven.told is not None
         if not self._uneven.see((found.host, found.table) if is_notable(found.ratio, num_hosts) else None):
             return []
         if self._uneven.told is None:
-            return ["rows are asked of all owners evenly again"] if was_uneven else []
+            return [OwnersEven()] if was_uneven else []
         name = self._tables[found.table] if found.table < len(self._tables) else f"number {found.table}"
+        owners = self._owners.get(name, ())
         return [
-            f"host {found.host} is asked for {found.ratio:.1f} times the rows of the mean owner ({found.rows:,} in a "
-            "window), most of them of "
-            f"table '{name}': its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are "
-            "looked up"
+            OwnerBusy(
+                host=found.host,
+                ratio=found.ratio,
+                rows=found.rows,
+                table=name,
+                held_buckets=sum(owner == found.host for owner in owners),
+                num_buckets=len(owners),
+                num_hosts=num_hosts,
+            )
         ]

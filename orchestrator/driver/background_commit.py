@@ -25,7 +25,7 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import WorkerFailure, cause
 from podembed.orchestrator.commit.lease import PublicationUnsettled
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
-from podembed.orchestrator.commit.patience import FailedSave, Patience, SavesFailed
+from podembed.orchestrator.commit.patience import Patience, SavesFailed
 from podembed.orchestrator.driver.publication import (
     Answer,
     Committed,
@@ -34,8 +34,10 @@ from podembed.orchestrator.driver.publication import (
     PublishingThread,
     SaveLost,
     Unsettled,
-    sentence,
+    in_words,
 )
+from podembed.orchestrator.events.commits import CommitUnsettled, LastCommitTried, PublicationAbandoned, SaveFailed
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.worker_group import Call, WorkerGroup
 from podembed.workers.storage.errors import StorageFull
 
@@ -79,7 +81,7 @@ class BackgroundCommits:
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       acknowledge: told each published commit and the seconds since it began.
       failed: told each save that failed.
-      notice: told when nobody knows whether a commit stands.
+      emit: told when nobody knows whether a commit stands.
       patience: what is borne of the storage.
       publisher: by default a thread of its own.
       is_stopping: whether somebody has asked the run to end and waits for it.
@@ -98,8 +100,8 @@ class BackgroundCommits:
         head: Manifest | None,
         full_every: int,
         acknowledge: Callable[[Manifest, float], None],
-        failed: Callable[[FailedSave], None] = lambda save: None,
-        notice: Callable[[str], None] = lambda text: None,
+        failed: Callable[[SaveFailed], None] = lambda save: None,
+        emit: Emit = lambda event: None,
         patience: Patience | None = None,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Publisher | None = None,
@@ -114,12 +116,12 @@ class BackgroundCommits:
         self._full_every = full_every
         self._acknowledge = acknowledge
         self._failed = failed
-        self._notice = notice
+        self._emit = emit
         self._patience = patience or Patience()
         self._clock = clock
         self._is_stopping = is_stopping
         self._under_way: _Save | None = None
-        self._last_failure: FailedSave | None = None
+        self._last_failure: SaveFailed | None = None
         self._is_insisting = False
         self._is_leaving = False
         self._publisher = publisher or PublishingThread()
@@ -221,11 +223,7 @@ class BackgroundCommits:
           timeout_s: how long it is waited for; then it is left behind, and what it does may come about or not.
         """
         if not self._publisher.close(timeout_s=timeout_s):
-            self._notice(
-                f"left while the storage had not answered for {timeout_s:.0f} s. What was committed stands; whether "
-                "the commit that was being "
-                "published does, the next driver finds out"
-            )
+            self._emit(PublicationAbandoned(waited_s=timeout_s or 0.0))
 
     def _start(self, step: int, publication: Publication) -> None:
         begun_s = self._clock.monotonic_s()
@@ -281,17 +279,19 @@ class BackgroundCommits:
         if self._is_leaving or now_s + wait_s > since_s + self._patience.timeout_s:
             raise unsettled.error
         if before is None:
-            self._notice(
-                f"step {save.step}: the storage failed while the commit was published, and nobody knows whether "
-                "it stands; it is asked again "
-                f"for up to {self._patience.timeout_s:.0f} s. {sentence(unsettled.error.__cause__ or unsettled.error)}"
+            self._emit(
+                CommitUnsettled(
+                    step=save.step,
+                    timeout_s=self._patience.timeout_s,
+                    reason=in_words(unsettled.error.__cause__ or unsettled.error),
+                )
             )
         return _Question(unsettled=unsettled, since_s=since_s, at_s=now_s + wait_s, wait_s=wait_s)
 
     def _count(self, step: int, lost: SaveLost) -> None:
         self.failed_in_a_row += 1
         self._needs_all = self._needs_all or lost.needs_all
-        self._last_failure = FailedSave(
+        self._last_failure = SaveFailed(
             step=step,
             reason=lost.reason,
             in_a_row=self.failed_in_a_row,
@@ -331,11 +331,7 @@ class BackgroundCommits:
 
     def _tell_stop(self, seconds: float) -> None:
         reason = self._last_failure.reason if self._last_failure else "it has not answered yet."
-        self._notice(
-            f"the run is to end, but the storage fails its last commit: {reason} It is tried again for up to "
-            f"{max(0.0, seconds):.0f} s. Ctrl-C once "
-            f"more leaves at once; a resume then goes on from step {self.committed_step}"
-        )
+        self._emit(LastCommitTried(committed_step=self.committed_step, timeout_s=max(0.0, seconds), reason=reason))
 
     def _give_up(self, found: str) -> SavesFailed:
         head_step = self.committed_step if self.head else None

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.commit.patience import FailedSave, Patience
+from podembed.orchestrator.commit.patience import Patience
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
 from podembed.orchestrator.driver.publication import RunPublication
 from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.events.commits import CommitDelayed, Committed, SaveFailed
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.orchestrator.run.history_record import HistoryRecord
 
@@ -50,7 +51,7 @@ class Committing:
             full_every=shared.config.checkpoint_config.full_every,
             acknowledge=self._acknowledged,
             failed=self._failed,
-            notice=shared.reporter.notice,
+            emit=shared.emit,
             patience=Patience(max_failed_saves=limits.max_failed_saves, timeout_s=limits.storage_timeout_s),
             clock=shared.clock,
             publisher=shared.publisher(),
@@ -68,11 +69,7 @@ class Committing:
         self.commits.begin(step, self._publication(step))
         waited_s = clock.monotonic_s() - started_s
         if waited_s >= NOTABLE_WAIT_S:
-            self._shared.reporter.notice(
-                f"step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before} was still "
-                "being written. "
-                f"Commit less often, or give the run a faster storage"
-            )
+            self._shared.emit(CommitDelayed(step=step, before_step=before, waited_s=waited_s))
 
     def conclude(self, step: int) -> None:
         """Waits for a commit of the run's last step, and looks whether it is there.
@@ -105,18 +102,21 @@ class Committing:
             num_hosts=self._group.num_hosts,
             metrics=journal.metrics_at(step),
             read_back=shared.config.checkpoint_config.read_back,
+            unix_s=shared.clock.wall_s,
         )
 
     def _acknowledged(self, manifest: Manifest, seconds: float) -> None:
         shared = self._shared
         self._group.acknowledge(manifest.name)
         shared.watch.committed(seconds)
-        shared.reporter.commit(manifest.name, size_bytes=manifest.written_bytes, seconds=seconds)
+        shared.emit(
+            Committed(name=manifest.name, step=manifest.step, size_bytes=manifest.written_bytes, seconds=seconds)
+        )
         shared.journal.tell()
 
-    def _failed(self, save: FailedSave) -> None:
+    def _failed(self, save: SaveFailed) -> None:
         shared = self._shared
         shared.journal.tell()
         shared.journal.history.failed_saves += 1
         shared.saves.failed(save.step)
-        shared.reporter.notice(str(save))
+        shared.emit(save)

@@ -1,6 +1,6 @@
 """What a run tells its user while it goes on: a live panel on a terminal, plain lines elsewhere.
 
-The driver reports facts as values; how they look is decided here and nowhere else.
+The driver emits events; `events.sentences` puts them into words, and how these look is decided here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,84 +19,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.orchestrator.api.text import format_duration, format_rate
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import Evaluated, WindowReport
+from podembed.orchestrator.events.run import Recovered
+from podembed.orchestrator.events.sentences import commit_line, sentence
 from podembed.workers.job.ranking import Baseline
 
 LINE_INTERVAL_S = 5.0
 PHASES_INTERVAL_S = 30.0
 LINE_WIDTH = 80
-NOTABLE_PART_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowReport:
-    """State of a run after a window of steps.
-
-    Attributes:
-      loss: mean over the window's steps.
-      phase_s: seconds a step of each phase, on host 0.
-      committed_unix_s: time of the last commit, None before the first.
-      staleness: as in the job.
-      slowest: own work time of the slowest host over that of the others; see `orchestrator.decisions.stragglers`.
-      imbalance: rows asked of the busiest owner over the mean of all.
-      failed_saves: saves that failed since the last commit.
-      left_s: seconds to the end of the run at the pace of this call so far; None where that is not known yet.
-    """
-
-    step: int
-    total_steps: int
-    samples_per_s: float
-    loss: float
-    phase_s: Mapping[str, float]
-    num_hosts: int
-    generation: int
-    committed_step: int
-    committed_unix_s: float | None
-    staleness: int
-    slowest: float = 1.0
-    imbalance: float = 1.0
-    failed_saves: int = 0
-    left_s: float | None = None
-
-
-class Reporter(Protocol):
-    """Who is told about the facts of a run."""
-
-    def activity(self, what: str) -> None:
-        """What is being done from now on, while no window is trained. The next activity, the next window and `close`
-        end it.
-        """
-        ...
-
-    def notice(self, text: str) -> None: ...
-
-    def window(self, report: WindowReport) -> None: ...
-
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
-
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
-
-    def recovery(self, recovery: Recovery) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class SilentReporter:
-    """Tells nobody."""
-
-    def activity(self, what: str) -> None: ...
-
-    def notice(self, text: str) -> None: ...
-
-    def window(self, report: WindowReport) -> None: ...
-
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None: ...
-
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None: ...
-
-    def recovery(self, recovery: Recovery) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class LastingConsole(Console):
@@ -123,6 +55,9 @@ class ConsoleReporter:
         self._live: Live | None = None
         self._is_panel = False
         self._last_line_s = self._last_phases_s = -math.inf
+
+    def event(self, event: Event) -> None:
+        """Of what happened it shows sentences, which come to `notice`."""
 
     def activity(self, what: str) -> None:
         now_s = self._monotonic_s()
@@ -163,76 +98,19 @@ class ConsoleReporter:
         self._live.start()
 
     def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
-        best = "" if best_auc is None else f"  (best reachable {best_auc:.4f})"
-        losses = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.losses.items())
-        shown = "  ".join(filter(None, ["  ".join(figures(evaluation, baseline)) + best, losses]))
-        self.notice(f"step {evaluation.step:>6}  evaluation: {shown}  on {evaluation.num_samples:,} samples")
+        self.notice(sentence(Evaluated(evaluation=evaluation, best_auc=best_auc, baseline=baseline)))
 
     def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
-        self.notice(f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s")
+        self.notice(commit_line(name, size_bytes=size_bytes, seconds=seconds))
 
     def recovery(self, recovery: Recovery) -> None:
-        self.notice(
-            f"recovered in {recovery.total_s:.1f} s as generation {recovery.generation}: {recovery.discarded_steps} "
-            "steps discarded, "
-            f"back at step {recovery.base_step}; noticed within {recovery.detect_s:.1f} s, stop {recovery.stop_s:.1f} "
-            "s, "
-            f"start {recovery.start_s:.1f} s, restore {recovery.restore_s:.1f} s, compile {recovery.compile_s:.1f} s"
-            f"{_parts(recovery)}{_kept(recovery)}"
-        )
+        self.notice(sentence(Recovered(recovery=recovery)))
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
             self._is_panel = False
-
-
-def _parts(recovery: Recovery) -> str:
-    """What a start consists of, the parts that anybody would notice."""
-    long = [f"{name} {seconds:.1f}" for name, seconds in recovery.parts_s.items() if seconds >= NOTABLE_PART_S]
-    return f" (of these: {', '.join(long)})" if long else ""
-
-
-def _kept(recovery: Recovery) -> str:
-    """What the hosts that lived on spared."""
-    if not recovery.survivors:
-        return ""
-    return f"; hosts that lived on: {recovery.survivors}, {describe_filling(asdict(recovery))}"
-
-
-def describe_filling(filling: Mapping[str, Any]) -> str:
-    """Where the rows of a generation came from, with numbers; `filling` as `WorkerGroup.filling`."""
-    moved = ""
-    if filling["buckets_moved"]:
-        size = format_bytes(filling["bytes_moved"])
-        moved = f", moved {filling['buckets_moved']} from host to host ({size} in {filling['move_s']:.1f} s)"
-    size = format_bytes(filling["bytes_read"])
-    return (
-        f"buckets kept {filling['buckets_kept']} (undone in {filling['undo_s']:.1f} s, verified in "
-        f"{filling['verify_s']:.1f} s){moved}, "
-        f"read {filling['buckets_read']} ({size} in {filling['read_s']:.1f} s)"
-    )
-
-
-def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
-    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is
-    known.
-    """
-    known = {} if baseline is None else baseline.figures
-    return [
-        f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")
-        for name, value in evaluation.figures.items()
-    ]
-
-
-def format_bytes(size_bytes: float) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TiB"
 
 
 def _age(report: WindowReport) -> str:
@@ -272,21 +150,6 @@ def _lines(report: WindowReport) -> list[str]:
         else:
             lines.append(f"  {part}")
     return lines
-
-
-def format_rate(per_s: float) -> str:
-    """Whole numbers, and millions from ten of them on."""
-    return f"{per_s:,.0f}" if per_s < 1e7 else f"{per_s / 1e6:,.1f}M"
-
-
-def format_duration(seconds: float) -> str:
-    """Such as `7 s`, `3:20`, `1:23:45`, and days from two of them on."""
-    whole = max(0, round(seconds))
-    minutes, rest_s = divmod(whole, 60)
-    hours, rest_m = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{rest_m:02}:{rest_s:02}" if hours else f"{rest_m}:{rest_s:02}" if minutes else f"{whole} s"
 
 
 @dataclass(frozen=True, slots=True)

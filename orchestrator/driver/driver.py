@@ -7,24 +7,24 @@ evaluates. A host fault ends it, and the next one begins from the last commit.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.config import Result, RunConfig, ScalingConfig, check_policies
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed, WorkerFailure
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
-from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.decisions.host_watch import Cluster
-from podembed.orchestrator.driver.console import Reporter
 from podembed.orchestrator.driver.generation import Finished, Generation, Placement
 from podembed.orchestrator.driver.publication import Publisher, PublishingThread
 from podembed.orchestrator.driver.recovery import Fault
 from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.group.worker_group import Backend
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.liveness.progress import Laps
-from podembed.workers.storage.errors import StorageError
 
 
 class Driver:
@@ -37,6 +37,7 @@ class Driver:
       backend: how worker processes are started.
       cluster: the machines that they run on; None where there is no cluster.
       reporter: who is told.
+      emit: takes events; the reporter by default.
       stop: asked between windows whether to leave after a commit.
       clock, publisher: time, and what publishes beside this thread; replaced in tests.
     """
@@ -50,11 +51,11 @@ class Driver:
         backend: Backend,
         cluster: Cluster | None = None,
         reporter: Reporter,
+        emit: Emit | None = None,
         stop: StopSignals,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Callable[[], Publisher] = PublishingThread,
     ) -> None:
-        check_policies(run.job, config)
         self.shared = Shared.of(
             run,
             scaling=scaling,
@@ -62,11 +63,11 @@ class Driver:
             backend=backend,
             cluster=cluster,
             reporter=reporter,
+            emit=emit or partial(tell, reporter),
             stop=stop,
             clock=clock,
             publisher=publisher,
         )
-        self._lease: Lease | None = None
 
     def run(self) -> Result:
         """Trains until all steps are done, or until a signal asks to stop.
@@ -81,17 +82,16 @@ class Driver:
         try:
             return self._result(self._generations())
         except StoppedAtStart:
-            if self._lease is None:
+            if shared.claims.lease is None:
                 raise
-            step = shared.run.head_step(self._lease)
+            step = shared.claims.lease.head_step
             shared.journal.history.cut(step)
             return self._result(step)
         finally:
             shared.groups.stop()
             # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
-            if self._lease is not None:
-                with contextlib.suppress(StorageError, OSError):
-                    shared.stop.ending(self._lease.release)
+            if shared.claims.lease is not None:
+                shared.stop.ending(shared.claims.lease.release_if_possible)
 
     def _generations(self) -> int:
         """Generation after generation until one ends well. Returns the step that it ended at, with a commit."""
@@ -122,35 +122,22 @@ class Driver:
         Args:
           placement: who owned what in the generation before; some of its hosts may live on.
         """
-        shared, run = self.shared, self.shared.run
+        shared, claims = self.shared, self.shared.claims
         laps = Laps(shared.clock.monotonic_s)
         patiently = shared.patiently
-        lease = self._lease = run.acquire(patiently)
-        base = patiently(lambda: run.load_base(lease))
+        lease = claims.acquire(patiently)
+        base = patiently(lambda: claims.load_base(lease))
         laps.end("lease")
         generation = Generation(shared, lease, base, before=placement, laps=laps)
-        shared.journal.begin(generation.base_step)
+        shared.journal.begin(generation.base_step, generation=lease.generation)
         return generation
 
     def _result(self, step: int) -> Result:
-        shared, history = self.shared, self.shared.journal.history
-        total_steps = shared.schedule.total_steps
-        return Result(
-            path=shared.run.url,
+        shared, lease = self.shared, self.shared.claims.lease
+        return shared.journal.result(
             step=step,
-            total_steps=total_steps,
-            num_samples=history.num_samples,
-            trained_s=history.trained_s,
-            samples_per_s=history.num_samples / history.trained_s if history.trained_s > 0 else 0.0,
-            median_samples_per_s=history.median_samples_per_s,
-            num_windows=len(history.windows),
-            losses=dict(history.losses),
-            evaluations=tuple(history.evaluations),
-            recoveries=tuple(history.recoveries),
-            phase_s=dict(history.phase_s),
-            commit=self._lease.head if self._lease else None,
-            stopped_by=shared.stop.reason if step < total_steps else None,
-            staleness=shared.run.job.staleness,
-            changes=tuple(shared.watch.changes),
-            failed_saves=history.failed_saves,
+            total_steps=shared.saves.schedule.total_steps,
+            commit=lease.head if lease else None,
+            stopped_by=shared.stop.reason,
+            changes=shared.watch.changes,
         )

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, Evaluation, with_metric
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
+from podembed.orchestrator.api.policy_checks import with_metric
+from podembed.orchestrator.api.result import Evaluation
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores, are_binary, has_logits, weighted_mean
@@ -52,7 +54,7 @@ def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluat
             else "It needs labels 0 and 1"
         )
         raise ConfigurationError(
-            f"Found no {metric} in the evaluation after step {evaluation.step}, and the best commits are told by it. "
+            f"Found no {metric} in the evaluation after step {evaluation.step}, and it decides which commits are best. "
             f"{reason}. Expected one of "
             f"{', '.join(evaluation.values)}. Choose one of them (--metric, CheckpointConfig.metric)."
         )

@@ -1,109 +1,117 @@
-"""`EventLog`: what a driver told its user, as one JSON line an event with its time, in the folder of the run's fault
-plan.
+"""`EventLog`: what happened to a run, as one JSON line an event with its time, in the folder of the run's fault plan.
 
 It stands before the reporter that the user sees, and only where faults are injected. It is also where the driver's own
-fault points are: all that happens to a run is told here, on the driver's thread.
+fault points are: all that happens to a run is emitted in the driver's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from podembed.orchestrator.api.config import Evaluation, Recovery
-from podembed.orchestrator.driver.console import Reporter, WindowReport
+from podembed.orchestrator.events.commits import Committed
+from podembed.orchestrator.events.event import Emit, Event
+from podembed.orchestrator.events.progress import WindowTrained
+from podembed.orchestrator.events.run import DriverBegan, DriverEnded, GenerationLost, Recovered
+from podembed.orchestrator.events.sentences import sentence
+from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.faults.inject import FaultPoints
-from podembed.workers.job.ranking import Baseline
+from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.faults.storage import with_faults
 
 FILE = "events.jsonl"
+MAX_MESSAGE = 2000
+# Logs that were written before events had kinds hold faults as sentences.
+_FORMER_KIND, _FORMER_FAULT = "notice", "fault: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One event.
+class LoggedEvent:
+    """One line of the log.
 
     Attributes:
-      kind: `begin`, `end`, `notice`, `window`, `commit` or `recovery`.
-      process: of the driver that told it.
-      values: what it told.
+      kind: of the event.
+      process: of the driver that wrote it.
+      values: the event's fields.
+      text: the event's sentence, for people.
     """
 
     kind: str
     unix_s: float
     process: int
     values: Mapping[str, Any]
-
-    @property
-    def text(self) -> str:
-        return str(self.values.get("text", ""))
+    text: str = ""
 
 
 class EventLog:
-    """A reporter that writes everything down and passes it on. Mutated: the open file, between `__enter__` and
-    `__exit__`.
+    """Writes events down and passes them on. Begins and ends as a context, with the driver.
+
+    Args:
+      emit: to which events are passed on.
+      faults: the driver's fault points, which its events reach.
     """
 
-    def __init__(self, reporter: Reporter, folder: str, faults: FaultPoints | None) -> None:
-        self._reporter = reporter
+    def __init__(self, emit: Emit, folder: str, faults: FaultPoints | None) -> None:
+        self._emit = emit
         self._path = Path(folder) / FILE
         self._faults = faults
 
     def __enter__(self) -> EventLog:
-        self._write("begin", {})
+        self._write(DriverBegan())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._write("end", {"error": None if error is None else f"{type(error).__name__}: {error}"[:2000]})
+        name = None if error is None else type(error).__name__
+        self._write(DriverEnded(error=name, message=str(error or "")[:MAX_MESSAGE]))
 
-    def activity(self, what: str) -> None:
-        self._reporter.activity(what)
-
-    def notice(self, text: str) -> None:
-        self._write("notice", {"text": text})
-        self._reporter.notice(text)
-        if text.startswith("fault: "):
-            self._point("driver.fault")
-
-    def window(self, report: WindowReport) -> None:
-        self._write("window", {"step": report.step, "generation": report.generation, "loss": report.loss})
-        self._reporter.window(report)
-        self._point("driver.window", step=report.step)
-
-    def evaluation(self, evaluation: Evaluation, *, best_auc: float | None, baseline: Baseline | None) -> None:
-        self._reporter.evaluation(evaluation, best_auc=best_auc, baseline=baseline)
-
-    def commit(self, name: str, *, size_bytes: int, seconds: float) -> None:
-        self._point("driver.acknowledge", detail=name)
-        self._write("commit", {"name": name, "seconds": seconds})
-        self._reporter.commit(name, size_bytes=size_bytes, seconds=seconds)
-
-    def recovery(self, recovery: Recovery) -> None:
-        self._write("recovery", asdict(recovery) | {"total_s": recovery.total_s})
-        self._reporter.recovery(recovery)
-        self._point("driver.recovered")
-
-    def close(self) -> None:
-        self._reporter.close()
+    def emit(self, event: Event) -> None:
+        """Takes an event, and reaches the fault point before or after it."""
+        if isinstance(event, Committed):
+            self._point("driver.acknowledge", detail=event.name)
+        self._write(event)
+        self._emit(event)
+        match event:
+            case GenerationLost():
+                self._point("driver.fault")
+            case WindowTrained(report=report):
+                self._point("driver.window", step=report.step)
+            case Recovered():
+                self._point("driver.recovered")
 
     def _point(self, name: str, *, step: int | None = None, detail: str = "") -> None:
         if self._faults is not None:
             self._faults.hit(name, step=step, detail=detail)
 
-    def _write(self, kind: str, values: Mapping[str, Any]) -> None:
-        line = {"kind": kind, "unix_s": time.time(), "process": os.getpid(), "values": dict(values)}
+    def _write(self, event: Event) -> None:
+        line = {
+            "kind": event.kind,
+            "unix_s": time.time(),
+            "process": os.getpid(),
+            "values": event.values(),
+            "text": sentence(event),
+        }
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def read_events(folder: str) -> list[Event]:
+@contextlib.contextmanager
+def injecting(plan: FaultPlan, run: OpenRun, emit: Emit) -> Iterator[tuple[OpenRun, Emit]]:
+    """The run and its events with a plan's faults in them, and the log of the driver that begins."""
+    faults = FaultPoints.of(plan, "driver")
+    with EventLog(emit, plan.folder, faults) as log:
+        yield replace(run, store=with_faults(run.store, faults)), log.emit
+
+
+def read_events(folder: str) -> list[LoggedEvent]:
     """All events of a run so far, over all its drivers. A line that a killed driver left unfinished is left out."""
     path = Path(folder) / FILE
     if not path.exists():
@@ -111,7 +119,18 @@ def read_events(folder: str) -> list[Event]:
     events = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            events.append(Event(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
+            events.append(_read(json.loads(line)))
+        except (json.JSONDecodeError, TypeError, KeyError):
             continue
     return events
+
+
+def _read(line: Mapping[str, Any]) -> LoggedEvent:
+    if line["kind"] != _FORMER_KIND:
+        return LoggedEvent(**line)
+    text = str(line["values"]["text"])
+    cause = text.removeprefix(_FORMER_FAULT)
+    former = {name: line[name] for name in ("unix_s", "process")}
+    if cause == text:
+        return LoggedEvent(kind=_FORMER_KIND, values=line["values"], text=text, **former)
+    return LoggedEvent(kind=GenerationLost.kind, values={"cause": cause}, text=text, **former)

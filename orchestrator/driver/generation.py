@@ -15,12 +15,12 @@ from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.failure import window_end, window_target_s
-from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.committing import Committing
 from podembed.orchestrator.driver.heartbeat import Heartbeat
 from podembed.orchestrator.driver.recovery import Fault, announce, stop_lost
 from podembed.orchestrator.driver.shared import Shared
 from podembed.orchestrator.driver.windows import Windows
+from podembed.orchestrator.events.run import GenerationEnded, WarmStarted, WorkersKilled
 from podembed.orchestrator.group.generation_plan import plan_generation, renumbered
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.progress import Laps
@@ -65,7 +65,7 @@ class Generation:
         self._shared = shared
         self._base = base
         self._laps = laps
-        self._heartbeat = Heartbeat(lease, shared.groups, reporter=shared.reporter, clock=shared.clock)
+        self._heartbeat = Heartbeat(lease, shared.groups, emit=shared.emit, clock=shared.clock)
         self._kept: Mapping[int, int] = {}
         # There are none while it starts.
         self._committing: Committing | None = None
@@ -86,15 +86,14 @@ class Generation:
           JobFailed, and what ends a run: see `Driver.run`.
         """
         shared, lease = self._shared, self.lease
-        health = WindowHealth.of(
-            shared.config.failure_config, shared.run.job.table_names, notice=shared.reporter.notice
-        )
-        group = self.group = self._launched(health)
+        windows = Windows(shared)
+        group = self.group = self._launched(windows)
         placement = self._formed(group)
+        windows.placed(placement)
         announce(shared, group, self._base, fault, survivors=len(self._kept), before_s=self._laps.seconds)
         shared.watch.began(group.handles, generation=lease.generation)
         committing = self._committing = Committing(shared, group, lease, self._base, placement)
-        ending = self._train(group, Windows(shared, group, health), committing)
+        ending = self._train(group, windows, committing)
         if isinstance(ending, Finished):
             self._let_go(group)
         return ending
@@ -112,13 +111,13 @@ class Generation:
 
     # ------------------------------------------------------------------ its start
 
-    def _launched(self, health: WindowHealth) -> WorkerGroup:
+    def _launched(self, windows: Windows) -> WorkerGroup:
         """Chooses the hosts and launches their processes."""
         shared, laps = self._shared, self._laps
         num_hosts = shared.watch.choose(self.poll, step=self.base_step)
         laps.end("choice of hosts")
         shared.reporter.activity(f"starting the processes of {plural(num_hosts, 'host')}")
-        group, self._kept = shared.groups.next(num_hosts, deadlines=health.deadlines, on_poll=self.poll)
+        group, self._kept = shared.groups.next(num_hosts, deadlines=windows.deadlines, on_poll=self.poll)
         laps.end("processes")
         group.activity = shared.reporter.activity
         return group
@@ -138,7 +137,11 @@ class Generation:
         if beginning is None:
             group.restore(base)
         else:
-            shared.reporter.notice(beginning.plan.describe())
+            shared.emit(
+                WarmStarted(
+                    run_id=beginning.plan.run_id, commit=beginning.plan.commit, description=beginning.plan.describe()
+                )
+            )
             group.warm_start(beginning)
         return plan.placement
 
@@ -150,7 +153,7 @@ class Generation:
         A commit begins at its boundary and is written while the next windows run; the end waits for the last one.
         """
         shared, commits = self._shared, committing.commits
-        schedule, saves, run = shared.schedule, shared.saves, shared.run
+        schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
         step, step_s = self.base_step, None
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
         while step < schedule.total_steps and not shared.is_stopping:
@@ -160,11 +163,11 @@ class Generation:
                 step_s=step_s,
                 target_s=window_target_s(group.num_hosts),
             )
-            step_s = windows.train(step, end, head=commits.head, failed_saves=commits.failed_in_a_row)
+            step_s = windows.train(group, step, end, head=commits.head, failed_saves=commits.failed_in_a_row)
             shared.groups.trained(group, run.job_for_workers, run.table_buckets)
             step = end
             if schedule.evaluates_at(step):
-                windows.evaluate(step)
+                windows.evaluate(group, step)
             if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
                 committing.begin(step)
             if step < schedule.total_steps and not shared.is_stopping:
@@ -174,7 +177,7 @@ class Generation:
         if shared.is_stopping and step > commits.begun_step:
             committing.begin(step)
         elif not shared.is_stopping and shared.config.evaluate_at_end and run.eval_index is not None:
-            windows.evaluate(step)
+            windows.evaluate(group, step)
         committing.conclude(step)
         return Finished(step=step)
 
@@ -193,13 +196,12 @@ class Generation:
         try:
             group.close()
         except WorkerFailure as failure:
-            self._shared.reporter.notice(f"workers were ended without leaving in order: {failure}")
+            self._shared.emit(WorkersKilled(reason=str(failure)))
 
     def give_way(self, leave: HostsLeave) -> None:
         """Ends it for a change of hosts. Those that stay live on for the next one."""
-        reporter = self._shared.reporter
-        reporter.close()
-        reporter.notice(f"generation {self.lease.generation} ends for other hosts: {leave.why}")
+        self._shared.reporter.close()
+        self._shared.emit(GenerationEnded(generation=self.lease.generation, reason=leave.why))
         if self.group is not None:
             self._shared.groups.salvage(self.group, leave.why)
 
@@ -231,12 +233,12 @@ class Generation:
             return before
         noticed_s = shared.clock.wall_s()
         self.finish_commits(can_finish=not is_host_fault(failure.failures))
-        committed = shared.run.head_step(self.lease)
+        committed = self.lease.head_step
         decision = shared.watch.failed(
             failure, group=None if is_starting else self.group, has_committed=committed > self.base_step
         )
         reached = max(committed, self.base_step)
-        return stop_lost(shared, self.group, decision.cause, noticed_s=noticed_s, base_step=reached)
+        return stop_lost(shared, self.group, decision, failure.failures, noticed_s=noticed_s, base_step=reached)
 
     def close(self) -> None:
         """Ends all of it that lives and was not kept for the next one."""

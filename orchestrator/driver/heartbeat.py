@@ -5,7 +5,8 @@ from __future__ import annotations
 from podembed.orchestrator.api.clock import Clock, at_most_every
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.vanished import RunVanished
-from podembed.orchestrator.driver.console import Reporter
+from podembed.orchestrator.events.commits import HeartbeatMissed, RunVanishing
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.group.survivors import Groups
 from podembed.workers.storage.errors import StorageError
 
@@ -15,9 +16,9 @@ HEARTBEAT_S = 5.0
 class Heartbeat:
     """The heartbeat of one generation. Mutated: the time of the last one, and whether the run was gone then."""
 
-    def __init__(self, lease: Lease, groups: Groups, *, reporter: Reporter, clock: Clock) -> None:
+    def __init__(self, lease: Lease, groups: Groups, *, emit: Emit, clock: Clock) -> None:
         self._groups = groups
-        self._reporter = reporter
+        self._emit = emit
         self._lease = lease
         self._has_vanished = False
         self.poll = at_most_every(HEARTBEAT_S, self._beat, clock.monotonic_s)
@@ -35,12 +36,8 @@ class Heartbeat:
         except RunVanished as error:
             # A disk may come back; whether it has is asked when it matters, at the next commit.
             if not self._has_vanished:
-                self._reporter.notice(
-                    f"THE RUN HAS VANISHED; it ends at the next commit unless its files are back. {error}"
-                )
+                self._emit(RunVanishing(reason=str(error)))
             self._has_vanished = True
         except (StorageError, OSError) as error:
             self._groups.greet(all_workers=True)
-            self._reporter.notice(
-                f"the heartbeat was not written, so another driver may take this one for gone: {error}"
-            )
+            self._emit(HeartbeatMissed(reason=str(error)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.result import HostsChange, Result
 from podembed.orchestrator.driver.upkeep import Upkeep
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.progress import RowsPutAside
 from podembed.orchestrator.run.dead_letters import DeadLetters
 from podembed.orchestrator.run.history import History
 from podembed.orchestrator.run.history_record import HistoryKeeper
@@ -17,7 +20,7 @@ class Journal:
     """See the module. Mutated: all of its parts, as the run goes on.
 
     Args:
-      notice: told sentences for the user.
+      emit: takes what happens.
       unix_s: wall clock.
 
     Attributes:
@@ -30,19 +33,21 @@ class Journal:
         run: OpenRun,
         config: CheckpointConfig,
         *,
-        notice: Callable[[str], None],
+        emit: Emit,
         unix_s: Callable[[], float],
     ) -> None:
         self.history = History()
-        self.keeper = HistoryKeeper(run.store, notice=notice)
+        self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=unix_s)
         self._run = run
-        self._notice = notice
+        self._generation = 0
+        self._emit = emit
         # Read when the first malformed row comes: most runs have none.
         self._letters: DeadLetters | None = None
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, generation: int) -> None:
         """A generation starts from `step`."""
+        self._generation = generation
         self.history.cut(step)
         self.keeper.begin(step)
 
@@ -54,8 +59,8 @@ class Journal:
     def tell(self) -> None:
         """Says what the publishing thread had to say."""
         self.keeper.tell()
-        for sentence in self.upkeep.take():
-            self._notice(sentence)
+        for event in self.upkeep.take():
+            self._emit(event)
 
     def put_aside(self, rows: Sequence[BadRow]) -> None:
         """Writes malformed rows that hosts left out to the run's folder.
@@ -68,6 +73,43 @@ class Journal:
         if self._letters is None:
             self._letters = DeadLetters(self._run.store, max_bad_rows=self._run.job.data.max_bad_rows)
         letters = self._letters
-        if letters.add(rows, generation=self._run.generation):
-            self._notice(f"{letters.num_rows} malformed rows left out so far, listed in {letters.location}")
+        if letters.add(rows, generation=self._generation):
+            self._emit(RowsPutAside(num_rows=letters.num_rows, location=letters.location))
         letters.require_good_rows(self._run.train_index)
+
+    def result(
+        self,
+        *,
+        step: int,
+        total_steps: int,
+        commit: str | None,
+        stopped_by: str | None,
+        changes: Sequence[HostsChange],
+    ) -> Result:
+        """What this driver made of the run.
+
+        Args:
+          step: that the run ended at.
+          commit: the newest one.
+          stopped_by: who asked the run to end, if somebody did; it may have been done by then.
+        """
+        history = self.history
+        return Result(
+            path=self._run.url,
+            step=step,
+            total_steps=total_steps,
+            num_samples=history.num_samples,
+            trained_s=history.trained_s,
+            samples_per_s=history.num_samples / history.trained_s if history.trained_s > 0 else 0.0,
+            median_samples_per_s=history.median_samples_per_s,
+            num_windows=len(history.windows),
+            losses=dict(history.losses),
+            evaluations=tuple(history.evaluations),
+            recoveries=tuple(history.recoveries),
+            phase_s=dict(history.phase_s),
+            commit=commit,
+            stopped_by=stopped_by if step < total_steps else None,
+            staleness=self._run.job.staleness,
+            changes=tuple(changes),
+            failed_saves=history.failed_saves,
+        )

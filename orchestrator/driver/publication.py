@@ -21,6 +21,7 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.group.worker_group import Receipts
 from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecord
+from podembed.orchestrator.run.manifest_of_save import manifest_of
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError, StorageFull, may_pass
 
@@ -87,6 +88,7 @@ class RunPublication:
     Attributes:
       record: loss and evaluations up to `step`, written after the commit.
       metrics: of an evaluation of this very state.
+      unix_s: wall clock.
       read_back: compare every byte on storage before publishing, and not only sizes.
     """
 
@@ -100,6 +102,7 @@ class RunPublication:
     num_hosts: int
     metrics: Mapping[str, float]
     read_back: bool
+    unix_s: Callable[[], float]
 
     def publish(self, parent: Manifest | None, receipts: Receipts, *, failed_saves: int) -> Answer:
         """As `Publication.publish`.
@@ -110,9 +113,11 @@ class RunPublication:
         """
         try:
             self.upkeep.look(self.lease, parent)
-            manifest = self.run.manifest(
-                self.lease,
+            manifest = manifest_of(
+                self.run,
                 step=self.step,
+                generation=self.lease.generation,
+                created_unix_s=self.unix_s(),
                 parent=parent,
                 placement=self.placement,
                 num_hosts=self.num_hosts,
@@ -129,7 +134,7 @@ class RunPublication:
                 raise
             needs_all = isinstance(error, FilesLost) and error.is_of_earlier
             return self.clear(
-                SaveLost(reason=sentence(error), needs_all=needs_all, is_full=isinstance(error, StorageFull))
+                SaveLost(reason=in_words(error), needs_all=needs_all, is_full=isinstance(error, StorageFull))
             )
         return self._committed(manifest)
 
@@ -142,9 +147,9 @@ class RunPublication:
 
     def clear(self, lost: SaveLost) -> SaveLost:
         try:
-            self.run.remove_attempt(commit_name(step=self.step, generation=self.lease.generation))
+            self.run.store.delete_folder(f"data/{commit_name(step=self.step, generation=self.lease.generation)}")
         except (StorageError, OSError) as error:
-            return replace(lost, left=sentence(error).rstrip("."))
+            return replace(lost, left=in_words(error).rstrip("."))
         return replace(lost, left=None)
 
     def _committed(self, manifest: Manifest) -> Committed:
@@ -199,7 +204,7 @@ class PublishingThread:
         return not self._thread.is_alive()
 
 
-def sentence(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
     """An error's type and text, with a full stop."""
     text = f"{type(error).__name__}: {error}"
     return text if text.endswith(".") else f"{text}."

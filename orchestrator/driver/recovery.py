@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.config import Recovery
-from podembed.orchestrator.cluster.device_notices import device_notices
+from podembed.orchestrator.api.errors import Failure, roots
+from podembed.orchestrator.api.result import Recovery
+from podembed.orchestrator.cluster.device_events import device_events
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.driver.console import describe_filling
+from podembed.orchestrator.decisions.failure import Recover
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.group.filling_alarms import filling_alarms
+from podembed.orchestrator.events.machines import ConnectionRefused
+from podembed.orchestrator.events.run import GenerationLost, GenerationStarted, Recovered
+from podembed.orchestrator.group.restore_alarms import restore_alarms
 from podembed.orchestrator.group.worker_group import WorkerGroup
 
 
@@ -30,15 +33,34 @@ class Fault:
     stopped_s: float
 
 
-def stop_lost(shared: Shared, group: WorkerGroup | None, cause: str, *, noticed_s: float, base_step: int) -> Fault:
+def stop_lost(
+    shared: Shared,
+    group: WorkerGroup | None,
+    decision: Recover,
+    failures: Sequence[Failure],
+    *,
+    noticed_s: float,
+    base_step: int,
+) -> Fault:
     """Ends a lost generation; what lives on of it is used for the next one.
 
     Args:
+      decision: to recover.
+      failures: that ended it.
       noticed_s: wall time at which the driver learned of the fault.
       base_step: to which the next generation goes back.
     """
     shared.reporter.close()
-    shared.reporter.notice(f"fault: {cause}")
+    failed = {failure.worker for failure in roots(failures) or failures if failure.worker is not None}
+    shared.emit(
+        GenerationLost(
+            generation=shared.claims.generation,
+            cause=decision.cause,
+            workers=tuple(map(str, sorted(failed))),
+            fault=decision.kind.name.lower(),
+            base_step=base_step,
+        )
+    )
     reached, last_step_s = base_step, 0.0
     started_s = shared.clock.monotonic_s()
     if group is not None:
@@ -46,10 +68,10 @@ def stop_lost(shared: Shared, group: WorkerGroup | None, cause: str, *, noticed_
         # A host counts the step it works on; that many are done.
         reached = max([base_step, *(p.step for p in progress if p.step_unix_s)])
         last_step_s = max((p.step_unix_s for p in progress), default=0.0)
-        shared.groups.salvage(group, cause)
+        shared.groups.salvage(group, decision.cause)
     stopped_s = shared.clock.monotonic_s()
     return Fault(
-        cause=cause,
+        cause=decision.cause,
         reached_step=reached,
         detect_s=max(0.0, noticed_s - last_step_s) if last_step_s else 0.0,
         stop_s=stopped_s - started_s,
@@ -71,16 +93,23 @@ def announce(
     Args:
       before_s: seconds of the parts of the start before the group was formed.
     """
-    generation, reporter = shared.run.generation, shared.reporter
-    alarms = [*group.refusals, *device_notices(group.devices, shared.resources), *filling_alarms(group.filled)]
-    for told in alarms:
-        reporter.notice(told)
+    generation = shared.claims.generation
+    refused = [ConnectionRefused(description=line) for line in group.refusals]
+    alarms = [*refused, *device_events(group.devices, shared.resources), *restore_alarms(group.restored)]
+    for alarm in alarms:
+        shared.emit(alarm)
     if fault is None:
-        origin = f"from commit {base.name}" if base else "from the first step"
-        lived = f"; hosts that lived on: {survivors}, {describe_filling(group.filling)}" if survivors else ""
-        reporter.notice(
-            f"generation {generation}: {group.num_hosts} host{'s' if group.num_hosts > 1 else ''}, {origin}; "
-            f"started in {group.spent_s['start']:.1f} s, compiled in {group.spent_s['compile']:.1f} s{lived}"
+        shared.emit(
+            GenerationStarted(
+                generation=generation,
+                num_hosts=group.num_hosts,
+                commit=base.name if base else None,
+                base_step=base.step if base else 0,
+                start_s=group.spent_s["start"],
+                compile_s=group.spent_s["compile"],
+                survivors=survivors,
+                restore=group.restore_totals,
+            )
         )
         return
     base_step = base.step if base else 0
@@ -97,7 +126,7 @@ def announce(
         compile_s=spent_s["compile"],
         parts_s={**before_s, **group.start_s},
         survivors=survivors,
-        **group.filling,
+        **group.restore_totals,
     )
     shared.journal.history.recoveries.append(recovery)
-    reporter.recovery(recovery)
+    shared.emit(Recovered(recovery=recovery))

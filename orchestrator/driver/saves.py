@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from podembed.orchestrator.api.clock import Clock
+from podembed.orchestrator.api.config import RunConfig
 from podembed.orchestrator.api.keep_policies import Committed
 from podembed.orchestrator.api.save_policies import Moment, OnBest, Order, is_better, is_due, next_known
 from podembed.orchestrator.decisions.failure import Schedule
@@ -30,6 +32,12 @@ class Saves:
     _saved_s: float = 0.0
     _best: dict[str, float] = field(default_factory=dict)
     _taken: dict[int, Mapping[str, float]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool, clock: Clock) -> Saves:
+        """For a run of so many steps."""
+        schedule = Schedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation)
+        return Saves(schedule, monotonic=clock.monotonic_s)
 
     def begin(self, step: int, commits: Sequence[Committed]) -> None:
         """A generation starts from `step`.

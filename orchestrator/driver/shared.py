@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podembed.orchestrator.api.clock import Clock, at_most_every
+from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.storage_wait import StorageWait, at_once
-from podembed.orchestrator.decisions.failure import Schedule
 from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.decisions.table_plan import plan, summary
-from podembed.orchestrator.driver.console import Reporter
-from podembed.orchestrator.driver.heartbeat import HEARTBEAT_S
 from podembed.orchestrator.driver.journal import Journal
 from podembed.orchestrator.driver.publication import Publisher
 from podembed.orchestrator.driver.saves import Saves
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.reporter import Reporter
 from podembed.orchestrator.group.survivors import Groups
 from podembed.orchestrator.group.worker_group import Backend
+from podembed.orchestrator.run.claims import Claims
 from podembed.orchestrator.run.run import OpenRun
 
 
@@ -28,15 +28,18 @@ class Shared:
     """See the module. Used by the driver's thread; of `journal` the publishing thread is handed two parts.
 
     Attributes:
+      reporter: told of activities; it hears of events through `emit`.
       resources: of each host, as the user asked for them.
       publisher: makes what publishes commits beside the driver's thread, one for each generation.
       storage_wait: asks a storage that is away again, while nothing trains.
     """
 
     run: OpenRun
+    claims: Claims
     config: RunConfig
     resources: Mapping[str, float] | None
     reporter: Reporter
+    emit: Emit
     stop: StopSignals
     clock: Clock
     publisher: Callable[[], Publisher]
@@ -55,34 +58,37 @@ class Shared:
         backend: Backend,
         cluster: Cluster | None,
         reporter: Reporter,
+        emit: Emit,
         stop: StopSignals,
         clock: Clock,
         publisher: Callable[[], Publisher],
     ) -> Shared:
         """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
-        limits, notice = config.failure_config, reporter.notice
+        limits = config.failure_config
 
         def describe_plan(num_hosts: int) -> str:
             return summary(plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets))
 
-        groups = Groups(backend, standby_after_s=limits.standby_after_s, notice=notice, clock=clock)
-        greet = at_most_every(HEARTBEAT_S, groups.greet, clock.monotonic_s)
-        schedule = Schedule.of(config, all_steps=run.total_steps, has_evaluation=run.eval_index is not None)
+        groups = Groups(backend, standby_after_s=limits.standby_after_s, emit=emit, clock=clock)
         return Shared(
             run=run,
+            claims=Claims(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
             config=config,
             resources=scaling.resources_per_host,
             reporter=reporter,
+            emit=emit,
             stop=stop,
             clock=clock,
             publisher=publisher,
             groups=groups,
             watch=HostWatch(
-                cluster, scaling=scaling, limits=limits, notice=notice, describe_plan=describe_plan, clock=clock
+                cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=describe_plan, clock=clock
             ),
-            saves=Saves(schedule, monotonic=clock.monotonic_s),
-            journal=Journal(run, config.checkpoint_config, notice=notice, unix_s=clock.wall_s),
-            storage_wait=StorageWait(limits.storage_timeout_s, stop=stop, notice=notice, clock=clock, meanwhile=greet),
+            saves=Saves.of(config, all_steps=run.total_steps, has_evaluation=run.eval_index is not None, clock=clock),
+            journal=Journal(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
+            storage_wait=StorageWait(
+                limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
+            ),
         )
 
     @property
@@ -90,11 +96,7 @@ class Shared:
         """How the storage is asked while nothing trains. A storage that is away when the program starts is told at
         once; a run that is under way waits for it.
         """
-        return self.storage_wait if self.run.generation else at_once
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.saves.schedule
+        return self.storage_wait if self.claims.generation else at_once
 
     @property
     def is_stopping(self) -> bool:

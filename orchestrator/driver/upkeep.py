@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.api.records import encode
 from podembed.orchestrator.commit.keep import keep_latest
-from podembed.orchestrator.commit.lease import Lease, read_commit_names
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, read_run
 from podembed.orchestrator.commit.vanished import RunVanished
 from podembed.orchestrator.commit.verification import size_damages
+from podembed.orchestrator.events.commits import CommitVanished, FilesVanished, OldCommitsKept, RecordRestored
+from podembed.orchestrator.events.event import Event
 from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
@@ -34,11 +37,11 @@ class Upkeep:
         self._config = config
         self._unix_s = unix_s
         self._known: set[str] = set()
-        self._told: set[str] = set()
-        self._untold: list[str] = []
+        self._told: set[Event] = set()
+        self._untold: list[Event] = []
 
-    def take(self) -> list[str]:
-        """What is to be told since the last call, a sentence each."""
+    def take(self) -> list[Event]:
+        """What is to be told since the last call."""
         told, self._untold = self._untold, []
         return told
 
@@ -57,11 +60,7 @@ class Upkeep:
                 gone.add(parent.name)
             self._look_at_files(parent)
         for name in sorted(gone):
-            self._say(
-                f"commit {name} has VANISHED: somebody removed {commit_file(name)}. The next commit is whole without "
-                "it; restore the file from a "
-                f"copy to be able to go back to it"
-            )
+            self._once(CommitVanished(commit=name, file=commit_file(name)))
         self._known -= gone
 
     def clean(self, lease: Lease) -> None:
@@ -82,7 +81,7 @@ class Upkeep:
         except RunVanished:
             raise
         except (StorageError, OSError) as error:
-            self._untold.append(f"old commits were not deleted: {error}")
+            self._untold.append(OldCommitsKept(reason=str(error)))
 
     def require(self, lease: Lease, head: Manifest | None) -> None:
         """At the end of a run: whether its last commit is still there. A storage that does not answer now is not asked
@@ -105,13 +104,18 @@ class Upkeep:
 
     def _look_at_files(self, parent: Manifest) -> None:
         damages = [*size_damages(self._store, parent)]
-        if damages:
-            self._say(
-                f"{len(damages)} of the {len(parent.file_sizes())} files of commit {parent.name} have VANISHED or "
-                f"changed, first {damages[0].name} "
-                f"({damages[0].found}). A fault before the next commit would end the run; `podembed fsck "
-                f"{self._store.location}` names all"
+        if not damages:
+            return
+        self._once(
+            FilesVanished(
+                commit=parent.name,
+                num_damaged=len(damages),
+                num_files=len(parent.file_sizes()),
+                first=damages[0].name,
+                found=damages[0].found,
+                location=self._store.location,
             )
+        )
 
     def _restore_record(self) -> None:
         """Writes `RUN.json` again where it is gone or damaged: it never changes, so every driver would write the
@@ -129,9 +133,10 @@ class Upkeep:
                 raise RunVanished(RUN_FILE, f"run {found.run_id[:60]}", self._store)
             return
         self._store.create_exclusive(RUN_FILE, encode(self._record))
-        self._untold.append(f"{RUN_FILE} had been {how}; it was written again, as it was")
+        self._untold.append(RecordRestored(file=RUN_FILE, found=how))
 
-    def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._untold.append(text)
+    def _once(self, event: Event) -> None:
+        # The next save finds the same, as long as nobody mends it.
+        if event not in self._told:
+            self._told.add(event)
+            self._untold.append(event)

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.window_health import WindowHealth
-from podembed.orchestrator.driver.console import WindowReport
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
+from podembed.orchestrator.events.progress import Evaluated, WindowReport, WindowTrained
 from podembed.orchestrator.group.worker_group import WorkerGroup
 
 
 class Windows:
     """See the module.
 
-    Args:
-      health: of the group, with the deadlines that it began with.
+    Attributes:
+      deadlines: those that a group begins with.
     """
 
-    def __init__(self, shared: Shared, group: WorkerGroup, health: WindowHealth) -> None:
+    def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._group = group
-        self._health = health
+        job = shared.run.job
+        self._health = WindowHealth.of(
+            shared.config.failure_config,
+            job.table_names,
+            invalid_ids=[table.invalid_ids for table in job.tables],
+            emit=shared.emit,
+        )
+        self.deadlines = self._health.deadlines
 
-    def train(self, first: int, last: int, *, head: Manifest | None, failed_saves: int) -> float:
+    def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
+        """Takes in who owns each bucket of each table."""
+        self._health.placed(owners)
+
+    def train(self, group: WorkerGroup, first: int, last: int, *, head: Manifest | None, failed_saves: int) -> float:
         """Runs steps `first` to `last - 1`; the seconds of one step.
 
         Args:
@@ -36,7 +46,7 @@ class Windows:
           JobFailed: a loss is not finite, or more rows are malformed than the job tolerates.
           WorkerFailure: as `WorkerGroup.train`.
         """
-        shared, group = self._shared, self._group
+        shared = self._shared
         began_s = shared.clock.monotonic_s()
         # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that
         # resumes there.
@@ -47,7 +57,7 @@ class Windows:
         group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
         _require_finite(first, devices[0].losses)
         done = shared.journal.history.window(
-            generation=shared.run.generation,
+            generation=shared.claims.generation,
             first_step=first,
             losses=devices[0].losses,
             num_samples=sum(host.num_samples for host in hosts),
@@ -55,27 +65,29 @@ class Windows:
             began_s=began_s,
             ended_s=ended_s,
         )
-        shared.reporter.window(
-            WindowReport(
-                step=last,
-                total_steps=shared.schedule.total_steps,
-                samples_per_s=done.samples_per_s,
-                loss=done.loss,
-                phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
-                num_hosts=group.num_hosts,
-                generation=shared.run.generation,
-                committed_step=head.step if head else 0,
-                committed_unix_s=head.created_unix_s if head else None,
-                slowest=self._health.slowest,
-                imbalance=self._health.imbalance.ratio,
-                staleness=shared.run.job.staleness,
-                failed_saves=failed_saves,
-                left_s=shared.journal.history.left_s(shared.schedule.total_steps - last),
+        shared.emit(
+            WindowTrained(
+                report=WindowReport(
+                    step=last,
+                    total_steps=shared.saves.schedule.total_steps,
+                    samples_per_s=done.samples_per_s,
+                    loss=done.loss,
+                    phase_s={phase: spent / num_steps for phase, spent in hosts[0].phase_s.items()},
+                    num_hosts=group.num_hosts,
+                    generation=shared.claims.generation,
+                    committed_step=head.step if head else 0,
+                    committed_unix_s=head.created_unix_s if head else None,
+                    slowest=self._health.slowest,
+                    imbalance=self._health.imbalance.ratio,
+                    staleness=shared.run.job.staleness,
+                    failed_saves=failed_saves,
+                    left_s=shared.journal.history.left_s(shared.saves.schedule.total_steps - last),
+                )
             )
         )
         return done.seconds / num_steps
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self, group: WorkerGroup, step: int) -> None:
         """Scores the evaluation samples with the state after `step` steps.
 
         Raises:
@@ -84,12 +96,12 @@ class Windows:
         """
         shared, job = self._shared, self._shared.run.job
         began_s = shared.clock.monotonic_s()
-        parts = self._group.evaluate()
+        parts = group.evaluate()
         shared.journal.put_aside([row for part in parts for row in part.bad_rows])
         evaluation = evaluation_of(job, parts, step=step)
         shared.journal.history.evaluation(evaluation, seconds=shared.clock.monotonic_s() - began_s)
-        shared.reporter.evaluation(evaluation, best_auc=job.best_auc, baseline=job.baseline)
-        if step < shared.schedule.total_steps:
+        shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))
+        if step < shared.saves.schedule.total_steps:
             require_metric(job, shared.config.checkpoint_config, evaluation)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podembed.orchestrator.api.errors import Failure
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.job.job import JobConfig, JobReference
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.job.reference import AnyJob
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker
 
 Answer = TypeVar("Answer", covariant=True)
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """What an ended call returned, or how it failed."""
         ...
 
-    def signs(self, handle: Handle) -> ProcessSigns | None:
+    def statistics(self, handle: Handle) -> ProcessStatistics | None:
         """What the kernel says of a worker's process; None where it is on another machine, or cannot be found."""
         ...
 
@@ -98,7 +98,7 @@ class Locating(Backend, Protocol):
 
 
 @runtime_checkable
-class Reforming(Backend, Protocol):
+class Rejoining(Backend, Protocol):
     """A backend that can keep host processes while it replaces the others. Without that, a fault costs all
     processes.
     """
@@ -128,7 +128,7 @@ class Reforming(Backend, Protocol):
     def stand_by(
         self,
         handles: Sequence[HostHandles],
-        job: JobConfig | JobReference,
+        job: AnyJob,
         table_buckets: tuple[int, ...],
         spec: HostSpec | None = None,
     ) -> None:

@@ -19,10 +19,12 @@ from podembed.orchestrator.group.backend import Backend, Call, Handle
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.liveness.progress import Progress
-from podembed.workers.stepwise.host import HostLink, StepwiseSpec
+from podembed.workers.stepwise.device import HostLink
+from podembed.workers.stepwise.host import StepwiseSpec
 from podembed.workers.stepwise.saved_embedding import HostReceipt
+from podembed.workers.stepwise.shared_values import ValueMemory
 
 LOOK_S = 0.2
 
@@ -89,7 +91,7 @@ class HostCalls(WorkerCalls):
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> Call[tuple[str, ...]]:
         return self.handle.call("connect", addresses, timeout_s)
 
-    def restore(self, tables: Sequence[TableFiles] | None) -> Call[Filled]:
+    def restore(self, tables: Sequence[TableFiles] | None) -> Call[Restored]:
         return self.handle.call("restore", tables)
 
     def warm_start(self, location: str, starts: Sequence[Any]) -> Call[None]:
@@ -158,8 +160,13 @@ class StepwiseHostCalls(WorkerCalls):
     def connect(self, addresses: Sequence[tuple[str, int]], timeout_s: float) -> Call[None]:
         return self.handle.call("connect", addresses, timeout_s)
 
-    def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> Call[None]:
+    def start_engine(
+        self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None
+    ) -> Call[ValueMemory]:
         return self.handle.call("start_engine", spec, placement, restore_from)
+
+    def share_memory(self) -> Call[tuple[int, ...]]:
+        return self.handle.call("share_memory")
 
     def stop_engine(self) -> Call[None]:
         return self.handle.call("stop_engine")
@@ -196,10 +203,6 @@ class StepwiseHostCalls(WorkerCalls):
     def restore(self, path: str) -> Call[None]:
         return self.handle.call("restore", path)
 
-    def abort(self, reason: str) -> Call[None]:
-        """Answers while the process works."""
-        return self.handle.control("abort", reason)
-
 
 @dataclass(frozen=True, slots=True)
 class StepwiseDeviceCalls(WorkerCalls):
@@ -211,12 +214,13 @@ class StepwiseDeviceCalls(WorkerCalls):
     def join(self, coordinator: str, num_hosts: int, host: int, timeout_s: float) -> Call[None]:
         return self.handle.call("join", coordinator, num_hosts, host, timeout_s)
 
+    def attach(self, spec: EngineSpec, link: HostLink, place: ValueMemory) -> Call[None]:
+        return self.handle.call("attach", spec, link, place)
+
+    def detach(self) -> Call[None]:
+        return self.handle.call("detach")
+
     def run_function(
-        self,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-        spec: EngineSpec | None,
-        link: HostLink,
+        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> Call[Any]:
-        return self.handle.call("run_function", function, arguments, keywords, spec, link)
+        return self.handle.call("run_function", function, arguments, keywords)

@@ -118,7 +118,7 @@ def plan_generation(
             step_timeout_s=failures.worker_step_timeout_s,
             lease_timeout_s=failures.lease_timeout_s,
             fault_plan=config.fault_plan,
-            is_filled_later=base is not None,
+            is_restored_later=base is not None,
         )
 
     owners = {spec.name: tuple(int(o) for o in owned) for spec, owned in zip(specs, placement, strict=True)}

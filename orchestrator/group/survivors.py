@@ -10,23 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock, at_most_every
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.group.backend import Backend, HostHandles, Reforming
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.run import SurvivorsDropped
+from podembed.orchestrator.group.backend import Backend, HostHandles, Rejoining
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.watch import Deadlines
 from podembed.orchestrator.group.worker_group import WorkerGroup
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.reference import AnyJob
 
 # Generations in a row that may begin with survivors without one of them having got to its first step.
 MAX_ATTEMPTS = 3
+
+GREET_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Remnant:
     """What a fault left: the processes of a generation, of which those of the hosts `alive` live."""
 
-    backend: Reforming
+    backend: Rejoining
     handles: Sequence[HostHandles]
     alive: frozenset[int]
 
@@ -36,8 +40,11 @@ class Groups:
 
     Args:
       standby_after_s: of training, until processes that stand by are started; None for none.
-      notice: told when survivors are not used after all.
+      emit: told when survivors are not used after all.
       clock: time, replaced in tests.
+
+    Attributes:
+      greet_at_times: `greet`, if the last call was long enough ago. To be called often.
     """
 
     def __init__(
@@ -45,13 +52,14 @@ class Groups:
         backend: Backend,
         *,
         standby_after_s: float | None,
-        notice: Callable[[str], None],
+        emit: Emit,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._backend = backend
         self._standby_after_s = standby_after_s
-        self._notice = notice
+        self._emit = emit
         self._clock = clock
+        self.greet_at_times = at_most_every(GREET_EVERY_S, self.greet, clock.monotonic_s)
         self._remnant: _Remnant | None = None
         self._group: WorkerGroup | None = None
         self._attempts = 0
@@ -113,19 +121,19 @@ class Groups:
     def give_up_survivors(self, why: str) -> None:
         """The next generation is made of new processes."""
         self._attempts = MAX_ATTEMPTS
-        self._notice(f"the hosts that lived on are ended and all processes are started anew: {why}")
+        self._emit(SurvivorsDropped(reason=why))
 
     def salvage(self, group: WorkerGroup, reason: str) -> None:
         """Ends a generation; what lives on is used for the next one."""
         self._attempts += 1
         alive = group.salvage(reason) if self._attempts <= MAX_ATTEMPTS else frozenset()
-        if alive and isinstance(self._backend, Reforming):
+        if alive and isinstance(self._backend, Rejoining):
             self._remnant = _Remnant(self._backend, group.handles, alive)
         else:
             group.stop()
             self._attempts = 0
 
-    def trained(self, group: WorkerGroup, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    def trained(self, group: WorkerGroup, job: AnyJob, table_buckets: tuple[int, ...]) -> None:
         """To be called after each window: the generation works, and after a while others stand by for its processes."""
         self._attempts = 0
         now_s = self._clock.monotonic_s()

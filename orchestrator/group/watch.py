@@ -17,7 +17,7 @@ than one over ten.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,12 @@ from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.backend import Call, Handle
 from podembed.orchestrator.group.calls import WorkerCalls
 from podembed.orchestrator.group.waiting import blocked, severed
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Progress
 from podembed.workers.liveness.worker import Worker
 
 if TYPE_CHECKING:
-    from podembed.orchestrator.group.worker_group import WorkerGroup
+    from podembed.orchestrator.group.process_group import ProcessGroup
 
 LEAST_STEP_S = 30.0
 STEP_FACTOR = 10.0
@@ -93,25 +93,25 @@ class Silence:
     Attributes:
       silent_s: how long it has been unanswered.
       idle_s: how long the process is known to have used no processor time; None where that cannot be seen.
-      signs: the last look at the process.
+      statistics: the last look at the process.
     """
 
     call: Call[Any]
     handle: Handle
     silent_s: float = 0.0
     idle_s: float | None = None
-    signs: ProcessSigns | None = None
+    statistics: ProcessStatistics | None = None
 
-    def pass_time(self, passed_s: float, signs: ProcessSigns | None) -> None:
-        """Counts the time since the last look, at the end of which the process looked like `signs`."""
+    def pass_time(self, passed_s: float, statistics: ProcessStatistics | None) -> None:
+        """Counts the time since the last look, at the end of which the process looked like `statistics`."""
         self.silent_s += passed_s
-        before, self.signs = self.signs, signs
-        if signs is None:
+        before, self.statistics = self.statistics, statistics
+        if statistics is None:
             self.idle_s = None
         elif before is None or (before.process, before.started, before.cpu_s) != (
-            signs.process,
-            signs.started,
-            signs.cpu_s,
+            statistics.process,
+            statistics.started,
+            statistics.cpu_s,
         ):
             self.idle_s = 0.0
         else:
@@ -125,6 +125,7 @@ def why_frozen(
     others_stand_still_s: float,
     deadlines: Deadlines,
     is_cut_off: bool = False,
+    is_users_function: bool = False,
 ) -> str | None:
     """Why a silent process is given up, or None while it is not.
 
@@ -133,17 +134,23 @@ def why_frozen(
       others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they
         need not wait for it.
       is_cut_off: whether its machine does not answer, while that of another worker does.
+      is_users_function: whether it runs code that may hold the interpreter's lock for as long as it likes, and sleep
+        meanwhile. Only what makes sure that the code cannot go on counts then; its call has a deadline of its own.
     """
     said = f"no answer to a status call for {silence.silent_s:.0f} s"
     if is_cut_off and silence.silent_s >= deadlines.frozen_s:
         return f"{said}, and its machine takes no connection; it is lost, or cut off"
-    if silence.signs is not None and silence.idle_s is not None:
-        is_given_up = has_answered or silence.signs.is_stopped
+    if silence.statistics is not None and silence.idle_s is not None:
+        is_given_up = silence.statistics.is_stopped or (has_answered and not is_users_function)
         if is_given_up and min(silence.silent_s, silence.idle_s) >= deadlines.frozen_s:
-            state = "it is stopped by a signal" if silence.signs.is_stopped else f"state {silence.signs.state}"
+            state = (
+                "it is stopped by a signal" if silence.statistics.is_stopped else f"state {silence.statistics.state}"
+            )
             return f"{said} and no processor time used ({state}); the process is frozen"
-    elif has_answered and min(silence.silent_s, others_stand_still_s) >= deadlines.frozen_s:
+    elif has_answered and not is_users_function and min(silence.silent_s, others_stand_still_s) >= deadlines.frozen_s:
         return f"{said} while the others stand still; the process is frozen, or its machine cannot be reached"
+    if is_users_function:
+        return None
     if silence.silent_s >= (deadlines.silence_s if has_answered else max(deadlines.silence_s, deadlines.start_s)):
         return f"{said}; the process is frozen, cut off, or does not get any processor time"
     return None
@@ -155,15 +162,25 @@ class Watch:
     Args:
       timeout_s: for all calls together.
       counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
+      patient_with: workers that run a user's function.
     """
 
-    def __init__(self, group: WorkerGroup, *, timeout_s: float, counts_marks: bool) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *,
+        timeout_s: float,
+        counts_marks: bool,
+        patient_with: Collection[Worker] = (),
+    ) -> None:
         self._group = group
         self._timeout_s = timeout_s
         self._counts_marks = counts_marks
+        self._patient_with = patient_with
         self._checked = group.clock.monotonic_s()
         self._next = self._checked + group.deadlines.poll_s
         self._still_s = 0.0
+        self._died: list[Failure] = []
         # A worker that was silent before this round is so still.
         self._asked = group.silences
         self._handles = [handle for pair in group.handles for handle in (pair.host, pair.device)]
@@ -178,8 +195,11 @@ class Watch:
         self._still_s += passed_s
         answered = self._collect()
         for silence in self._asked.values():
-            silence.pass_time(passed_s, self._group.backend.signs(silence.handle))
+            silence.pass_time(passed_s, self._group.backend.statistics(silence.handle))
         self._ask()
+        # Whoever works reports its own death. Nobody waits for a host while functions of the user run.
+        if died := [failure for failure in self._died if failure.worker not in {call.worker for call in running}]:
+            return died
         if frozen := self._frozen(others_answer=answered):
             return frozen
         if self._still_s > self._limit_s():
@@ -193,7 +213,10 @@ class Watch:
         calls = [silence.call for silence in self._asked.values()]
         ended, _ = self._group.backend.settled(calls, timeout_s=0.0) if calls else ([], [])
         for call in ended:
-            self._group.note(call.worker, self._group.backend.result(call))
+            answer = self._group.backend.result(call)
+            if isinstance(answer, Failure) and answer.kind is FailureKind.DIED:
+                self._died.append(answer)
+            self._group.note(call.worker, answer)
             self._asked.pop(call.worker, None)
         if self._counts_marks and any(p.marks != before.get(w, p).marks for w, p in progress.items()):
             self._still_s = 0.0
@@ -218,6 +241,7 @@ class Watch:
                 others_stand_still_s=still_s,
                 deadlines=self._group.deadlines,
                 is_cut_off=worker in cut_off,
+                is_users_function=worker in self._patient_with,
             )
             if why is not None:
                 found.append(Failure(worker=worker, kind=FailureKind.HUNG, message=why))
@@ -231,7 +255,7 @@ class Watch:
     def _cut_off(self) -> frozenset[Worker]:
         """Silent workers of other machines whose machines are silent, too."""
         least_s = self._group.deadlines.frozen_s
-        silent = [s.handle for s in self._asked.values() if s.signs is None and s.silent_s >= least_s]
+        silent = [s.handle for s in self._asked.values() if s.statistics is None and s.silent_s >= least_s]
         return self._group.cut_off(silent) if silent else frozenset()
 
     def _limit_s(self) -> float:

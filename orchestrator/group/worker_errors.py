@@ -7,37 +7,52 @@ words.
 
 from __future__ import annotations
 
-from podembed.orchestrator.api.errors import Failure, FailureKind
+from podembed.orchestrator.api.errors import (
+    DataRefused,
+    Failure,
+    FailureKind,
+    JobRefused,
+    StorageRefused,
+    WorkerRefused,
+)
 from podembed.workers.liveness.worker import Worker
 
 
 def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: those that only report another process are told apart by type."""
-    from podembed.workers.checkpoint.shard import CheckpointMismatch
-    from podembed.workers.data.errors import InputError
-    from podembed.workers.descriptors import DescriptorsExhausted
-    from podembed.workers.device.gang_errors import GangError
-    from podembed.workers.device.shared_memory import HandoverError
-    from podembed.workers.job.job import JobError
+    from podembed.workers.device.shared_memory import ChannelError
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
-    from podembed.workers.storage.errors import StorageError, may_pass
+    from podembed.workers.storage.errors import may_pass
 
-    is_peer = isinstance(error, MeshError | HandoverError) or _is_broken_collective(error)
+    is_peer = isinstance(error, MeshError | ChannelError) or _is_broken_collective(error)
     kind = FailureKind.PEER if is_peer else FailureKind.ERROR
     return Failure(
         worker=worker,
         kind=kind,
         message=f"{type(error).__name__}: {first_line(str(error))}",
         details=details,
-        is_refusal=isinstance(
-            error, StorageError | InputError | CheckpointMismatch | JobError | GangError | DescriptorsExhausted
-        ),
+        refusal=_refusal(error),
         memory="host" if isinstance(error, MemoryError) else "device" if _is_device_full(error) else "",
         is_storage=not is_peer and may_pass(error),
         unreached=tuple(Worker("host", rank) for rank in error.missing)
         if isinstance(error, MeshConnectTimeout)
         else (),
     )
+
+
+def _refusal(error: BaseException) -> type[WorkerRefused] | None:
+    """What a program catches; None where the error does not say itself what to mend."""
+    from podembed.workers.checkpoint.shard import CheckpointMismatch
+    from podembed.workers.data.errors import InputError
+    from podembed.workers.descriptors import DescriptorsExhausted
+    from podembed.workers.device.gang_errors import GangError
+    from podembed.workers.job.job import JobError
+    from podembed.workers.storage.errors import StorageError
+
+    for kind, refusal in ((InputError, DataRefused), (StorageError, StorageRefused), (JobError, JobRefused)):
+        if isinstance(error, kind):
+            return refusal
+    return WorkerRefused if isinstance(error, CheckpointMismatch | GangError | DescriptorsExhausted) else None
 
 
 def _is_device_full(error: BaseException) -> bool:

@@ -1,8 +1,8 @@
 """`WorkerGroup`: the hosts of one generation, and the calls that the driver makes to all of them at once.
 
-It knows what is asked of a host and of a device process, in which order and with which deadline; it does not know how
-they are reached. That is a `Backend`: Ray actors (`orchestrator.cluster.ray_backend`) or threads of this process
-(`orchestrator.cluster.in_process`).
+It knows what is asked of a host and of a device process, in which order and with which deadline. How answers are
+waited for and frozen processes found is in `ProcessGroup`. How processes are reached is the business of a `Backend`:
+Ray actors (`orchestrator.cluster.ray_backend`) or threads of this process (`orchestrator.cluster.in_process`).
 """
 
 from __future__ import annotations
@@ -14,58 +14,45 @@ from typing import Any
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Locating, Reforming
-from podembed.orchestrator.group.calls import LOOK_S, DeviceCalls, HostCalls, answers_within, looks
-from podembed.orchestrator.group.waiting import charged
-from podembed.orchestrator.group.watch import Deadlines, Silence, Watch
+from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Rejoining
+from podembed.orchestrator.group.calls import DeviceCalls, HostCalls, answers_within
+from podembed.orchestrator.group.process_group import ProcessGroup
+from podembed.orchestrator.group.watch import Deadlines
 from podembed.orchestrator.run.beginning import Beginning
 from podembed.workers.checkpoint.shard import ShardReceipt
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Filled
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.host.surviving_shard import Restored
+from podembed.workers.job.reference import AnyJob
 from podembed.workers.liveness.progress import Laps, Progress
-from podembed.workers.liveness.worker import Worker
 
-__all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "Reforming", "WorkerGroup"]
+__all__ = ["Backend", "Call", "Deadlines", "Handle", "HostHandles", "Receipts", "Rejoining", "WorkerGroup"]
 
 Receipts = tuple[list[ShardReceipt], list[DenseReceipt]]
-DEATH_GRACE_S = 0.2
-GRACE_LOOK_S = 0.05
 LAST_WORD_S = 1.0
 
 
 @dataclass(slots=True)
-class WorkerGroup:
-    """The hosts of one generation. Mutated: `progress`, the last answers of the workers' status, and `silences`, the
-    questions without one yet.
+class WorkerGroup(ProcessGroup):
+    """The hosts of one generation.
 
     Attributes:
-      handles: one entry a host.
       ready, devices: what each host and each device process said when it had started.
       spent_s: seconds of the parts of the start, for the recovery report.
       start_s: the same in more detail; of what all devices do at once, that of the slowest.
       refusals: connections that hosts did not let in while they joined, one line each.
-      filled: what each host said of how its shard was filled.
+      restored: what each host said of how its shard was restored.
       activity: told what a start is doing.
     """
 
-    backend: Backend
-    handles: Sequence[HostHandles]
-    deadlines: Deadlines
-    on_poll: Callable[[], None]
-    progress: dict[Worker, Progress] = field(default_factory=dict)
-    silences: dict[Worker, Silence] = field(default_factory=dict)
     ready: Sequence[HostReady] = ()
     devices: Sequence[DeviceReady] = ()
     spent_s: dict[str, float] = field(default_factory=dict)
     start_s: dict[str, float] = field(default_factory=dict)
-    filled: Sequence[Filled] = ()
-    _filling: list[Call[Any]] = field(default_factory=list)
+    restored: Sequence[Restored] = ()
+    _restoring: list[Call[Any]] = field(default_factory=list)
     _spec: HostSpec | None = None
-    is_stopped: bool = False
     refusals: Sequence[str] = ()
-    clock: Clock = SYSTEM_CLOCK
     activity: Callable[[str], None] = lambda what: None
 
     @staticmethod
@@ -120,10 +107,10 @@ class WorkerGroup:
             host.rejoin(spec) if rank in kept else host.start(spec)
             for rank, (host, spec) in enumerate(zip(self._hosts, host_specs, strict=True))
         ]
-        ready = self.ready = self._gather(starts, deadlines.start_s)
+        ready = self.ready = self.gather(starts, deadlines.start_s)
         laps.end("host processes")
         reserve = self._devices[0].reserve_coordinator(ready[0].mesh_address[0])
-        (coordinator,) = self._gather([reserve], deadlines.start_s)
+        (coordinator,) = self.gather([reserve], deadlines.start_s)
         laps.end("coordinator")
         self.activity("hosts connect, device processes compile the model")
         addresses = [host.mesh_address for host in ready]
@@ -132,9 +119,9 @@ class WorkerGroup:
             device.start(device_spec(rank, ready[rank], coordinator)) for rank, device in enumerate(self._devices)
         ]
         if base is not None:
-            self._filling = [host.restore(base.tables) for host in self._hosts]
-            self._filling += [device.restore(base.dense) for device in self._devices]
-        answers = self._gather(calls, deadlines.start_s)
+            self._restoring = [host.restore(base.tables) for host in self._hosts]
+            self._restoring += [device.restore(base.dense) for device in self._devices]
+        answers = self.gather(calls, deadlines.start_s)
         self.refusals = [line for lines in answers[: self.num_hosts] for line in lines or ()]
         self.devices = answers[self.num_hosts :]
         self.start_s = laps.seconds | _slowest([device.start_s for device in self.devices])
@@ -150,28 +137,24 @@ class WorkerGroup:
         return [DeviceCalls(pair.device) for pair in self.handles]
 
     @property
-    def num_hosts(self) -> int:
-        return len(self.handles)
-
-    @property
-    def filling(self) -> dict[str, Any]:
-        """How the shards were filled, for the recovery report: the slowest host's seconds, and sums over all hosts."""
+    def restore_totals(self) -> dict[str, Any]:
+        """How the shards were restored, for the recovery report: seconds of the slowest host, and sums over all."""
         seconds = ("undo_s", "move_s", "verify_s", "read_s")
         counts = ("buckets_kept", "buckets_moved", "bytes_moved", "buckets_read", "bytes_read")
-        return {name: max((getattr(one, name) for one in self.filled), default=0.0) for name in seconds} | {
-            name: sum(getattr(one, name) for one in self.filled) for name in counts
+        return {name: max((getattr(one, name) for one in self.restored), default=0.0) for name in seconds} | {
+            name: sum(getattr(one, name) for one in self.restored) for name in counts
         }
 
     def restore(self, manifest: Manifest | None) -> None:
         """Brings every shard and every dense replica to a commit, or to its first values."""
         started = self.clock.monotonic_s()
-        calls, self._filling = self._filling, []
+        calls, self._restoring = self._restoring, []
         self.activity(f"reading the rows of {manifest.name}" if manifest else "giving the tables their first values")
         if not calls:
             calls = [host.restore(manifest and manifest.tables) for host in self._hosts]
             calls += [device.restore(manifest and manifest.dense) for device in self._devices]
-        answers = self._gather(calls, self.deadlines.start_s, counts_marks=True)
-        self.filled = [answer for answer in answers if isinstance(answer, Filled)]
+        answers = self.gather(calls, self.deadlines.start_s, counts_marks=True)
+        self.restored = [answer for answer in answers if isinstance(answer, Restored)]
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
     def warm_start(self, beginning: Beginning) -> None:
@@ -180,7 +163,7 @@ class WorkerGroup:
         location, plan = beginning.location, beginning.plan
         calls = [host.warm_start(location, plan.tables) for host in self._hosts]
         calls += [device.warm_start(location, plan.dense, plan.dense_parts) for device in self._devices]
-        self._gather(calls, self.deadlines.start_s, counts_marks=True)
+        self.gather(calls, self.deadlines.start_s, counts_marks=True)
         self.spent_s["restore"] = self.clock.monotonic_s() - started
 
     def train(
@@ -189,14 +172,14 @@ class WorkerGroup:
         """Runs steps `first_step` to `last_step - 1` on all hosts; `is_followed` as in `HostWorker.train`."""
         calls: list[Call[Any]] = [host.train(first_step, last_step, is_followed) for host in self._hosts]
         calls += [device.serve_window() for device in self._devices]
-        answers = self._gather(calls, self.deadlines.step_s, counts_marks=True)
+        answers = self.gather(calls, self.deadlines.step_s, counts_marks=True)
         return answers[: self.num_hosts], answers[self.num_hosts :]
 
     def evaluate(self) -> list[ScoredSamples]:
         """Scores the evaluation data once. Returns each host's part."""
         calls: list[Call[Any]] = [host.evaluate() for host in self._hosts]
         calls += [device.serve_window() for device in self._devices]
-        return self._gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
+        return self.gather(calls, self.deadlines.step_s, counts_marks=True)[: self.num_hosts]
 
     def begin_save(self, attempt: str, *, is_delta: bool, before_failed: bool = False) -> Sequence[Call[Any]]:
         """Freezes the present moment on all workers and starts to write it below `data/<attempt>`; training may go on
@@ -241,7 +224,7 @@ class WorkerGroup:
           WorkerFailure: a worker could not write, is gone, or has written nothing for too long. If it was the storage's
             fault alone, all workers have ended.
         """
-        return self._sides(self._gather(writing, self.deadlines.start_s, counts_marks=True, bears_storage=True))
+        return self._sides(self.gather(writing, self.deadlines.start_s, counts_marks=True, bears_storage=True))
 
     def _sides(self, answers: Sequence[Any]) -> Receipts:
         """Answers to the calls of `begin_save`, of which the first half says nothing."""
@@ -253,9 +236,9 @@ class WorkerGroup:
         for host in self._hosts:
             host.acknowledge(commit)
 
-    def stand_by(self, job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+    def stand_by(self, job: AnyJob, table_buckets: tuple[int, ...]) -> None:
         """Starts processes that wait to take the place of lost ones, where the backend can."""
-        if isinstance(self.backend, Reforming):
+        if isinstance(self.backend, Rejoining):
             self.backend.stand_by(self.handles, job, table_buckets, self._spec)
 
     def salvage(self, reason: str) -> frozenset[int]:
@@ -268,7 +251,7 @@ class WorkerGroup:
         Returns:
           The hosts that live. With none, nothing is left, as after `stop`.
         """
-        if self.is_stopped or not isinstance(self.backend, Reforming):
+        if self.is_stopped or not isinstance(self.backend, Rejoining):
             self.stop()
             return frozenset()
         aborting = {rank: host.abort(reason) for rank, host in enumerate(self._hosts)}
@@ -291,10 +274,6 @@ class WorkerGroup:
         good = [flat[at][0] for at, answer in found.items() if not isinstance(answer, Failure)]
         return frozenset(rank for rank, own in calls.items() if good.count(rank) == len(own))
 
-    def cut_off(self, workers: Sequence[Handle]) -> frozenset[Worker]:
-        """Those silent workers whose machine does not answer either, where the backend can tell."""
-        return self.backend.cut_off(workers) if isinstance(self.backend, Locating) else frozenset()
-
     def last_progress(self) -> list[Progress]:
         """What each host last said of itself; survivors of a fault are asked once more."""
         calls = [host.status() for host in self._hosts]
@@ -308,62 +287,7 @@ class WorkerGroup:
         follows.
         """
         calls = [device.close() for device in self._devices] + [host.close() for host in self._hosts]
-        self._gather(calls, self.deadlines.close_s)
-
-    def stop(self) -> None:
-        """Ends every process of the group and waits until they are gone. Safe to call twice."""
-        if not self.is_stopped:
-            self.backend.stop(self.handles)
-            self.is_stopped = True
-
-    def _gather(
-        self, calls: Sequence[Call[Any]], timeout_s: float, *, counts_marks: bool = False, bears_storage: bool = False
-    ) -> list[Any]:
-        """Waits for all calls; their results in order.
-
-        Args:
-          timeout_s: for all calls together.
-          counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
-          bears_storage: failures of the storage do not end the wait for the others.
-
-        Raises:
-          WorkerFailure: with every failure that was seen within the grace period after the first.
-        """
-        results: dict[int, Any] = {}
-        failures: list[Failure] = []
-        borne: list[Failure] = []
-        number = {id(call): at for at, call in enumerate(calls)}
-        watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks)
-        failed_at: float | None = None
-        for ended, running in looks(
-            self.backend, calls, clock=self.clock, look_s=lambda: GRACE_LOOK_S if failures else LOOK_S
-        ):
-            for call in ended:
-                result = self.backend.result(call)
-                if isinstance(result, Failure):
-                    (borne if bears_storage and result.is_storage else failures).append(result)
-                else:
-                    results[number[id(call)]] = result
-            if failures:
-                failed_at = failed_at or self.clock.monotonic_s()
-                # A death is the root; whoever else failed by now is its echo.
-                has_died = any(failure.kind is FailureKind.DIED for failure in failures)
-                grace_s = min(self.deadlines.grace_s, DEATH_GRACE_S) if has_died else self.deadlines.grace_s
-                if not running or self.clock.monotonic_s() - failed_at > grace_s:
-                    raise WorkerFailure(charged(failures))
-            else:
-                self.on_poll()
-                if found := watch.check(running):
-                    # Who waits for a frozen process has nothing to add.
-                    raise WorkerFailure(found)
-        if failures or borne:
-            raise WorkerFailure(charged(failures) or borne)
-        return [results[at] for at in range(len(calls))]
-
-    def note(self, worker: Worker, answer: Any) -> None:
-        """Remembers the answer to a status call; a failed one says nothing here."""
-        if isinstance(answer, Progress):
-            self.progress[worker] = answer
+        self.gather(calls, self.deadlines.close_s)
 
 
 def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -14,18 +14,15 @@ from dataclasses import replace
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import Holder, Lease, acquire, read_lineage
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
+from podembed.orchestrator.commit.lease import Lease
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.workers.checkpoint.files import (
-    TableFiles,
-    TablePlan,
-    assemble_table,
-    read_bucket,
-    write_bucket,
-    write_table_metadata,
-)
+from podembed.workers.checkpoint.files import assemble_table, read_bucket, write_bucket, write_table_metadata
+from podembed.workers.checkpoint.records import TableFiles, TablePlan
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store

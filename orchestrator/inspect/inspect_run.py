@@ -9,9 +9,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.text import columns, plural, printable
+from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.orchestrator.commit.checkpoint import CommitInfo, list_commits
-from podembed.orchestrator.commit.lease import Heartbeat, read_claims, read_heartbeat
+from podembed.orchestrator.commit.holder import Heartbeat, read_heartbeat
+from podembed.orchestrator.commit.lease_files import read_claims
 from podembed.orchestrator.commit.manifest import TableFiles
 from podembed.orchestrator.commit.run_record import SHUFFLED, RunRecord, find_run
 from podembed.orchestrator.run.history_record import HistoryRecord, read_history
@@ -22,7 +23,6 @@ from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 
 SHOWN_EVALUATIONS = 8
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +121,6 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
         f"array[:].transpose(1, 0, 2).reshape(-1, {files.width})[:{table.num_rows}]\n"
         f"Without zarr, as a file for numpy.load: {shlex.join(words)}"
     )
-
-
-def format_bytes(num_bytes: int) -> str:
-    value, unit = float(num_bytes), 0
-    while value >= 1024 and unit + 1 < len(_UNITS):
-        value, unit = value / 1024, unit + 1
-    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
 def format_age(seconds: float) -> str:

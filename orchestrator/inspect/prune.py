@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.keep_policies import KeepPolicy
 from podembed.orchestrator.commit import checkpoint
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.keep import MIN_KEPT, Removal, keep_latest
-from podembed.orchestrator.commit.lease import Holder, acquire, read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.orchestrator.run.reference import open_run_store

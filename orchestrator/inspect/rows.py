@@ -18,16 +18,15 @@ from podembed.orchestrator.commit.verification import require_metadata
 from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged
 from podembed.workers.checkpoint.deltas import read_part, read_slice
 from podembed.workers.checkpoint.files import (
-    ArrayFiles,
     DeltaPart,
     DenseFile,
-    TableFiles,
     describe_bucket,
     naming_changes,
     read_bucket,
     read_bucket_array,
     read_dense,
 )
+from podembed.workers.checkpoint.records import ArrayFiles, TableFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.errors import NameNotFound, WrongSize
 from podembed.workers.storage.store import Store

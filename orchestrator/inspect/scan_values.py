@@ -1,7 +1,7 @@
 """Looking for numbers that are not finite in a commit whose bytes are good: a model that went wrong before it was
 saved.
 
-They are no damage (the files hold what was committed), so this is apart from `orchestrator.inspect.fsck`, and asked
+They are no damage (the files hold what was committed), so this is apart from `orchestrator.fsck`, and asked
 for.
 """
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from podembed.orchestrator.api.text import printable
 from podembed.orchestrator.run.reference import CommittedState
-from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_dense
+from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.store import Store
 
 MAX_SHOWN = 5

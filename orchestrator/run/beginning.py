@@ -16,7 +16,15 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.run_record import RunRecord, WarmStartRecord
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.orchestrator.run.reference import CommittedState, open_commit, split_reference
-from podembed.orchestrator.run.warm_start import WarmStartPlan, parse_dense_rule, parse_rules, plan_warm_start
+from podembed.orchestrator.run.warm_start import (
+    WarmStartPlan,
+    parse_dense_rule,
+    parse_rules,
+    plan_warm_start,
+    refuse_hashed_growth,
+)
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store
 
 
@@ -28,17 +36,19 @@ class Beginning:
     plan: WarmStartPlan
 
 
-def record_of(warm_start: WarmStart, specs: Sequence[TableSpec], existing: RunRecord | None) -> WarmStartRecord:
+def record_of(warm_start: WarmStart, job: JobConfig, existing: RunRecord | None) -> WarmStartRecord:
     """What a run that is created records of its beginning.
 
     Args:
-      specs: the tables of the run.
+      job: of the run.
       existing: the record of a run that is there already. "The newest commit" was decided when it was created.
 
     Raises:
       ConfigurationError: there is no such run or commit, or some of its files are missing.
       WarmStartRefused: its tables are not those of the job, and no rule says that this is meant.
     """
+    refuse_hashed_growth(job, parse_rules(warm_start.rules))
+    specs = table_specs(job, choose_buckets(job))
     url, commit = split_reference(warm_start.source)
     location = Store(url).location
     known = existing.warm_start if existing else None
@@ -52,7 +62,7 @@ def record_of(warm_start: WarmStart, specs: Sequence[TableSpec], existing: RunRe
     )
 
 
-def open_beginning(record: WarmStartRecord, specs: Sequence[TableSpec]) -> Beginning:
+def open_beginning(record: WarmStartRecord, job: JobConfig, table_buckets: Sequence[int]) -> Beginning:
     """The files to start from, and what comes from which.
 
     Raises:
@@ -67,7 +77,9 @@ def open_beginning(record: WarmStartRecord, specs: Sequence[TableSpec]) -> Begin
             f"this run began. Restore that run, or begin a new one."
         )
     _check_files(state)
-    return Beginning(location=record.location, plan=_plan(state.manifest, specs, record.rules))
+    return Beginning(
+        location=record.location, plan=_plan(state.manifest, table_specs(job, table_buckets), record.rules)
+    )
 
 
 def _plan(manifest: Manifest, specs: Sequence[TableSpec], rules: Sequence[str]) -> WarmStartPlan:

@@ -4,9 +4,10 @@ to say so.
 
 from __future__ import annotations
 
-from podembed.orchestrator.api.config import Result, RunConfig
+from podembed.orchestrator.api.config import RunConfig
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.run.history_record import read_history
-from podembed.orchestrator.run.run import OpenRun, newest_commit
+from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError
 
 
@@ -18,9 +19,9 @@ def finished(run: OpenRun, config: RunConfig) -> Result | None:
     owed.
 
     Raises:
-      NameNotFound, DocumentRefused: as `newest_commit`.
+      NameNotFound, DocumentRefused: as `OpenRun.newest_commit`.
     """
-    head = newest_commit(run)
+    head = run.newest_commit()
     total_steps = config.last_step(run.total_steps)
     if head is None or head.step < total_steps:
         return None

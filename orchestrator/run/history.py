@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from podembed.orchestrator.api.config import Evaluation, Recovery
+from podembed.orchestrator.api.result import Evaluation, Recovery
 from podembed.workers.liveness.progress import Phase
 
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from podembed.orchestrator.api.config import Evaluation
-from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.api.save_policies import Order, is_better
+from podembed.orchestrator.events.commits import HistoryUnread, HistoryUnwritten
+from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.run.history import History, Window
 from podembed.workers.storage.errors import NameNotFound, StorageError
+from podembed.workers.storage.records import decode, encode, read_document
 from podembed.workers.storage.store import Store
 
 FOLDER = "history"
@@ -106,9 +108,9 @@ class HistoryKeeper:
       trouble: why the last record was not written or old ones not deleted; a history is no reason to stop training.
     """
 
-    def __init__(self, store: Store, *, notice: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, *, emit: Emit) -> None:
         self._store = store
-        self._notice = notice
+        self._emit = emit
         self._before: HistoryRecord | None = None
         self.trouble: Exception | None = None
 
@@ -118,9 +120,7 @@ class HistoryKeeper:
             try:
                 self._before = read_history(self._store)
             except (StorageError, OSError) as error:
-                self._notice(
-                    f"loss and evaluations of earlier steps are lost to history/, training is not touched: {error}"
-                )
+                self._emit(HistoryUnread(reason=str(error)))
                 self._before = HistoryRecord()
         self._before = self._before.cut(step)
 
@@ -155,7 +155,7 @@ class HistoryKeeper:
         """Says what went wrong with the last record, once."""
         trouble, self.trouble = self.trouble, None
         if trouble is not None:
-            self._notice(f"loss and evaluations were not written to history/, training is not touched: {trouble}")
+            self._emit(HistoryUnwritten(reason=str(trouble)))
 
 
 def _recorded(history: History, generation: int) -> list[RecordedEvaluation]:

@@ -18,7 +18,15 @@ from podembed.workers.input.index import InputIndex
 
 
 class InputChanged(ConfigurationError):
-    """The data files are not those that the run began with."""
+    """The data files are not those that the run began with.
+
+    Attributes:
+      what: was found and expected, without the remedy.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what} {remedy}".strip())
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +149,15 @@ def _judge_order(now: InputRecord, ordered_as: InputRecord, *, step: int, steps_
     epoch_start = step - step % steps_per_epoch
     raise _refused(
         f"Found {len(found):,} row groups, number {same.index(False) + 1} of {num_rows:,} rows in {path}, at step "
-        f"{step}, within an epoch of "
-        f"{steps_per_epoch} steps. Expected {len(before):,} of the sizes that they had, since an epoch is an order of "
-        "row groups: some rows "
-        "would come twice in it and others not at all.",
+        f"{step}, within an epoch of {steps_per_epoch} steps. Expected {len(before):,} of the sizes that they had. An "
+        "epoch is an order of row groups, so some rows would come twice in it and others not at all.",
         f"change them between two epochs: train on the old files to step {epoch_start + steps_per_epoch} (--max-steps) "
         "first",
     )
 
 
 def _refused(what: str, remedy: str) -> InputChanged:
-    return InputChanged(f"{what} Restore the files, or {remedy}.")
+    return InputChanged(what, f"Restore the files, or {remedy}.")
 
 
 def _runs(row_group_rows: tuple[int, ...]) -> str:

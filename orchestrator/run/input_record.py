@@ -11,14 +11,22 @@ changes can be accepted is decided in `orchestrator.run.input_change`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from podembed.orchestrator.api.records import Record, decode, encode, read_document
+from podembed.orchestrator.commit.lease_files import read_lineage
+from podembed.orchestrator.commit.run_record import RunRecord, check_same
+from podembed.orchestrator.events.reporter import print_sentence
+from podembed.orchestrator.events.run import InputRecordDamaged
 from podembed.orchestrator.run.input_change import FileRecord, InputChanged, InputRecord, judge
+from podembed.orchestrator.run.run import newest_commit
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex, changed_files
 from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.sources import job_plan
+from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.errors import NameNotFound
+from podembed.workers.storage.records import Record, decode, encode, read_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
@@ -157,7 +165,7 @@ def check_order(
 
 
 def record_change(
-    store: Store, changes: list[str], train: InputIndex, evaluation: InputIndex | None, *, step: int
+    store: Store, changes: Sequence[str], train: InputIndex, evaluation: InputIndex | None, *, step: int
 ) -> None:
     """Writes that these files are the run's from a step on. For the holder of the lease."""
     change = AcceptedChange(
@@ -168,19 +176,29 @@ def record_change(
         number += 1
 
 
-def input_changed(store: Store, changed: list[str]) -> InputChanged:
+def input_changed(store: Store, changed: Sequence[str], *, has_commit: bool) -> InputChanged:
     """The error that names the files, as far as they are known."""
     named = shortened(changed) or "names, sizes, times or row counts differ"
-    return InputChanged(
+    what = (
         f"The data files of the run in {store.location} changed since it began: {named}. Expected the same, since the "
-        "position in the "
-        "data counts their rows. Restore them, or pass --accept-input-change to podembed resume "
-        "(RunConfig(accept_input_change=True)) if the "
-        "rows are the same."
+        "position in the data counts their rows."
+    )
+    accept = "pass --accept-input-change to podembed resume, or RunConfig(accept_input_change=True)."
+    if not has_commit:
+        return InputChanged(f"{without_commit(store, what)} If the rows are the same, {accept}")
+    return InputChanged(what, f"Restore them. If the rows are the same, {accept}")
+
+
+def without_commit(store: Store, what: str) -> InputChanged:
+    """The error for a run in which nothing is trained yet: to begin again costs nothing."""
+    return InputChanged(
+        what,
+        "The run has no commit, so nothing is lost with it. Begin a new one under another name (--name), or "
+        f"remove {store.location} first. To go on with this one, restore the files.",
     )
 
 
-def shortened(changed: list[str] | tuple[str, ...]) -> str:
+def shortened(changed: Sequence[str]) -> str:
     """The first of some phrases and the number of the others."""
     more = f"; and {len(changed) - _NAMED_FILES} more" if len(changed) > _NAMED_FILES else ""
     return "; ".join(changed[:_NAMED_FILES]) + more
@@ -204,3 +222,53 @@ def _changed(before: tuple[FileRecord, ...], now: tuple[InputFile, ...]) -> list
         if new not in (None, file) and (new.size_bytes, new.version) == (file.size_bytes, file.version):
             phrases.append(f"{file.path} is read in other parts or columns")
     return phrases
+
+
+def accepted_changes(
+    store: Store,
+    record: RunRecord,
+    now: RunRecord,
+    job: JobConfig,
+    indexes: tuple[InputIndex, InputIndex | None],
+    *,
+    accept: bool,
+    allow_ancestor: bool,
+    emit: Callable[[InputRecordDamaged], None] | None,
+) -> tuple[str, ...]:
+    """How the files differ from those that the run knows, where that was accepted.
+
+    Args:
+      record: of the run.
+      now: what would be recorded of a run that was created now.
+      indexes: of the files for training and evaluation.
+
+    Raises:
+      InputChanged: they differ, or the newest record is damaged, and that was not accepted, or cannot be.
+      RunMismatch: the run has no record of its files, and they have another number of rows.
+    """
+    known = read_input(store)
+    for damage in known.damaged:
+        (emit or print_sentence)(InputRecordDamaged(file=damage.name, found=damage.found))
+    changed = differences(known, *indexes)
+    if known.is_newest_damaged:
+        changed = [f"nobody knows, since {known.damaged[-1].name}, the record of the files accepted last, is damaged"]
+    elif changed is None and record.input_fingerprint != now.input_fingerprint:
+        changed = ["names, sizes, times or row counts differ"]
+    if changed and not accept:
+        raise input_changed(store, changed, has_commit=_has_commit(store, allow_ancestor=allow_ancestor))
+    if changed:
+        newest = newest_commit(store, allow_ancestor=allow_ancestor)
+        try:
+            check_order(known, *indexes, job_plan(job, indexes[0]), step=newest.step if newest else 0)
+        except InputChanged as error:
+            raise error if newest else without_commit(store, error.what) from None
+    check_same(record, now, store.location, free=frozenset({"input_fingerprint"}))
+    return tuple(changed or ())
+
+
+def _has_commit(store: Store, *, allow_ancestor: bool) -> bool:
+    """Also where that cannot be read: what may be there must not be given up."""
+    try:
+        return bool(read_lineage(store, rebuild=allow_ancestor))
+    except (NameNotFound, DocumentRefused):
+        return True

@@ -13,13 +13,15 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.api.records import decode, encode, read_document
+from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, find_run
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.records import decode, encode, read_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
@@ -243,3 +245,35 @@ def _dense_differences(before: JobConfig, after: JobConfig) -> list[str]:
             "begins)"
         ]
     return []
+
+
+def arguments_of(record: RunRecord, store: Store) -> dict[str, Any]:
+    """The job's arguments as they are now. A record's seal says nothing of the text inside."""
+    settings = newest_settings(store)
+    if settings is not None:
+        return settings.arguments
+    arguments = parse_strictly(RUN_FILE, record.job_arguments.encode())
+    if not isinstance(arguments, dict):
+        raise DocumentRefused(RUN_FILE, f"a {type(arguments).__name__} as arguments of the job", "an object")
+    return arguments
+
+
+def with_changed_settings(
+    url: str, job: JobConfig, reference: JobReference | None
+) -> tuple[JobConfig, JobReference | None, str | None]:
+    """A program that is started again with the arguments that its run began with goes on with those that were changed
+    since.
+
+    Returns:
+      The job, its reference, and the arguments that the run began with, as its record has them; None where nothing was
+      changed.
+    """
+    store = Store(url)
+    record = find_run(store) if reference is not None else None
+    settings = newest_settings(store) if record is not None else None
+    if record is None or reference is None or settings is None:
+        return job, reference, None
+    if json.dumps(dict(reference.arguments), sort_keys=True) not in (record.job_arguments, settings.job_arguments):
+        return job, reference, None
+    reference = replace(reference, arguments=settings.arguments)
+    return reference.resolve(), reference, record.job_arguments

@@ -1,7 +1,7 @@
 """`policies/g<generation>.json`: which commits a driver keeps, so that who goes on with the run need not say it again.
 
 Written once by each driver whose policies are not those of the newest record, under the generation that it holds, and
-never changed: the newest one counts. Flags and arguments go before it; `jobs.cli.launch` and `prune` ask for it where
+never changed: the newest one counts. Flags and arguments go before it; `jobs.cli.settings` and `prune` ask for it where
 they were not told.
 """
 
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.config import DEFAULT_METRIC, CheckpointConfig, ConfigurationError
 from podembed.orchestrator.api.intervals import known_steps
-from podembed.orchestrator.api.records import encode, from_document, read_document
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.run import PoliciesIgnored
+from podembed.workers.storage.records import encode, from_document, read_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, unseal
 
@@ -87,6 +89,17 @@ def read_policies(store: Store) -> PolicyRecord | None:
     except ConfigurationError as error:
         raise DocumentRefused(name, str(error), "policies that can be carried out") from error
     return record
+
+
+def policies_to_keep(store: Store, emit: Emit) -> PolicyRecord | None:
+    """What the run has kept so far. Where the record is damaged, a record that keeps all: what it kept must not be
+    deleted.
+    """
+    try:
+        return read_policies(store)
+    except DocumentRefused as error:
+        emit(PoliciesIgnored(file=error.name, found=error.found))
+        return PolicyRecord.of(CheckpointConfig(num_to_keep=None), generation=0)
 
 
 def record_policies(store: Store, config: CheckpointConfig, *, generation: int) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import read_commit_names, read_lineage
+from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
-from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.stepwise.checkpoint import saved_paths
 from podembed.workers.storage.errors import NameNotFound, NotAFolder
 from podembed.workers.storage.store import Store

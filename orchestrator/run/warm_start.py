@@ -16,7 +16,8 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.text import columns
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.workers.checkpoint.files import DenseFile, TableFiles
+from podembed.workers.checkpoint.files import DenseFile
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.warm_start import TableStart
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from podembed.orchestrator.commit.lease import Heartbeat, Holder, read_claims, read_heartbeat
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.orchestrator.commit.holder import Heartbeat, Holder, read_heartbeat
+from podembed.orchestrator.commit.lease_files import read_claims
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 
@@ -26,12 +27,12 @@ _LONGEST_GAP_S = 3 * LOOK_EVERY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is seen of a driver at one moment: its newest heartbeat, None before it has a lease; and the kernel's signs,
-    if it is here.
+    """What is seen of a driver at one moment: its newest heartbeat, None before it has a lease; and the kernel's
+    statistics, if it is here.
     """
 
     heartbeat: Heartbeat | None
-    signs: ProcessSigns | None
+    statistics: ProcessStatistics | None
 
 
 class DriverPulse:
@@ -46,22 +47,22 @@ class DriverPulse:
         """Takes a look in. Returns why the driver is to be killed, or None."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, _LONGEST_GAP_S)
         before, self._last, self._looked_s = self._last, look, now_s
-        is_stopped = look.signs is not None and look.signs.is_stopped
-        is_new = before is None or look.heartbeat != before.heartbeat or _has_run(before.signs, look.signs)
+        is_stopped = look.statistics is not None and look.statistics.is_stopped
+        is_new = before is None or look.heartbeat != before.heartbeat or _has_run(before.statistics, look.statistics)
         # Before it has a lease, only a process that is stopped is known to be stuck.
         if is_new or (look.heartbeat is None and not is_stopped):
             self._still_s = 0.0
             return None
         self._still_s += passed_s
         still_s = self._still_s
-        if still_s < (FROZEN_ELSEWHERE_S if look.signs is None else FROZEN_S):
+        if still_s < (FROZEN_ELSEWHERE_S if look.statistics is None else FROZEN_S):
             return None
         self._still_s = 0.0
-        idle = "" if look.signs is None else f" and used no processor time (state {look.signs.state})"
+        idle = "" if look.statistics is None else f" and used no processor time (state {look.statistics.state})"
         return f"the driver has written no heartbeat for {still_s:.0f} s{idle}"
 
 
-def _has_run(before: ProcessSigns | None, now: ProcessSigns | None) -> bool:
+def _has_run(before: ProcessStatistics | None, now: ProcessStatistics | None) -> bool:
     if before is None or now is None:
         return before is not now
     return (before.process, before.started, before.cpu_s) != (now.process, now.started, now.cpu_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import EXIT_STOPPED
-from podembed.orchestrator.commit.lease import Holder
+from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.supervise.driver_pulse import Look, heartbeat_of
 
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
@@ -194,7 +194,7 @@ class RayJobRunner:
             # Until the cluster has taken it, the name may be that of another supervisor's job.
             return self._is_submitted and holder.submission == self._submission
 
-        return Look(heartbeat=heartbeat_of(url, is_ours), signs=None)
+        return Look(heartbeat=heartbeat_of(url, is_ours), statistics=None)
 
     def _print_new(self) -> None:
         """What the job has printed since the last look."""

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, EXIT_FENCED, EXIT_STOPPED, EXIT_USER_ERROR
 from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.commit.lease import Holder
+from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.outcomes import EXIT_INTERRUPTED
 from podembed.orchestrator.supervise.driver_pulse import LOOK_EVERY_S, DriverPulse, Look, heartbeat_of
-from podembed.workers.liveness.process_signs import read_signs
+from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.liveness.progress import machine_identity
 
 EXIT_USAGE = 2
@@ -278,4 +278,4 @@ def look_at_child(url: str, process: int) -> Look:
     def is_ours(holder: Holder) -> bool:
         return (holder.process, holder.machine) == (process, machine_identity())
 
-    return Look(heartbeat=heartbeat_of(url, is_ours), signs=read_signs(process))
+    return Look(heartbeat=heartbeat_of(url, is_ours), statistics=read_statistics(process))

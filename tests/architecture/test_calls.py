@@ -9,7 +9,8 @@ import pytest
 
 from podembed.workers.device.process import DeviceProcess
 from podembed.workers.host.host import HostWorker
-from podembed.workers.stepwise.host import StepwiseDevice, StepwiseHost
+from podembed.workers.stepwise.device import StepwiseDevice
+from podembed.workers.stepwise.host import StepwiseHost
 from tests.architecture.test_imports import MODULES, label, parsed
 
 KNOWS_NAMES = "orchestrator/group/calls.py"

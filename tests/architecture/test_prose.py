@@ -1,20 +1,27 @@
-"""Rules about the prose of README and docs that a program can check: short sentences, short lines, the field's words.
+"""Rules about prose that a program can check: short sentences, short lines, the field's words.
 
-Code, tables, headings and the addresses of links are left out. A page that names a file or a folder names one that is
+They hold for README and docs, where code, tables, headings and the addresses of links are left out. They hold for
+docstrings and comments of the floors in `READ_FLOORS`, too. A page that names a file or a folder names one that is
 there.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_imports import ROOT
+from tests.architecture.test_imports import MODULES, ROOT, label, parsed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Whose docstrings and comments are held to the rules. The others follow.
+READ_FLOORS = ("embedding/", "workers/", "jobs/")
+STILL_KNOTTED: tuple[str, ...] = ()
 MOST_WORDS = 25
 MOST_COLUMNS = 120
 # What the docs do not say any more, and the field's word for it.
@@ -125,6 +132,62 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
+# What begins a paragraph of its own in a docstring: an item of a list, or the name of an argument or of an error.
+ENTRY = re.compile(r"(?:[*+-]|\d+\.)\s+|(?:[\w*][\w, .*]*): ")
+
+
+def docstring_paragraphs(docstring: str) -> Iterator[str]:
+    """Paragraphs and entries of a docstring, without names of sections and entries, code and tables."""
+    lines: list[str] = []
+    for line in [*docstring.split("\n"), ""]:
+        text = line.strip()
+        entry = ENTRY.match(text) if line.startswith("  ") else None
+        if lines and (not text or entry):
+            yield " ".join(lines)
+            lines = []
+        if text and not text.startswith(("|", ">>>", "```")):
+            lines.append(text[entry.end() :] if entry else text)
+
+
+def comment_blocks(source: str) -> Iterator[str]:
+    """Comments of neighbouring lines as one text; one behind code stands alone."""
+    block, last = list[str](), 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            follows = token.start[0] == last + 1 and token.line.lstrip().startswith("#")
+            if block and not follows:
+                yield " ".join(block)
+                block = []
+            block.append(token.string.lstrip("# "))
+            last = token.start[0]
+    if block:
+        yield " ".join(block)
+
+
+def prose_of(path: Path) -> Iterator[str]:
+    """All paragraphs of docstrings and comments of a source file."""
+    for node in ast.walk(parsed(path)):
+        for statement in getattr(node, "body", None) or () if not isinstance(node, ast.Lambda | ast.IfExp) else ():
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield from docstring_paragraphs(value.value)
+    yield from comment_blocks(path.read_text(encoding="utf-8"))
+
+
+def test_docstrings_and_comments_follow_the_rules() -> None:
+    found = [
+        f"{label(path)}: {problem}"
+        for path in MODULES
+        if label(path).startswith(READ_FLOORS) and not label(path).startswith(STILL_KNOTTED)
+        for paragraph in prose_of(path)
+        for problem in [
+            *(f"{num_words(one)} words: {one}" for one in sentences(paragraph) if num_words(one) > MOST_WORDS),
+            *replaced_words(paragraph),
+        ]
+    ]
+    assert found == []
+
+
 def anchors(text: str) -> set[str]:
     """What a link can point at in a page: its headings, as GitHub spells them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
@@ -151,3 +214,10 @@ def test_the_check_finds_what_it_is_for() -> None:
     assert replaced_words("Nobody [is](told.md) `nobody`.\n```\nnobody\n```\n") == [
         "'Nobody': write 'no other host, no process'"
     ]
+
+
+def test_the_check_reads_docstrings_and_comments() -> None:
+    long = "word " * 26
+    docstring = f"Short.\n\n    Args:\n      one: {long}\n        more.\n      two: short\n"
+    assert max(num_words(one) for text in docstring_paragraphs(docstring) for one in sentences(text)) == 27
+    assert [*comment_blocks("# one\n# two\nx = 1  # three\ny = 2  # four\n")] == ["one two", "three", "four"]

@@ -38,16 +38,13 @@ class OracleFeature:
 
 
 class Oracle:
-    """Tables by name, features by name; `num_hosts` decides only the order in which gradients come without
-    accumulation.
+    """Tables by name, features by name. Without accumulation gradients come feature by feature, sample by sample, on
+    any number of hosts.
     """
 
-    def __init__(
-        self, tables: dict[str, OracleTable], features: dict[str, OracleFeature], *, num_hosts: int = 1
-    ) -> None:
+    def __init__(self, tables: dict[str, OracleTable], features: dict[str, OracleFeature]) -> None:
         self.tables = tables
         self.features = features
-        self._num_hosts = num_hosts
 
     def forward(self, batch: dict[str, list[Bag]]) -> dict[str, np.ndarray]:
         """Per feature `[num_bags, dim]`."""
@@ -66,18 +63,11 @@ class Oracle:
     def backward(self, batch: dict[str, list[Bag]], gradients: dict[str, np.ndarray], rates: dict[str, float]) -> None:
         for name, table in self.tables.items():
             occurrences = []
-            for host in range(self._num_hosts):
-                for feature_name, feature in self.features.items():
-                    if feature.table == name:
-                        bags, upstream = self._share(batch[feature_name], gradients[feature_name], host)
-                        occurrences += self._occurrences(bags, upstream, feature.combiner)
+            for feature_name, feature in self.features.items():
+                if feature.table == name:
+                    bags, upstream = batch[feature_name], gradients[feature_name]
+                    occurrences += self._occurrences(bags, upstream, feature.combiner)
             update(table, occurrences, rates[name])
-
-    def _share(self, bags: list[Bag], gradient: np.ndarray, host: int) -> tuple[list[Bag], np.ndarray]:
-        """The bags of one host; batches divide evenly here."""
-        each = len(bags) // self._num_hosts
-        own = slice(host * each, (host + 1) * each)
-        return bags[own], gradient[own]
 
     @staticmethod
     def _occurrences(bags: list[Bag], gradient: np.ndarray, combiner: str) -> list[tuple[int, np.ndarray]]:

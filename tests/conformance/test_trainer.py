@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 from tests.conformance.odd_job import (
     BATCH_SIZE,
     NUM_BATCHES,

@@ -40,7 +40,7 @@ def declare(optimizer: Optimizer) -> tuple[Any, TableConfig, TableConfig]:
     return config, users, items
 
 
-def oracle_of(embedding: TPUEmbedding, users: TableConfig, items: TableConfig, *, num_hosts: int = 1) -> Oracle:
+def oracle_of(embedding: TPUEmbedding, users: TableConfig, items: TableConfig) -> Oracle:
     """An oracle that starts with the embedding's rows."""
     held = embedding.read_tables()
     tables = {
@@ -55,7 +55,7 @@ def oracle_of(embedding: TPUEmbedding, users: TableConfig, items: TableConfig, *
         "history": OracleFeature("users", "mean"),
         "recent": OracleFeature("items", "sum"),
     }
-    return Oracle(tables, features, num_hosts=num_hosts)
+    return Oracle(tables, features)
 
 
 def in_form(form: str, rows: list[list[int]]) -> tuple[Any, Any]:

@@ -181,3 +181,19 @@ def test_quantization_rounds_to_the_nearest_level():
 
 def test_row_id_initializer_fills_rows_with_their_number():
     assert RowIdInitializer(offset=5)(np.array([0, 7]), 2, 0).tolist() == [[5.0, 5.0], [12.0, 12.0]]
+
+
+@pytest.mark.parametrize(
+    ("declare", "remedy"),
+    [
+        (lambda: TableConfig(0, 4), r"vocabulary_size=0\. .* Pass the number of rows"),
+        (lambda: TableConfig(4, -1), r"dim=-1\. .* Pass the number of columns"),
+        (lambda: TableConfig("4", 4), r"vocabulary_size='4'\. .* Pass the number of rows"),
+        (lambda: TableConfig(np.int64(4), 4), r"Expected a Python int of at least 1\. Pass int\(vocabulary_size\)"),
+        (lambda: FeatureConfig(TableConfig(4, 4), max_sequence_length=-1), r"Pass how many rows .* or 0 to combine"),
+        (lambda: QuantizationConfig(1, 0.0, 1.0), r"num_buckets=1\. .* at least 2\. Pass the number of levels"),
+    ],
+)
+def test_the_remedy_for_a_whole_number_helps(declare, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        declare()

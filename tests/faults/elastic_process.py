@@ -35,11 +35,15 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from podembed.orchestrator.api.config import CheckpointConfig, Recovery, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.decisions import host_watch
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.machines import HostsAwaited
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 20
 DRAIN_S = 600  # time enough for the next commit of the schedule
@@ -83,7 +87,7 @@ class Scenario(SilentReporter):
             else [(2, self.kill_a), (1, self.add_c), (2, self.stop)]
         )
         self.nodes: dict[str, Any] = {name: cluster.add_node(num_cpus=1, **ports()) for name in "ab"}
-        self.notices: list[str] = []
+        self.events: list[dict[str, Any]] = []
         self.hosts: list[tuple[int, int]] = []
         self.generation = 0
         self.act = 0
@@ -106,14 +110,11 @@ class Scenario(SilentReporter):
         # SIGTERM belongs to Ray again, which takes it whenever a node is added.
         os.kill(os.getpid(), signal.SIGINT)
 
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-        print(f"{time.monotonic() - self.began_s:.1f} s: {text}", file=sys.stderr, flush=True)
-        if text.startswith("waiting for hosts") and "d" not in self.nodes:
+    def event(self, event: Event) -> None:
+        self.events.append({"kind": event.kind, **event.values()})
+        print(f"{time.monotonic() - self.began_s:.1f} s: {sentence(event)}", file=sys.stderr, flush=True)
+        if isinstance(event, HostsAwaited) and "d" not in self.nodes:
             self.add("d")
-
-    def recovery(self, recovery: Recovery) -> None:
-        self.notice(f"recovered from: {recovery}")
 
     def window(self, report: WindowReport) -> None:
         if report.generation != self.generation:
@@ -157,7 +158,7 @@ def main(form: str, data: str, storage: str, epochs: str) -> None:
                     "recoveries": [
                         [recovery.cause, recovery.survivors, recovery.buckets_kept] for recovery in result.recoveries
                     ],
-                    "notices": scenario.notices,
+                    "events": scenario.events,
                     "stopped_by": result.stopped_by,
                 }
             )

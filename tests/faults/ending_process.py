@@ -15,9 +15,10 @@ import psutil
 
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 
 
 class Interrupter(SilentReporter):

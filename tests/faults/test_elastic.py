@@ -31,8 +31,8 @@ def _run(form: str, data: str, storage: Path) -> dict:
     # others live on.
     assert all(step % COMMIT_EVERY == 0 for _, _, step, _ in seen["changes"])
     (recovery,) = seen["recoveries"]
-    assert recovery[1:] > [0, 0], seen["notices"]
-    assert not any("started anew" in text for text in seen["notices"]), seen["notices"]
+    assert recovery[1:] > [0, 0], seen["events"]
+    assert not any(event["kind"] == "survivors_dropped" for event in seen["events"]), seen["events"]
 
     head = checkpoint.load_head(Store(seen["path"]))
     assert head is not None
@@ -48,7 +48,7 @@ def _run(form: str, data: str, storage: Path) -> dict:
 @pytest.mark.slow
 def test_a_machine_is_lost_another_joins_and_every_sample_counts_once(small_data: str, tmp_path: Path) -> None:
     seen = _run("short", small_data, tmp_path)
-    assert [hosts for hosts, _ in seen["hosts"]] == [2, 1, 2], seen["notices"]
+    assert [hosts for hosts, _ in seen["hosts"]] == [2, 1, 2], seen["events"]
     assert [change[:2] for change in seen["changes"]] == [[1, 2]]
 
 
@@ -56,10 +56,9 @@ def test_a_machine_is_lost_another_joins_and_every_sample_counts_once(small_data
 @pytest.mark.slow
 def test_hosts_come_and_go_and_every_sample_counts_once(small_data: str, tmp_path: Path) -> None:
     seen = _run("long", small_data, tmp_path)
-    said = "\n".join(seen["notices"])
-    assert [hosts for hosts, _ in seen["hosts"]] == [2, 3, 2, 2], said
+    assert [hosts for hosts, _ in seen["hosts"]] == [2, 3, 2, 2], seen["events"]
     joined, left = seen["changes"]
     assert joined[:2] == [2, 3]
     assert left[:2] == [2, 2]
     assert "is about to leave" in left[3]
-    assert sum(text.startswith("waiting for hosts: 2 needed, found") for text in seen["notices"]) == 1
+    assert [event["needed"] for event in seen["events"] if event["kind"] == "hosts_awaited"] == [2]

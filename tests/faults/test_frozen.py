@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.run import GenerationLost
 from tests.long_tests import is_long
 from tests.orchestrator.driver.test_equality import expected_audit, train_small
 from tests.processes import actor_processes
@@ -41,9 +44,9 @@ class Freezer(SilentReporter):
         self.causes: list[str] = []
         self._run(lambda: self._stop_when(lambda: True, "DeviceActor"))
 
-    def notice(self, text: str) -> None:
-        if text.startswith("fault: "):
-            self.causes.append(text)
+    def event(self, event: Event) -> None:
+        if isinstance(event, GenerationLost):
+            self.causes.append(event.cause)
             self.found_s.append(time.monotonic() - self._stopped[-1][1])
             if len(self.causes) == 2:
                 self._run(lambda: self._stop_when(self._is_saving, "HostActor"))

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.commit.lease import read_claims, read_commit_names, read_heartbeat
+from podembed.orchestrator.commit.holder import read_heartbeat
+from podembed.orchestrator.commit.lease_files import read_claims, read_commit_names
 from podembed.workers.storage.store import Store
 from tests.processes import said_by
 

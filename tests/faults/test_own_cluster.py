@@ -20,7 +20,8 @@ import pytest
 
 from podembed.orchestrator.api.errors import EXIT_STOPPED
 from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, processes_of, session_of
-from podembed.orchestrator.commit.lease import read_commit_names, read_heartbeat
+from podembed.orchestrator.commit.holder import read_heartbeat
+from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.workers.storage.store import Store
 from tests.processes import wait_for
 
@@ -136,6 +137,8 @@ def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Ru
     assert re.search(f"({ended}) of Ray ended on this machine", running.output.read_text())
     assert running.left() == [], "the other processes of the cluster that was lost are ended"
     assert not os.path.exists(running.folder)
+    # A stop before the first step of the new generation has nothing to commit.
+    wait_for("step", lambda: b"step  " in running.output.read_bytes().partition(b"recovered in")[2], seconds=TIMEOUT_S)
     running.program.send_signal(signal.SIGTERM)
     assert running.program.wait(TIMEOUT_S) == EXIT_STOPPED, running.output.read_text()[-2000:]
     (commit,) = read_commit_names(running.store)

@@ -24,7 +24,7 @@ KERNELS = [
     "podembed.workers.columns.run_kernels",
     "podembed.workers.columns.string_keys",
     "podembed.embedding.hashing",
-    "podembed.workers.input.shuffle",
+    "podembed.workers.input.lanes",
     "podembed.workers.checkpoint.digest",
 ]
 SCANNERS = ["podembed.workers.formats.csv_records", "podembed.workers.formats.criteo_lines"]

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import CsvData, IdColumn, InputData, NpyData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import CsvData, InputData, NpyData
 from podembed.workers.data.errors import InputError
 from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputIndex, InputReader, build_index, training_plan

@@ -10,8 +10,9 @@ from podembed.embedding.optimizers import RowWiseAdagrad
 from podembed.jobs.built_in import BUILT_IN_JOBS
 from podembed.jobs.criteo import COLUMN_NAMES, criteo, synthetic
 from podembed.jobs.models.dlrm import DLRM
-from podembed.workers.data.config import DenseColumn
-from podembed.workers.job.job import JobError, JobReference
+from podembed.workers.data.columns import DenseColumn
+from podembed.workers.job.job import JobError
+from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 
 

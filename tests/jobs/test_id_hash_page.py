@@ -26,7 +26,8 @@ from podembed.workers.columns.id_columns import hashed_rows
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import text_of
 from podembed.workers.data.bad_rows import Origin
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 
 PAGE = Path(__file__).parents[2] / "docs" / "input.md"
 VECTOR = re.compile(

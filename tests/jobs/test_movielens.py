@@ -18,8 +18,8 @@ from podembed.jobs.movielens import movielens
 from podembed.jobs.movielens_files import MovieLensSet, MovieLensSpec, write_movielens
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.workers.data.errors import InputError
-from podembed.workers.job.job import JobReference
 from podembed.workers.job.quality import area_under_curve
+from podembed.workers.job.reference import JobReference
 
 USERS, MOVIES, TASTES = 60, 120, 4
 SPEC = MovieLensSpec(history_length=5, train_negatives=2, eval_candidates=30, recall_k=3)

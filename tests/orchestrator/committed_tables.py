@@ -16,9 +16,6 @@ from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.run_record import TableRecord, open_or_create
 from podembed.workers.checkpoint.deltas import PartWriter
 from podembed.workers.checkpoint.files import (
-    BucketReceipt,
-    TableFiles,
-    TablePlan,
     assemble_delta,
     assemble_table,
     digest_of,
@@ -26,6 +23,7 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
+from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import RECORD, VERSIONS, take
 

@@ -10,11 +10,12 @@ import pytest
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import CrashLoop, JobFailed
 from podembed.orchestrator.api.signals import StoppedAtStart
-from podembed.orchestrator.commit.lease import Fenced, Holder, RunIsHeld
+from podembed.orchestrator.commit.holder import Holder, RunIsHeld
+from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.input_record import InputChanged
-from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.errors import InputError
 from podembed.workers.job.job import JobError
 from podembed.workers.job.quality import QualityError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api import config
+import podembed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-ray-train.md").read_text(encoding="utf-8")
 
@@ -63,7 +63,7 @@ def test_every_argument_of_the_trainer_and_function_of_a_loop_is_explained() -> 
 
 @pytest.mark.parametrize("name", ["ScalingConfig", "RunConfig", "FailureConfig", "CheckpointConfig", "Result"])
 def test_what_is_said_to_be_here_is_here(name: str) -> None:
-    ours = getattr(config, name)
+    ours = getattr(podembed, name)
     there = {field.name for field in dataclasses.fields(ours)}
     said = set(re.findall(rf"`{name}\.([a-z_]+)", PAGE))
     assert said

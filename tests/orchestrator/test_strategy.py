@@ -22,7 +22,9 @@ from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
 from podembed.orchestrator.pod import PodLost
 from podembed.orchestrator.strategy import PodStrategy
-from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.workers.checkpoint.chunks import ChunkDamaged
+from podembed.workers.liveness.process_statistics import read_statistics
+from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
 
 pytestmark = pytest.mark.ray
 
@@ -196,10 +198,79 @@ def test_errors_of_a_function_keep_their_type_and_the_strategy_goes_on(make, str
     assert type(raised.value) is KeyError
     assert raised.value.args == ("mine",)
     assert "in broken" in str(raised.value.__cause__)
+    with pytest.raises(TwoParts, match="3: mine") as raised:
+        strategy.run(raise_two_parts)
+    assert raised.value.code == 3
     with pytest.raises(RuntimeError, match="without an enqueued training batch"):
         strategy.run(lambda: embedding.apply_gradients({"x": None, "s": None}))
     embedding.enqueue(batch(4), training=False)
     embedding.dequeue()
+
+
+class TwoParts(Exception):
+    """Pickle cannot make it again from its `args`."""
+
+    def __init__(self, code, why):
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+
+def raise_two_parts():
+    raise TwoParts(3, "mine")
+
+
+def test_a_damaged_file_is_named_and_costs_no_tables(make, tmp_path):
+    path = tmp_path / "saved"
+    config, _ = declared()
+    embedding = make(config, 4, SGD(0.1))
+    embedding.save(str(path))
+    chunk = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(ChunkDamaged, match="CRC-32C"):
+        embedding.restore(str(path))
+    embedding.enqueue(batch(4), training=False)
+    embedding.dequeue()
+
+
+def test_a_function_may_hold_the_interpreter_and_sleep(strategy):
+    """Longer than any process of a run may be silent without using processor time."""
+
+    def sleep():
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(12)
+        return "awake"
+
+    assert strategy.run(sleep).values == ("awake", "awake")
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_process_that_is_stopped_is_found_named_and_ended(ray_cluster, kind):
+    config, _ = declared()
+    # So long is waited where it is not noticed.
+    with PodStrategy(num_hosts=2, step_timeout_s=600.0, run_timeout_s=600.0) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(config, 4, SGD(0.1))
+        embedding.enqueue(batch(4), training=False)
+        embedding.dequeue()
+        actors = [handle.actor for pair in strategy._pod.handles for handle in (pair.host, pair.device)]
+        processes = [process for _, process in ray.get([actor.identity.remote() for actor in actors], timeout=60.0)]
+        frozen = processes[2 if kind == "host" else 3]
+
+        def step(features):
+            if get_replica_context().replica_id_in_sync_group == 1:
+                os.kill(frozen, signal.SIGSTOP)
+            embedding.enqueue(features)
+            return embedding.dequeue()["x"].shape
+
+        with pytest.raises(PodLost, match=f"{kind} 1 hung: .*stopped by a signal.*the process is frozen"):
+            strategy.run(step, args=(strategy.split(batch(4)),))
+        # Before the strategy is closed.
+        assert not [process for process in processes if read_statistics(process) is not None]
+        with pytest.raises(PodLost, match=f"{kind} 1"):
+            embedding.dequeue()
 
 
 def test_an_unbuilt_embedding_cannot_be_built_inside_a_function(make, strategy):

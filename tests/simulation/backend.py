@@ -15,7 +15,7 @@ from typing import Any
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.worker_errors import failure_of
 from podembed.orchestrator.group.worker_group import HostHandles
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.worker import Worker
 from tests.simulation.workers import Mesh, Shared, SimulatedDevice, SimulatedHost, Surroundings
 from tests.simulation.world import FakeClock, Fiber, Process, World
@@ -233,7 +233,7 @@ class SimulatedBackend:
     def result(self, call: Any) -> Any:
         return call.answer
 
-    def signs(self, handle: Any) -> ProcessSigns | None:
+    def statistics(self, handle: Any) -> ProcessStatistics | None:
         """Hosts of even number share the driver's machine, where a process can be looked at; of the others nothing is
         known.
         """
@@ -241,8 +241,8 @@ class SimulatedBackend:
         if not process.is_alive or handle.worker.number % 2:
             return None
         if process.is_frozen:
-            return ProcessSigns(process=1, started=1, cpu_s=-1.0, state="T")
-        return ProcessSigns(process=1, started=1, cpu_s=self._around.world.now_s, state="R")
+            return ProcessStatistics(process=1, started=1, cpu_s=-1.0, state="T")
+        return ProcessStatistics(process=1, started=1, cpu_s=self._around.world.now_s, state="R")
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         self._end([handle for pair in handles for handle in (pair.host, pair.device)])
@@ -281,7 +281,7 @@ class SimulatedBackend:
                 self._around.world.after(SELF_FENCE_S if link.is_cut else 0.05, process.kill)
 
 
-class ReformingBackend(SimulatedBackend):
+class RejoiningBackend(SimulatedBackend):
     """Keeps host processes from one generation to the next. Processes that stand by are not simulated: they save time
     and nothing else.
     """

@@ -24,7 +24,8 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
 from podembed.workers.checkpoint.files import digest_of
 from podembed.workers.checkpoint.shard import table_plan
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.input.index import InputIndex
 from podembed.workers.input.reader import LanePlan, training_plan

@@ -14,28 +14,28 @@ from unittest.mock import patch
 
 import numpy as np
 
-from podembed.embedding.table.snapshot import Preimages
-from podembed.orchestrator.commit import checkpoint, keep, lease
+from podembed.embedding.table.snapshot import Snapshot
+from podembed.orchestrator.commit import checkpoint, claiming, keep, lease, lease_files
 from podembed.orchestrator.commit.lease_protocol import DriverState, Phase, after, propose
 from podembed.orchestrator.commit.manifest import commit_file
 from podembed.orchestrator.driver import background_commit
-from podembed.orchestrator.run import run as run_folder
+from podembed.orchestrator.run import claims
 from podembed.workers.checkpoint import chunks
 from podembed.workers.checkpoint import files as checkpoint_files
 from podembed.workers.checkpoint.undo import Undo
-from podembed.workers.host import surviving_shard as held_rows
+from podembed.workers.host import surviving_shard
 
 
 @contextmanager
 def base_before_claim() -> Iterator[None]:
     """The commit to start from is chosen before the generation is claimed."""
-    real = lease.acquire
+    real = claiming.acquire
 
     def acquire(store: Any, *, choose_base: Any, **options: Any) -> Any:
-        early = lease.read_head(store)
+        early = lease_files.read_head(store)
         return real(store, choose_base=lambda _: early, **options)
 
-    with patch.object(run_folder, "acquire", acquire):
+    with patch.object(claims, "acquire", acquire):
         yield
 
 
@@ -52,21 +52,21 @@ def acknowledge_before_check() -> Iterator[None]:
 
 
 @contextmanager
-def no_preimages() -> Iterator[None]:
+def no_snapshot() -> Iterator[None]:
     """Rows change while they are being saved, and nothing is kept of what they were."""
-    with patch.object(Preimages, "preserve", lambda self, rows: len(rows)):
+    with patch.object(Snapshot, "preserve", lambda self, rows: len(rows)):
         yield
 
 
 @contextmanager
 def forgotten_changes() -> Iterator[None]:
     """An incremental commit leaves out the last of the changed rows of each bucket."""
-    real = Preimages.changed
+    real = Snapshot.changed
 
-    def changed(self: Preimages, start: int, stop: int) -> np.ndarray:
+    def changed(self: Snapshot, start: int, stop: int) -> np.ndarray:
         return real(self, start, stop)[:-1]
 
-    with patch.object(Preimages, "changed", changed):
+    with patch.object(Snapshot, "changed", changed):
         yield
 
 
@@ -92,8 +92,8 @@ def deletes_needed_files() -> Iterator[None]:
     """The keep policy forgets that a commit needs files of those before it."""
     real = keep._delete_unneeded
 
-    def delete(store: Any, held: Any, attempts: Any, needed: set[str]) -> dict[str, int]:
-        return real(store, held, attempts, set())
+    def delete(store: Any, surviving: Any, attempts: Any, needed: set[str]) -> dict[str, int]:
+        return real(store, surviving, attempts, set())
 
     with patch.object(keep, "_delete_unneeded", delete):
         yield
@@ -115,12 +115,12 @@ def fenced_driver_claims_again() -> Iterator[None]:
     """A driver whose workers died claims a new generation without asking whether somebody else has done so
     meanwhile.
     """
-    real = lease.acquire
+    real = claiming.acquire
 
     def acquire(store: Any, **options: Any) -> Any:
         return real(store, **{**options, "held": 0})
 
-    with patch.object(run_folder, "acquire", acquire):
+    with patch.object(claims, "acquire", acquire):
         yield
 
 
@@ -135,7 +135,7 @@ def base_of_a_newer_generation() -> Iterator[None]:
             return replace(state, phase=Phase.CREATE_BASE, head=answer)
         return after(state, answer)
 
-    with patch.object(lease, "after", follow):
+    with patch.object(claiming, "after", follow):
         yield
 
 
@@ -153,7 +153,7 @@ def skips_undo() -> Iterator[None]:
 @contextmanager
 def believes_survivors() -> Iterator[None]:
     """The rows of a host that lives on are not compared with the commit's digests."""
-    with patch.object(held_rows, "has_digest", lambda *_: True):
+    with patch.object(surviving_shard, "has_digest", lambda *_: True):
         yield
 
 
@@ -175,7 +175,7 @@ MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     for mutation in (
         base_before_claim,
         acknowledge_before_check,
-        no_preimages,
+        no_snapshot,
         forgotten_changes,
         sizes_unchecked,
         unverified_restore,

@@ -16,23 +16,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import CrashLoop, JobFailed, WorkerFailure, WorkerRefused
-from podembed.orchestrator.api.records import encode
+from podembed.orchestrator.api.result import Recovery, Result
 from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.commit.lease import Fenced, RunIsHeld, read_claims, read_lineage
+from podembed.orchestrator.commit.holder import RunIsHeld
+from podembed.orchestrator.commit.lease import Fenced
+from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.commit.run_record import RUN_FILE
 from podembed.orchestrator.decisions.host_watch import HostWatch
-from podembed.orchestrator.driver.console import SilentReporter
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.publication import Answer
-from podembed.orchestrator.inspect.fsck import Finding, check_run
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fsck.check import check_run
+from podembed.orchestrator.fsck.findings import Finding
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.checkpoint.shard import read_dense
 from podembed.workers.storage.errors import StorageError
+from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
-from tests.simulation.backend import SELF_FENCE_S, ReformingBackend, SimulatedBackend, SimulatedHandle
+from tests.simulation.backend import SELF_FENCE_S, RejoiningBackend, SimulatedBackend, SimulatedHandle
 from tests.simulation.model import Model, the_model
 from tests.simulation.pace import in_simulated_time, kept_results
 from tests.simulation.schedule import Fault, Schedule
@@ -250,7 +254,7 @@ class Simulation:
             return
         process = self.world.process("driver", f"driver {number}")
         clock = FakeClock(self.world)
-        kind = ReformingBackend if self.schedule.keeps_hosts else SimulatedBackend
+        kind = RejoiningBackend if self.schedule.keeps_hosts else SimulatedBackend
         backend = kind(process, clock, self._around)
         life = _DriverLife(process=process, clock=clock, backend=backend, stop=StopSignals(), is_rival=is_rival)
         self._lives.append(life)
@@ -264,16 +268,11 @@ class Simulation:
             train_index=self.model.index,
             eval_index=None,
             take_over=take_over,
-            notice=partial(self._noticed, process),
-            clock=clock,
-            _submission=f"rival {number}" if is_rival else "supervised",
+            submission=f"rival {number}" if is_rival else "supervised",
         )
         num_hosts = self.schedule.hosts[number % len(self.schedule.hosts)]
         self.witness.note(f"{process} starts with {num_hosts} hosts{' as a rival' if is_rival else ''}")
         self.world.fiber(process, partial(self._drive, life, run, num_hosts))
-
-    def _noticed(self, process: Process, text: str) -> None:
-        self.witness.note(f"{process}: {text}")
 
     def _drive(self, life: _DriverLife, run: OpenRun, num_hosts: int) -> None:
         schedule = self.schedule

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from podembed.workers.storage.errors import NameNotFound, NameTaken, WrongSize
-from podembed.workers.storage.local import Buffer
 from podembed.workers.storage.retry import RetryPolicy, Waiting
 from podembed.workers.storage.store import Store
+from podembed.workers.storage.transfer import Buffer
 from tests.simulation.world import FakeClock, Process, World
 
 Answer = TypeVar("Answer")

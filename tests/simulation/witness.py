@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from podembed.orchestrator.commit.manifest import Manifest, from_json, parse_commit_name
-from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Restored
 from tests.simulation.model import Model
 from tests.simulation.storage import SharedFiles
 from tests.simulation.world import Process, World
@@ -51,7 +51,7 @@ class Witness:
       commits: every manifest that was ever created.
       acknowledged: name → the driver that said so, in order.
       lost_steps: of each generation that began, the steps that the one before had done beyond the base.
-      log: what happened, for people; filled only if wanted.
+      log: what happened, for people; restored only if wanted.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class Witness:
     def applied(self, generation: int, step: int) -> None:
         self._reached[generation] = max(self._reached[generation], step)
 
-    def survived(self, filled: Filled) -> None:
-        """A host's shard was filled."""
-        self.counts["buckets moved"] += filled.buckets_moved
-        self.counts["buckets refused"] += filled.buckets_refused
-        if filled.buckets_kept or filled.buckets_wrong:
-            self.note(f"a host lived on: {filled}")
+    def survived(self, restored: Restored) -> None:
+        """A host's shard was restored."""
+        self.counts["buckets moved"] += restored.buckets_moved
+        self.counts["buckets refused"] += restored.buckets_refused
+        if restored.buckets_kept or restored.buckets_wrong:
+            self.note(f"a host lived on: {restored}")
             self.counts["survivors"] += 1
-            self.counts["buckets kept"] += filled.buckets_kept
-            self.counts["buckets wrong"] += filled.buckets_wrong
+            self.counts["buckets kept"] += restored.buckets_kept
+            self.counts["buckets wrong"] += restored.buckets_wrong
 
     def acknowledge(self, driver: Process, name: str) -> None:
         self.note(f"{driver} acknowledged {name}")

@@ -1,7 +1,7 @@
 """Simulated hosts that hold real tables and write real checkpoint files, and their devices. How a driver reaches them
 is `backend`'s.
 
-What is real: `Table`, `Preimages` and `BackgroundSave`, `Undo`, `Shard`, and the host's order of leaving one generation
+What is real: `Table`, `Snapshot` and `BackgroundSave`, `Undo`, `Shard`, and the host's order of leaving one generation
 for the next, the files of a shard and of the dense state, receipts, and how an exception becomes a
 `Failure`. What is simulated: time, processes, links, input, exchange and device. A step is: wait for the frames of all
 hosts, each the list of the lanes that its host read; let the device take its step; then add to the rows here what the
@@ -25,12 +25,12 @@ from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles, read_dense, write_dense
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
-from podembed.workers.device.shared_memory import HandoverLayout, HandoverLost, HandoverTimeout, Invitation
+from podembed.workers.device.shared_memory import ChannelLayout, ChannelLost, ChannelTimeout, Invitation
 from podembed.workers.host.generation import Generation
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow
-from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.mesh.errors import MeshAborted, MeshError, PeerLost
 from podembed.workers.mesh.link import Receive
@@ -55,7 +55,7 @@ class Surroundings:
       reached: told where a process is, so that faults may strike there.
       applied: told (generation, step) when a host has changed its rows for a step.
       violated: told (invariant, what was found).
-      survived: told how a host's shard was filled.
+      survived: told how a host's shard was restored.
       undo_bytes: of the way back to the last commit.
       buffer_bytes: of the pre-images; None as in a real host.
       lanes: of each process, for calls that work and for those in the background.
@@ -68,7 +68,7 @@ class Surroundings:
     reached: Callable[[Process, str], None]
     applied: Callable[[int, int], None]
     violated: Callable[[str, str], None]
-    survived: Callable[[Filled], None]
+    survived: Callable[[Restored], None]
     undo_bytes: int
     buffer_bytes: int | None = None
     lanes: dict[Process, tuple[Lane, Lane]] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class MeshEnd:
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """What the two processes of a host share: the ends of their handover."""
+    """What the two processes of a host share: the ends of their shared-memory channel."""
 
     windows: list[tuple[int, int]] = field(default_factory=list)
     waiting: Fiber | None = None
@@ -249,7 +249,7 @@ class SimulatedDevice:
         fiber = self._around.world.current
         while not self._shared.windows:
             if not self._host.is_alive or fiber is None:
-                raise HandoverLost("the host process is gone")
+                raise ChannelLost("the host process is gone")
             self._shared.waiting = fiber
             fiber.block(1.0)
         first, last = self._shared.windows.pop(0)
@@ -286,11 +286,11 @@ class SimulatedGeneration(Generation):
     ) -> None:
         self.spec, self.shard, self.store = spec, shard, store
         self.mesh: Any = mesh
-        self.neighbours = frozenset()
+        self.on_same_machine = frozenset()
 
     @property
     def ready(self) -> HostReady:
-        layout = HandoverLayout(
+        layout = ChannelLayout(
             num_dense=1, activations=ActivationLayout(num_samples=1, widths=(8,), owners=(0,)), num_buffers=1
         )
         return HostReady(
@@ -315,7 +315,7 @@ class SimulatedHost(HostWorker):
     by the backend.
 
     Attributes:
-      generation_of: the mesh, the handover and the device of the generation that it will be told of next.
+      generation_of: the mesh, the channel and the device of the generation that it will be told of next.
       spoils_row: whether a row will have a wrong bit when it has gone back to a commit.
     """
 
@@ -356,7 +356,7 @@ class SimulatedHost(HostWorker):
 
     def _spoil_row(self) -> None:
         """What a faulty memory does, unknown to anybody."""
-        for table, known in zip(self._present.shard.tables, self._present.shard.held.known, strict=True):
+        for table, known in zip(self._present.shard.tables, self._present.shard.surviving.known, strict=True):
             for at in np.flatnonzero(known):
                 if not self.spoils_row:
                     return
@@ -381,7 +381,7 @@ class SimulatedHost(HostWorker):
         shard = Shard(
             spec,
             survivor.tables if survivor else tables,
-            held=survivor and survivor.held,
+            surviving=survivor and survivor.surviving,
             tracker=self.tracker,
             check=self._raise_if_aborted,
             new_save=partial(SimulatedSave, self._around.world, buffer_bytes=self._around.buffer_bytes or 1 << 14),
@@ -395,31 +395,31 @@ class SimulatedHost(HostWorker):
         self._around.world.sleep(0.05)
         return ()
 
-    def restore(self, tables: Sequence[TableFiles] | None) -> Filled:
+    def restore(self, tables: Sequence[TableFiles] | None) -> Restored:
         self._around.reached(self._process, "host restore")
-        filled = super().restore(tables)
+        restored = super().restore(tables)
         self._is_filled = tables is not None
         kept, base = self._expected_kept, self._present.spec.base
         if kept is not None:
             here = zip(self._present.shard.tables, kept, strict=True)
             wanted = sum(len({*map(int, table.buckets)} & had) for table, had in here)
-            if filled.buckets_kept < wanted:
+            if restored.buckets_kept < wanted:
                 self._around.violated(
                     "I19",
                     f"{self._process} had {wanted} buckets on the way back to {base}, kept "
-                    f"{filled.buckets_kept}, and "
-                    f"{filled.buckets_wrong} were wrong",
+                    f"{restored.buckets_kept}, and "
+                    f"{restored.buckets_wrong} were wrong",
                 )
-        if filled.buckets_wrong and not self._is_spoilt:
+        if restored.buckets_wrong and not self._is_spoilt:
             self._around.violated(
-                "I19", f"{self._process} went back to {self._present.spec.base}, and was wrong: {filled}"
+                "I19", f"{self._process} went back to {self._present.spec.base}, and was wrong: {restored}"
             )
-        if filled.buckets_refused:
-            self._around.violated("I19", f"{self._process} was sent buckets that are not those of {base}: {filled}")
+        if restored.buckets_refused:
+            self._around.violated("I19", f"{self._process} was sent buckets that are not those of {base}: {restored}")
         self._is_spoilt = False
-        self._around.survived(filled)
+        self._around.survived(restored)
         self._around.reached(self._process, "host restored")
-        return filled
+        return restored
 
     def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
         lanes = tuple(self._present.spec.lanes[self._present.spec.host])
@@ -450,11 +450,11 @@ class SimulatedHost(HostWorker):
         deadline_s = self._around.world.now_s + timeout_s
         while device._process.is_frozen:
             if self._around.world.now_s > deadline_s:
-                raise HandoverTimeout("the device process did not answer")
+                raise ChannelTimeout("the device process did not answer")
             self._raise_if_aborted()
             self._around.world.sleep(0.5)
         if not device._process.is_alive:
-            raise HandoverLost("the device process is gone")
+            raise ChannelLost("the device process is gone")
         device.state = next_dense(device.state, step)
 
     def _update(self, step: int, lanes: tuple[int, ...], at: int, table: Table) -> None:

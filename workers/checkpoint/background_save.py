@@ -2,22 +2,22 @@
 
 Two threads, and those of `workers.checkpoint.file_threads`. The working thread owns the rows: it alone changes them,
 and it freezes the moment, between two steps. The saving thread reads them, bucket by bucket, into one of a few staging
-buffers, and hands that to a file thread, which without any lock computes checksums, writes files and gives the buffer
-back. Each row is handed over once: either the saving thread copies it first, or the working thread puts it into the
-pre-image buffer before it changes it, and the saving thread copies it from there. What both touch is `_turn`'s: the
+buffers, and passes that to a file thread. Without any lock, the file thread computes checksums, writes files and gives
+the buffer back. Each row is copied once. Either the saving thread copies it first, or the working thread puts it into
+the snapshot before it changes it. The saving thread then copies it from there. What both touch is `_turn`'s: the
 pre-images' book-keeping and the rows that neither has copied. The saving thread holds it for one piece of a bucket
-(`PIECE_BYTES`), the working thread while it looks at the rows that it is about to change; nobody else ever takes it.
-When the pre-image buffer is full the working thread waits on it for the saving thread, which never waits for the
-working one once a moment is frozen, so there is no circle. A save that ends, well or not, wakes the working thread and
-leaves nothing to wait for. One that frees nothing for too long is given up by the working thread: it keeps no more rows
+(`PIECE_BYTES`). The working thread holds it while it looks at the rows that it is about to change. No other thread
+takes it. When the snapshot is full, the working thread waits for the saving thread. That one never waits for the
+working one once a moment is frozen. So there is no circle. A save that ends, well or not, wakes the working thread and
+leaves nothing to wait for. The working thread gives up a save that frees nothing for too long. It keeps no more rows
 for it and goes on, and the save fails when it wakes.
 
-For incremental commits the working thread also notes which rows it changes, all the time; what it noted up to a freeze
+For incremental commits the working thread also notes which rows it changes, all the time. What it noted up to a freeze
 is the saving thread's until the next one, and so are the digests of the commit before. Whether a save became a commit
-is known only at the next freeze: if not, what had changed before it counts as changed still, and the digests of the
+is known only at the next freeze. If not, what had changed before it counts as changed still, and the digests of the
 last commit stand.
 
-The way back to the last commit (`workers.checkpoint.undo`) hears of changes here, too, but is the working thread's
+The undo log for the last commit (`workers.checkpoint.undo`) hears of changes here, too, but is the working thread's
 alone and needs no lock.
 """
 
@@ -31,7 +31,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from podembed.embedding.table.snapshot import SEAT_BYTES, Preimages, share_out
+from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, share_out
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.deltas import PART_BYTES
 from podembed.workers.checkpoint.file_threads import NUM_THREADS, FileThreads
@@ -43,7 +43,7 @@ from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 
 MEMORY_SHARE = 0.1
-# The pre-images' own part may be this much in any case: a tenth of a small shard would be a buffer of a handful of
+# The snapshots' own part may be this much in any case. A tenth of a small shard would be a buffer of a handful of
 # rows.
 MIN_BUFFER_BYTES = 4 << 20
 # Of that memory, what staging buffers may take so that several buckets are written at a time.
@@ -109,10 +109,10 @@ class BackgroundSave:
             buffer_bytes = max(MIN_BUFFER_BYTES, allowed - num_staged * bucket_bytes - books_bytes - part_bytes)
         shares = share_out(
             num_rows=[table.num_rows for table in tables],
-            row_bytes=[table.spec.row_bytes + SEAT_BYTES for table in tables],
+            row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
             budget_bytes=buffer_bytes,
         )
-        self._preimages = {
+        self._snapshots = {
             table.spec.name: table.store.freeze(max_rows=max_rows)
             for table, max_rows in zip(tables, shares, strict=True)
         }
@@ -130,7 +130,7 @@ class BackgroundSave:
     def size_bytes(self) -> int:
         """Memory beside the tables: pre-images and staging."""
         staging_bytes = sum(staging.nbytes for staging in self._staging)
-        return staging_bytes + sum(preimages.size_bytes for preimages in self._preimages.values())
+        return staging_bytes + sum(snapshot.size_bytes for snapshot in self._snapshots.values())
 
     @property
     def paused_s(self) -> float:
@@ -164,12 +164,12 @@ class BackgroundSave:
             self._digests = self._written or {}
         self._written, self._has_begun, self._given_up = None, True, None
         for table in self._tables:
-            self._preimages[table.spec.name].freeze(joins_before=joins)
+            self._snapshots[table.spec.name].freeze(joins_before=joins)
             table.before_change = self._guard(table)
 
     def track(self, tables: Sequence[TableFiles], commit: str = "") -> None:
-        """From now on changes are noted, for a delta to the commit that has just been loaded, and for the way back to
-        it if it is named.
+        """From now on changes are noted, for a delta to the commit that has just been loaded. If the commit is named,
+        they are noted for undo, too.
 
         Otherwise they are from the first save on.
         """
@@ -184,13 +184,13 @@ class BackgroundSave:
         }
         self._has_parent, self._has_begun = True, False
         for table in self._tables:
-            preimages = self._preimages[table.spec.name]
-            preimages.freeze()
-            preimages.release(table.num_rows)
+            snapshot = self._snapshots[table.spec.name]
+            snapshot.freeze()
+            snapshot.release(table.num_rows)
             table.before_change = self._guard(table)
 
     def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
-        preimages = self._preimages[table.spec.name]
+        snapshot = self._snapshots[table.spec.name]
 
         write_down = None if self._undo is None else self._undo.preserve_of(table)
 
@@ -203,7 +203,7 @@ class BackgroundSave:
             done = 0
             with self._turn:
                 while self._is_running or self._tracks_changes:
-                    done += preimages.preserve(rows[done:])
+                    done += snapshot.preserve(rows[done:])
                     if done == len(rows):
                         return
                     self._wait_for_room()
@@ -231,7 +231,7 @@ class BackgroundSave:
             "commit stands."
         )
         for table in self._tables:
-            self._preimages[table.spec.name].release(table.num_rows)
+            self._snapshots[table.spec.name].release(table.num_rows)
 
     # ------------------------------------------------------------------ the saving thread
 
@@ -260,7 +260,7 @@ class BackgroundSave:
             self._free.put(staging)
         try:
             if is_delta and not self._has_parent:
-                raise RuntimeError("A delta was asked for without a commit before it. Expected a whole save first.")
+                raise RuntimeError("A delta was requested without a commit before it. Expected a whole save first.")
             with FileThreads(store, check=self._raise_if_aborted) as threads:
                 self._threads = threads
                 if is_delta:
@@ -291,12 +291,12 @@ class BackgroundSave:
                 self._turn.wait(_LOOK_S)
 
     def _end(self) -> None:
-        """Nothing is kept any more, and nobody waits."""
+        """Nothing is kept any more, and no thread waits."""
         self._threads = None
         with self._turn:
             self._is_running = False
             for table in self._tables:
-                self._preimages[table.spec.name].release(table.num_rows)
+                self._snapshots[table.spec.name].release(table.num_rows)
                 if not self._tracks_changes and self._undo is None:
                     table.before_change = None
             self._turn.notify_all()
@@ -308,15 +308,15 @@ class BackgroundSave:
         self._pace.keep_to(
             table.spec.bucket_bytes, busy_s=self._busy_s, open_bytes=self._open_bytes, is_urgent=self._is_urgent
         )
-        preimages, staged = self._preimages[table.spec.name], self._staged(table, self._take_staging())
+        snapshot, staged = self._snapshots[table.spec.name], self._staged(table, self._take_staging())
         step = max(1, PIECE_BYTES // table.spec.row_bytes)
         for start in range(0, length, step):
             stop = min(start + step, length)
             self._raise_if_aborted()
             with self._turn:
                 self._raise_if_given_up()
-                preimages.read(first + start, first + stop, [values[start:stop] for values in staged])
-                self._let_go(preimages, first + stop)
+                snapshot.read(first + start, first + stop, [values[start:stop] for values in staged])
+                self._let_go(snapshot, first + stop)
         return staged
 
     def _busy_s(self) -> float:
@@ -333,7 +333,7 @@ class BackgroundSave:
         self._raise_if_given_up()
         if self._threads is not None:
             self._threads.raise_if_failed()
-        return any(preimages.is_half_full for preimages in self._preimages.values())
+        return any(snapshot.is_half_full for snapshot in self._snapshots.values())
 
     def done(self, values: Sequence[np.ndarray]) -> None:
         """Takes a staging buffer back. From the file threads."""
@@ -355,7 +355,7 @@ class BackgroundSave:
     def changed(self, table: Table, bucket: int) -> np.ndarray:
         """Positions of the rows of a bucket that changed between the last two freezes, padding left out."""
         first = table.first_row(bucket)
-        return self._preimages[table.spec.name].changed(first, first + table.spec.layout.num_rows_of(bucket))
+        return self._snapshots[table.spec.name].changed(first, first + table.spec.layout.num_rows_of(bucket))
 
     def digest_before(self, table: Table, bucket: int) -> str:
         """The bucket's digest in the commit before."""
@@ -367,10 +367,10 @@ class BackgroundSave:
         with self._turn:
             self._raise_if_given_up()
             last = table.first_row(bucket) + table.spec.layout.rows_per_bucket
-            self._let_go(self._preimages[table.spec.name], last)
+            self._let_go(self._snapshots[table.spec.name], last)
 
-    def _let_go(self, preimages: Preimages, stop: int) -> None:
-        preimages.release(stop)
+    def _let_go(self, snapshot: Snapshot, stop: int) -> None:
+        snapshot.release(stop)
         self._num_pieces += 1
         self._turn.notify_all()
 
@@ -386,10 +386,10 @@ class BackgroundSave:
         """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
         for table in self._tables[:1]:
             empty = [np.empty((0, width), np.float32) for width in table.spec.widths.values()]
-            preimages = Preimages(empty, max_rows=0)
-            preimages.preserve(np.empty(0, np.int64))
-            preimages.read(0, 0, empty)
-            preimages.release(0)
+            snapshot = Snapshot(empty, max_rows=0)
+            snapshot.preserve(np.empty(0, np.int64))
+            snapshot.read(0, 0, empty)
+            snapshot.release(0)
 
 
 def _urgency(table: Table) -> tuple[bool, int]:

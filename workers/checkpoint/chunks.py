@@ -1,8 +1,8 @@
 """Arrays on storage in the Zarr v3 format, with the codecs `bytes` (little-endian) and `crc32c` and nothing else.
 
-A chunk file is the array's bytes followed by four bytes of checksum, so a write hands the kernel the array itself and a
+A chunk file is the array's bytes followed by four bytes of checksum. So a write hands the kernel the array itself and a
 read fills the caller's array: the payload is never copied on a local disk. A table array is `[V, rows per bucket,
-width]` with one chunk a bucket; a dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
+width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
 wrote with the same codecs open here.
 """
 
@@ -168,8 +168,8 @@ def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetad
     """Writes a small array of any rank as one chunk.
 
     Returns:
-      Its metadata, the receipt of `zarr.json`, and the receipt of the chunk; an array without elements has no chunk
-      file, so its receipt has size 0.
+      Its metadata, the receipt of `zarr.json`, and the receipt of the chunk. An array without elements has no chunk
+      file. So its receipt has size 0.
     """
     metadata = whole_metadata(path, values.shape, values.dtype)
     described = write_array_metadata(store, metadata)

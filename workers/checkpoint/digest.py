@@ -1,10 +1,9 @@
 """Digest of a bucket: 128 bits that two holders of the same rows agree on, in whatever order they look at them.
 
-The digest is the sum over rows of a hash of (row number, bytes of the row, bytes of its slots), in two lanes of 64 bits
-that add without carry between them. A sum can be maintained: subtract a row's old hash, add its new one. It finds
-damage and disagreement, not an
-adversary: whoever can choose rows can construct equal sums. `docs/checkpoint-format.md` gives the function for other
-languages.
+The digest is the sum over rows of a hash of (row number, bytes of the row, bytes of its slots). It has two lanes of 64
+bits that add without carry between them. A sum can be maintained: subtract a row's old hash, add its new one. It finds
+damage and disagreement, not an adversary: whoever can choose rows can construct equal sums. `docs/checkpoint-format.md`
+gives the function for other languages.
 """
 
 from __future__ import annotations

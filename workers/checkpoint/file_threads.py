@@ -1,13 +1,13 @@
 """`FileThreads`: a few threads that write or read the files of one save or restore, so that the storage has several
 requests at a time.
 
-Threads: the caller's thread submits jobs and waits in `submit` while as many as there are threads have not ended; so
+Threads: the caller's thread submits jobs and waits in `submit` while as many as there are threads have not ended. So
 what jobs hold in memory is bounded. The threads run jobs, nothing else, and own what a job was given until it ends. A
 job that fails stops the others from beginning; its exception reaches the caller from the next `submit` or from
 `finish`. Leaving the block waits for jobs that have begun: when it is left, no thread touches the storage or the
 caller's arrays any more.
 
-Files that jobs write in a `writes` block are synced in batches: a disk takes a batch of files for little more than one,
+Files that jobs write in a `writes` block are synced in batches. A disk takes a batch of files for little more than one,
 and each folder once.
 """
 

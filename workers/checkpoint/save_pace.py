@@ -1,12 +1,11 @@
 """`SavePace`: how much processor time a save takes while training goes on beside it.
 
-Reading, hashing and writing a shard as fast as threads can is no hurry of anybody's: the next commit is far away, and
-where processors are few training pays for it, all hosts at once, since each waits for the others. So a save lets the
-step that follows it pass, which pays already, by writing down each row that it touches; from then on it may be busy for
-a share of the time that has passed, and pauses when it is ahead of that. Where there are many processors the share is
+Reading, hashing and writing a shard as fast as threads can helps no one, since the next commit is far away. Where
+processors are few, training pays for it, on all hosts at once, since each waits for the others. So a save lets the step
+that follows it pass, which pays already, by writing down each row that it touches. From then on it may be busy for a
+share of the time that has passed, and pauses when it is ahead of that. Where there are many processors the share is
 more than all of its threads, and nothing pauses any more. Nor does anything where waiting would cost more than it
-saves: when the working thread rests, as it does while the driver waits for this very commit, and when the buffer for
-changed rows fills.
+saves. The working thread rests while the driver waits for this very commit, and the buffer for changed rows may fill.
 
 The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
 """
@@ -37,7 +36,7 @@ class SavePace:
     """One save after another. Mutated: by `begin` and `keep_to`, where the save stands and what a byte costs; by
     `keep_to`, the paused seconds.
 
-    What is handed to other threads is charged at once, by what bytes have cost so far: counted when they end, several
+    What is handed to other threads is charged at once, by what bytes have cost so far. Counted when they end, several
     pieces would begin together, at the very beginning above all.
 
     Args:
@@ -96,7 +95,7 @@ class SavePace:
                 self._nap(_NAP_S)
                 continue
             ended_bytes = self._begun_bytes - open_bytes()
-            # Only when a piece has ended: a look takes time, too, and charged to the bytes before it would prolong the
+            # Only when a piece has ended. A look takes time, too, and charged to the bytes before it would prolong the
             # pause by more than a nap.
             if busy_s is not None and ended_bytes >= _TELLING_BYTES and ended_bytes != learned_bytes:
                 learned_bytes, self._byte_s = ended_bytes, busy_s() / ended_bytes

@@ -1,6 +1,6 @@
 """What one host writes of a checkpoint and reads back: its buckets of every table, and its replica of the dense state.
 
-How a bucket becomes files is `workers.checkpoint.files`' business, and whether an attempt counts is the driver's; this
+How a bucket becomes files is `workers.checkpoint.files`' business, and whether an attempt counts is the driver's. This
 module only goes over the buckets that this host owns.
 """
 
@@ -19,15 +19,8 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import files as checkpoint_files
 from podembed.workers.checkpoint.deltas import PartWriter, read_part
 from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import (
-    ArrayFiles,
-    BucketReceipt,
-    DeltaFiles,
-    DeltaPart,
-    DenseFile,
-    TableFiles,
-    TablePlan,
-)
+from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile
+from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, TableFiles, TablePlan
 from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
 from podembed.workers.storage.store import Store
 
@@ -141,7 +134,7 @@ def write_shard(
 
     Args:
       is_first: whether this host also writes the arrays' metadata.
-      view: rows and slots of each bucket; asked for several before the first is done.
+      view: rows and slots of each bucket; several may be requested before the first is done.
       threads: write buckets.
       on_chunk: called whenever a bucket has been handed to a thread.
 

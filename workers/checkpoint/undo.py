@@ -6,7 +6,7 @@ is the driver's word, `back_to`.
 
 The working thread owns everything here. `acknowledge` may come from any thread: it leaves a name, which the working
 thread takes up with the next change. It may come after the next `freeze`, too, which therefore says itself what became
-of the commit before: a name that comes late costs memory for a while and nothing else.
+of the commit before. A name that comes late costs memory for a while and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Undo:
         self._tables = tuple(tables)
         # Where an update changes all rows, a log would be full at the first step.
         logged = [table for table in tables if table.num_rows and not _changes_all_rows(table)]
-        seats = share_out(
+        entries = share_out(
             # A row that changes after both moments takes two.
             num_rows=[2 * table.num_rows for table in logged],
             row_bytes=[table.spec.row_bytes + ROW_NUMBER_BYTES for table in logged],
@@ -45,7 +45,7 @@ class Undo:
         )
         self._logs = {
             table.spec.name: table.store.undo_log(max_rows=max_rows)
-            for table, max_rows in zip(logged, seats, strict=True)
+            for table, max_rows in zip(logged, entries, strict=True)
         }
         self._older: str | None = None
         self._newer: str | None = None

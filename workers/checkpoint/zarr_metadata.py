@@ -2,7 +2,7 @@
 
 Source: Zarr core specification version 3, sections "Array metadata", "Chunk key encoding", and the codecs `bytes` and
 `crc32c`. Element types outside the specification are kept as the unsigned integer of their width with the true name as
-an attribute, so every reader opens them; bfloat16 is the one in use.
+an attribute. So every reader opens them. In use is `bfloat16` alone.
 """
 
 from __future__ import annotations

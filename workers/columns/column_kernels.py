@@ -1,9 +1,9 @@
 """Compiled loops over one decoded column: rows in a new order, ids checked or hashed, numbers checked, all in one pass.
 
-Between Arrow's buffers and a batch every value is touched twice: here, while the column is still in the processor's
-cache, and once more in `workers.columns.gather`. Sources are read-only arrays as Arrow hands them out (`frozen` makes
-others look alike), so that each kernel is compiled once a type. All run without the interpreter lock, so that a reading
-thread does not slow the step down.
+Between Arrow's buffers and a batch every value is touched twice. Here that happens while the column is still in the
+processor's cache, and once more in `workers.columns.gather`. Sources are read-only arrays as Arrow hands them out
+(`frozen` makes others look alike), so that each kernel is compiled once a type. All run without the interpreter lock,
+so that a reading thread does not slow the step down.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrow columns of one row group to a `Block`, and the checks of types and values on the way.
 
 This is where columns become model inputs (`DenseColumn`), labels, weights and, by `workers.columns.id_columns`, row
-ids. Whole columns at a time, no loop over rows in Python; a value that is refused is looked up afterwards, so that the
+ids. Whole columns at a time, no loop over rows in Python. A value that is refused is looked up afterwards, so that the
 error names its file, row group, row and column. Reading the file is the business of `workers.formats.registry`.
 """
 
@@ -20,11 +20,11 @@ from podembed.workers.columns import id_columns as id_stage
 from podembed.workers.columns.column_kernels import frozen, take_numbers
 from podembed.workers.columns.gather import Block
 from podembed.workers.columns.id_columns import BagLayouts, IdStage
-from podembed.workers.columns.labels import refuse_labels
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
-from podembed.workers.data.config import DenseColumn, InputData
+from podembed.workers.data.columns import DenseColumn
+from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, words_of
 
@@ -34,8 +34,8 @@ _KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text|times|durations))(?:
 
 
 class Columns(Protocol):
-    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read when
-    they are asked for.
+    """The declared columns of one row group as a file gives them, one entry for each of its rows. They may be read on
+    request.
     """
 
     def column(self, name: str) -> pa.ChunkedArray: ...
@@ -46,7 +46,7 @@ class RawRows:
     """One row group on the way from a file to the decoder.
 
     Attributes:
-      columns: asked for in the order of `InputData.columns`, each once; a `pa.Table` will do.
+      columns: requested in the order of `InputData.columns`, each once; a `pa.Table` will do.
       faults: rows that are malformed already; what stands in their columns is of no account.
     """
 
@@ -80,7 +80,7 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
 
 
 def id_kinds(schema: pa.Schema, data: InputData) -> str:
-    """What the id columns of a checked schema hold, and dense columns of times, a few words for each: with other words
+    """What the id columns of a checked schema hold, and dense columns of times, a few words for each. With other words
     equal values would become other rows or numbers.
     """
     names = dict.fromkeys(source.column for source in data.id_columns.values())
@@ -140,8 +140,8 @@ class Decoder:
           The rows, malformed ones as padding, and the malformed rows among them.
 
         Raises:
-          InputError: a value is refused (an id outside its table, a null or non-finite label or weight, a non-finite
-            dense number), and malformed rows are not tolerated.
+          InputError: a value is refused, and malformed rows are not tolerated. Refused are an id outside its table, a
+          null or non-finite label or weight, and a non-finite dense number.
         """
         faults = raw.faults
         order = np.arange(len(faults.is_bad)) if order is None else order
@@ -337,3 +337,36 @@ def _is_dense(kind: pa.DataType, column: DenseColumn) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+# From so many rows of a row group on, and from this share of it, wrong labels are what the column holds.
+_FEWEST_ROWS = 10
+_SHARE = 0.25
+_REMEDY = (
+    "Labels are 0 and 1 under the default loss. Turn them into 0 and 1, or declare a loss that takes them "
+    "(JobConfig.loss), such as "
+    "optax.squared_error, or optax.sigmoid_binary_cross_entropy for probabilities."
+)
+
+
+def refuse_labels(wrong: np.ndarray, labels: np.ndarray, column: str, faults: RowFaults) -> None:
+    """Takes rows whose label is neither 0 nor 1 for malformed.
+
+    Args:
+      wrong: bool, the mask of those rows, of all rows of a row group.
+      labels: of all its rows.
+
+    Raises:
+      InputError: there are so many that the column is meant otherwise, whatever is tolerated; or malformed rows are not
+        tolerated.
+    """
+    wrong = wrong & ~faults.is_bad
+    count = int(wrong.sum())
+    if count >= max(_FEWEST_ROWS, _SHARE * len(wrong)):
+        shown = ", ".join(f"{label:g}" for label in np.unique(labels[wrong])[:5])
+        raise InputError(
+            f"Found labels such as {shown} in column {column!r} of {faults.origin.path}: {count:,} of the "
+            f"{len(wrong):,} rows of row group "
+            f"{faults.origin.group} have neither 0 nor 1. {_REMEDY}"
+        )
+    faults.add(wrong, column, found=lambda row: f"label {labels[row]:g}", reason=_REMEDY)

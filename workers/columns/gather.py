@@ -1,9 +1,9 @@
 """Rows of several lanes, put into the order of steps: the last copy before a batch.
 
 Every lane has its rows in the order in which it reads them (`Block`); a window of steps takes the next ones of each
-lane. `interleave` writes them to their places in runs, as long as a step takes rows from a lane, so joining lanes and
+lane. `interleave` writes them to their places in runs, as long as a step takes rows from a lane. So joining lanes and
 padding cost one pass over the ids at the speed of memory. The copies are in `workers.columns.run_kernels` (without the
-interpreter lock, so a reading thread does not slow the step down); `Batch.concatenate` and slices are their oracle in
+interpreter lock, so a reading thread does not slow the step down). `Batch.concatenate` and slices are their oracle in
 the tests.
 """
 
@@ -31,7 +31,7 @@ class Block:
       rows: in the order in which they are read. Ids may be int32, which is widened on the way to a batch, and dense
         numbers lie best column after column.
       single_names: features with exactly one id in every row.
-      singles: int32 or int64 `[len(single_names), rows]`, the ids of these features; the values of `rows.features` are
+      singles: int32 or int64 `[len(single_names), rows]`, the ids of these features. The values of `rows.features` are
         views of it, so that all of them can be copied at once.
       dense: `rows.dense` column after column, float32 `[columns, rows]`.
       addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a

@@ -44,7 +44,7 @@ from podembed.workers.columns.column_kernels import (
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
 from podembed.workers.data.bad_rows import RowFaults
-from podembed.workers.data.config import IdColumn
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, words_of
 
@@ -107,7 +107,7 @@ class IdStage:
         Args:
           column: integers, strings, or lists of them, of all samples of a row group.
           order: uint32 or int64, samples of the row group.
-          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table; receives the ids if every sample
+          singles: int32 or int64 `[len(order)]`, wide enough for rows of the table. Receives the ids if every sample
             has exactly one value, and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other
             results have values of the same width.
           layouts: of bags in `len(order)` samples.
@@ -197,7 +197,8 @@ class IdStage:
         bad = np.zeros(len(faults.is_bad), bool)
         bad[samples] = True
         reason = (
-            f"Ids are 0 to {self._size - 1}. Enlarge vocabulary_size, hash the column (mode='hash'), or clean the data."
+            f"Ids are 0 to {self._size - 1}. Enlarge vocabulary_size, or clean the data. Or say what such ids mean: "
+            "TableConfig(invalid_ids='drop'), 'clip' or 'hash'. IdColumn(mode='hash') hashes all ids of the column."
         )
         first = np.searchsorted(samples, np.arange(len(bad)))
         faults.add(bad, self.source.column, found=lambda row: f"id {ids[first[row]]}", reason=reason)

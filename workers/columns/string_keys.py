@@ -1,7 +1,7 @@
 """Strings as 64-bit keys, the same on every host and for good; and the hash table of a vocabulary over such keys.
 
-A key is the UTF-8 bytes, eight at a time as little-endian words with zeros behind the last, folded with the mixing
-function of `embedding.hashing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings
+A key is the UTF-8 bytes, eight at a time as little-endian words with zeros behind the last. They are folded with the
+mixing function of `embedding.hashing`: key = mix(key xor word), beginning with mix(number of bytes). Different strings
 may share a key, with the chance of 64-bit hashes; where that would matter (`find_strings`) the bytes themselves are
 compared.
 """
@@ -30,33 +30,33 @@ def string_keys(text: np.ndarray, offsets: np.ndarray, keys: np.ndarray) -> None
         keys[i] = np.int64(key)
 
 
-def num_seats(num_entries: int) -> int:
+def num_hash_slots(num_entries: int) -> int:
     """A power of two with room for every entry twice."""
     return 1 << max(4, (2 * num_entries - 1).bit_length())
 
 
 @numba.njit(nogil=True, cache=True)
-def seat_keys(keys: np.ndarray, seats: np.ndarray) -> None:
-    """Puts every entry into a hash table of `num_seats` int64, all -1 at first; equal keys get a seat each, in their
-    order.
+def insert_keys(keys: np.ndarray, hash_slots: np.ndarray) -> None:
+    """Puts every entry into a hash table of `num_hash_slots` int64, all -1 at first. Equal keys get a slot each, in
+    their order.
     """
-    last = np.uint64(len(seats) - 1)
+    last = np.uint64(len(hash_slots) - 1)
     for entry in range(len(keys)):
-        seat = mix_word(np.uint64(keys[entry]), _NO_OFFSET) & last
-        while seats[seat] >= 0:
-            seat = (seat + np.uint64(1)) & last
-        seats[seat] = entry
+        slot = mix_word(np.uint64(keys[entry]), _NO_OFFSET) & last
+        while hash_slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & last
+        hash_slots[slot] = entry
 
 
 @numba.njit(nogil=True, cache=True)
-def find_integers(wanted: np.ndarray, keys: np.ndarray, seats: np.ndarray, found: np.ndarray) -> None:
+def find_integers(wanted: np.ndarray, keys: np.ndarray, hash_slots: np.ndarray, found: np.ndarray) -> None:
     """found[i] = the first entry whose key is wanted[i], or -1."""
-    last = np.uint64(len(seats) - 1)
+    last = np.uint64(len(hash_slots) - 1)
     for i in range(len(wanted)):
-        seat = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
-        while seats[seat] >= 0 and keys[seats[seat]] != wanted[i]:
-            seat = (seat + np.uint64(1)) & last
-        found[i] = seats[seat]
+        slot = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
+        while hash_slots[slot] >= 0 and keys[hash_slots[slot]] != wanted[i]:
+            slot = (slot + np.uint64(1)) & last
+        found[i] = hash_slots[slot]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -67,20 +67,20 @@ def find_strings(
     entry_text: np.ndarray,
     entry_offsets: np.ndarray,
     keys: np.ndarray,
-    seats: np.ndarray,
+    hash_slots: np.ndarray,
     found: np.ndarray,
 ) -> None:
     """found[i] = the first entry with the bytes of string i, whose key is wanted[i], or -1."""
-    last = np.uint64(len(seats) - 1)
+    last = np.uint64(len(hash_slots) - 1)
     for i in range(len(wanted)):
-        seat = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
+        slot = mix_word(np.uint64(wanted[i]), _NO_OFFSET) & last
         found[i] = -1
-        while seats[seat] >= 0:
-            entry = seats[seat]
+        while hash_slots[slot] >= 0:
+            entry = hash_slots[slot]
             if keys[entry] == wanted[i] and _is_equal(text, offsets, i, entry_text, entry_offsets, entry):
                 found[i] = entry
                 break
-            seat = (seat + np.uint64(1)) & last
+            slot = (slot + np.uint64(1)) & last
 
 
 @numba.njit(nogil=True, cache=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from podembed.workers.columns.column_kernels import frozen
-from podembed.workers.columns.string_keys import find_integers, find_strings, num_seats, seat_keys, string_keys
+from podembed.workers.columns.string_keys import find_integers, find_strings, insert_keys, num_hash_slots, string_keys
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import read_whole
 
@@ -67,7 +67,9 @@ class Vocabulary:
         wanted = np.empty(len(strings), np.int64)
         string_keys(text, offsets, wanted)
         found = np.empty(len(strings), np.int64)
-        find_strings(text, offsets, wanted, self._text, self._offsets, self._string_keys, self._string_seats, found)
+        find_strings(
+            text, offsets, wanted, self._text, self._offsets, self._string_keys, self._string_hash_slots, found
+        )
         return _rows(found, num_reserved)
 
     def rows_of_integers(self, values: np.ndarray, *, num_reserved: int) -> np.ndarray:
@@ -77,7 +79,7 @@ class Vocabulary:
           InputError: a line of the file is no integer.
         """
         found = np.empty(len(values), np.int64)
-        find_integers(frozen(values, np.int64), self._integers, self._integer_seats, found)
+        find_integers(frozen(values, np.int64), self._integers, self._integer_hash_slots, found)
         return _rows(found, num_reserved)
 
     def line(self, number: int) -> str:
@@ -99,8 +101,8 @@ class Vocabulary:
         return keys
 
     @cached_property
-    def _string_seats(self) -> np.ndarray:
-        return _seats(self._string_keys)
+    def _string_hash_slots(self) -> np.ndarray:
+        return _hash_slots(self._string_keys)
 
     @cached_property
     def _integers(self) -> np.ndarray:
@@ -117,13 +119,13 @@ class Vocabulary:
         raise self._error(f"{value!r} in line {at + 1}", "integers in decimal, as for any column of integers")
 
     @cached_property
-    def _integer_seats(self) -> np.ndarray:
-        return _seats(self._integers)
+    def _integer_hash_slots(self) -> np.ndarray:
+        return _hash_slots(self._integers)
 
     def _check_unique(self) -> None:
         found = np.empty(self.num_values, np.int64)
         keys = self._string_keys
-        find_strings(self._text, self._offsets, keys, self._text, self._offsets, keys, self._string_seats, found)
+        find_strings(self._text, self._offsets, keys, self._text, self._offsets, keys, self._string_hash_slots, found)
         again = np.flatnonzero(found != np.arange(self.num_values))
         if len(again):
             line = int(again[0])
@@ -157,10 +159,10 @@ def _is_integer(line: str) -> bool:
     return bool(_INTEGER.fullmatch(line)) and -(2**63) <= int(line) < 2**63
 
 
-def _seats(keys: np.ndarray) -> np.ndarray:
-    seats = np.full(num_seats(len(keys)), -1, np.int64)
-    seat_keys(keys, seats)
-    return seats
+def _hash_slots(keys: np.ndarray) -> np.ndarray:
+    hash_slots = np.full(num_hash_slots(len(keys)), -1, np.int64)
+    insert_keys(keys, hash_slots)
+    return hash_slots
 
 
 def _rows(found: np.ndarray, num_reserved: int) -> np.ndarray:

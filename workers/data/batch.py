@@ -1,7 +1,7 @@
 """`Batch`: the rows of one step that one host reads, in the form the rest of the host works with.
 
 A batch is a value: dense numbers, labels and weights as arrays, every feature as one `Ragged`. Padding rows have weight
-0, empty bags and sample id -1, so that a batch always has the size the step expects and no loss or gradient sees them.
+0, empty bags and sample id -1. So a batch always has the size that the step expects, and no loss or gradient sees them.
 Where rows come from is the business of `workers.input.reader`.
 """
 

@@ -1,9 +1,8 @@
 """`ParquetData`, `CsvData`, `NpyData`: what a user declares about the data of a run.
 
-Which files, which column is the label, which columns are dense numbers and how they are transformed, which column holds
-the ids of each feature and how a value of it becomes a row of the table. This is the only place where raw values become
-row ids, so training, evaluation and export cannot disagree about it. Values only; the files are opened by
-`workers.formats.registry` and read by `workers.input.reader`.
+Which files, which column is the label, which columns are dense numbers, and which column holds the ids of each feature.
+`workers.data.columns` declares a single column. Values only: `workers.formats.registry` opens the files, and
+`workers.input.reader` reads them.
 """
 
 from __future__ import annotations
@@ -11,117 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from podembed.workers.data.times import TimeScale, Unit, origin_problem
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, check_choice
+from podembed.workers.data.times import TimeScale
 from podembed.workers.declared_types import check_plain_fields, shown
 
-IdMode = Literal["as_is", "hash", "vocabulary"]
-Missing = Literal["empty", "zero"]
-Transform = Literal["identity", "log1p"]
 ReadOrder = Literal["shuffled", "files"]
 
 # Rows that are read, and shuffled, at once where the file itself has no row groups.
 ROWS_PER_BLOCK = 32_768
-
-
-class DataConfigError(ValueError):
-    """A declaration of the data that cannot be meant."""
-
-
-@dataclass(frozen=True, slots=True)
-class DenseColumn:
-    """One dense number a row, float32.
-
-    Attributes:
-      name: the column, of an integer, float or boolean type, where a null counts as 0; or of dates, timestamps, times
-        of day or durations.
-      transform: `identity`, or `log1p` for log(1 + max(x, 0)), which tames counts with long tails.
-      unit, since: of columns of times alone, what number a time becomes; see `workers.data.times.TimeScale`.
-    """
-
-    name: str
-    transform: Transform = "identity"
-    unit: Unit | None = None
-    since: str | None = None
-
-    def __post_init__(self) -> None:
-        check_plain_fields(self, DataConfigError)
-        _check_choice(self.transform, Transform, where=f"transform of dense column {self.name!r}")
-        _check_scale(self.unit, self.since, where=f"dense column {self.name!r}")
-
-    @property
-    def scale(self) -> TimeScale:
-        return TimeScale(self.unit, self.since)
-
-
-@dataclass(frozen=True, slots=True)
-class IdColumn:
-    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns`
-    has the table of all cases.
-
-    Attributes:
-      column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a
-        sample).
-      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`:
-        the row is 1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing
-        values. `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
-        values that the file does not have.
-      vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
-      missing: what a null or an empty string becomes, be it the value, a list or an id in a list: `empty`: no id;
-        `zero`: row 0. None stands for `zero` with `hash` and for `empty` otherwise.
-      salt: separates features that hash into one table although equal values mean different things.
-      vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
-      num_reserved: rows before the first value of the vocabulary, at least 1. unit, since: of columns of times alone,
-      what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
-      keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
-        `invalid_ids` what becomes of them; `InputData.resolved` fills it in.
-    """
-
-    column: str
-    mode: IdMode = "as_is"
-    vocabulary_size: int | None = None
-    missing: Missing | None = None
-    salt: int = 0
-    vocabulary: str | None = None
-    num_reserved: int = 1
-    unit: Unit | None = None
-    since: str | None = None
-    keeps_outside: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.vocabulary, os.PathLike):
-            object.__setattr__(self, "vocabulary", os.fspath(self.vocabulary))
-        check_plain_fields(self, DataConfigError)
-        if self.vocabulary is not None and self.mode == "as_is":
-            object.__setattr__(self, "mode", "vocabulary")
-        _check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
-        if self.missing is None:
-            object.__setattr__(self, "missing", "zero" if self.mode == "hash" else "empty")
-        _check_choice(self.missing, Missing, where=f"missing of id column {self.column!r}")
-        if (self.mode == "vocabulary") != (self.vocabulary is not None):
-            raise DataConfigError(
-                f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected "
-                "a file with the mode "
-                "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
-            )
-        _check_scale(self.unit, self.since, where=f"id column {self.column!r}")
-        if self.num_reserved < 1:
-            raise DataConfigError(
-                f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
-                "0 is for values "
-                "that the vocabulary does not have."
-            )
-        least = {"as_is": 1, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
-        if self.vocabulary_size is not None and self.vocabulary_size < least:
-            raise DataConfigError(
-                f"Found vocabulary_size {self.vocabulary_size} for id column {self.column!r} in mode {self.mode!r}. "
-                f"Expected at least {least}. Give the table more rows."
-            )
-
-    @property
-    def scale(self) -> TimeScale:
-        return TimeScale(self.unit, self.since)
 
 
 Data = TypeVar("Data", bound="InputData")
@@ -140,17 +38,17 @@ class InputData:
       features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of
         the batch.
       sample_weight: column of finite numbers >= 0 without nulls, or None, which stands for all ones.
-      sample_id: column of integers >= 0 without nulls that names a row for audits, or None, which stands for the
+      sample_id: column of integers >= 0 without nulls that names a row for audits. None stands for the
         position of the row over all files in sorted order.
       eval_paths: paths or globs of held-out data with the same columns.
       binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these,
         sets it.
-      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same
-        ones are left out at every replay; it is counted and written with its reason to the run's folder. One more ends
+      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place. So the same
+        ones are left out at every replay. It is counted and written with its reason to the run's folder. One more ends
         the run.
       order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the
-        first row of the first file, in sorted order, to the last row of the last one, the same in each epoch; for data
-        in the order of time.
+        first row of the first file, in sorted order, to the last row of the last one, the same in each epoch. That is
+        for data in the order of time.
     """
 
     paths: str | tuple[str, ...]
@@ -185,7 +83,7 @@ class InputData:
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
         _check_unique([column.name for column in dense])
-        _check_choice(self.order, ReadOrder, where=f"order of {type(self).__name__}")
+        check_choice(self.order, ReadOrder, where=f"order of {type(self).__name__}")
         if self.max_bad_rows < 0:
             raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")
 
@@ -340,8 +238,8 @@ class NpyData(InputData):
     """Samples in the form of torchrec and MLPerf: arrays of one day or part in three `.npy` files, read block by block.
 
     `paths` name the label files, `*labels.npy` of shape `[n]` or `[n, 1]`. Beside each lie a dense file, `[n, d]`
-    floats or integers, and a sparse file, `[n, s]` integers, with `dense` and `sparse` in place of `labels` in their
-    names. Their columns are called `label`, `int_0` to `int_<d-1>` and `cat_0` to `cat_<s-1>`.
+    floats or integers, and a sparse file, `[n, s]` integers. Their names have `dense` and `sparse` in place of
+    `labels`. Their columns are called `label`, `int_0` to `int_<d-1>` and `cat_0` to `cat_<s-1>`.
 
     Attributes:
       rows_per_block: rows that are read, and shuffled, at once.
@@ -407,18 +305,3 @@ def _check_unique(names: list[str]) -> None:
 def _check_rows_per_block(rows: int) -> None:
     if rows < 1:
         raise DataConfigError(f"Found rows_per_block {rows}. Expected at least 1. Leave it out for {ROWS_PER_BLOCK:,}.")
-
-
-def _check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:
-    if unit is not None:
-        _check_choice(unit, Unit, where=f"unit of {where}")
-    problem = None if since is None else origin_problem(since)
-    if problem:
-        raise DataConfigError(
-            f"Found since={since!r} for {where}. Expected {problem}. Write it so, or leave it out for 1970-01-01."
-        )
-
-
-def _check_choice(value: object, choices: object, *, where: str) -> None:
-    if value not in get_args(choices):
-        raise DataConfigError(f"Found {value!r} as {where}. Expected one of {get_args(choices)}. Pick one of them.")

@@ -1,7 +1,7 @@
 """Data files on any filesystem fsspec knows: found by pattern, told from a replaced one, and read by ranges.
 
 Requests to a store that fail with errors which usually pass are repeated with growing, random pauses until
-`DATA_RETRIES` gives up; each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
+`DATA_RETRIES` gives up. Each has a deadline of its own where the filesystem is an asynchronous one. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unreadable(path: str, error: BaseException) -> InputError:
 
 
 def require_plain(path: str, mode: int) -> None:
-    """Refuses what is no file with a beginning and an end: data is read anywhere in it, and more than once, and a pipe
+    """Refuses what is no file with a beginning and an end. Data is read anywhere in it and more than once, and a pipe
     would wait for ever.
 
     Args:
@@ -282,7 +282,7 @@ def _matches(filesystem: AbstractFileSystem, location: str) -> list[tuple[str, b
         for entry in entries:
             path = str(entry["name"]).rstrip("/")
             above, _, name = path.rpartition("/")
-            # Some filesystems list a folder, or a file that was asked for as a folder, among its own entries.
+            # Some filesystems list a folder, or a file that was requested as a folder, among its own entries.
             if above.strip("/") == folder.strip("/") and fnmatch.fnmatchcase(name, pattern):
                 matches.append((path, entry["type"] == "directory"))
     return matches

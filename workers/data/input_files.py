@@ -16,8 +16,8 @@ class InputFile:
       row_group_rows: rows of each row group or block.
       group_offsets: position in the unpacked text at which each block begins, and the end; empty where the file itself
         knows.
-      content: what of the content may not change under a run: the kinds of the id columns as the file has them, or the
-        digest of a vocabulary's values. Empty where the declaration says it all.
+      content: what of the content may not change under a run. That is the kinds of the id columns as the file has them,
+        or the digest of a vocabulary's values. Empty where the declaration says it all.
     """
 
     path: str

@@ -1,6 +1,6 @@
 """Dates, timestamps, times of day and durations as numbers: whole ones for ids, float32 for dense columns.
 
-The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them, so nothing is
+The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them. So nothing is
 rounded before the last
 division: ids are exact (rounded down), and a dense number is the float32 that is nearest. A moment with a time zone is
 the moment it names, one without a zone counts as UTC; midnights and Mondays are those of UTC.
@@ -64,7 +64,7 @@ class TimeScale:
 
     Attributes:
       unit: None stands for days of dates and timestamps, and for seconds of times of day and durations.
-      since: the origin: a date or time in ISO 8601, by default 1970-01-01; `midnight` for the time since the day began,
+      since: the origin: a date or time in ISO 8601, by default 1970-01-01. `midnight` for the time since the day began,
         `monday` for that since the week began. Of dates and timestamps alone.
     """
 

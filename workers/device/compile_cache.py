@@ -2,11 +2,11 @@
 compile.
 
 What lies there is machine code that JAX runs, so the folder must be this user's alone; any other one is left unused. A
-program is kept for each member of a gang: what a member compiles carries its number, and JAX looks for it under a name
+program is kept for each member of a gang. What a member compiles carries its number, and JAX looks for it under a name
 of its own.
 
 A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and
-never writes a name again that is there: so such a file is removed, and the next process writes it.
+never writes a name again that is there. So such a file is removed, and the next process writes it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _removing_unreadable(folder: str) -> Iterator[None]:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether nobody else can write into a folder, or put another one in its place."""
+    """Whether no other user can write into a folder, or put another one in its place."""
     try:
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

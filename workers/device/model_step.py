@@ -1,16 +1,15 @@
 """`DeviceWorker`: the JAX process of a host. Dense parameters, the optax state and the jitted step.
 
-It takes batches and pooled activations from its host through the handover, and gives the activations' gradients back
-there. Dense gradients are summed over all device processes by a JAX collective. It holds no table, reads no input and
-touches no storage: when a JAX process of the gang dies, all of them may be aborted and started again without losing a
-row.
+It takes batches and pooled activations from its host through the shared-memory channel, and gives the activations'
+gradients back there. Dense gradients are summed over all device processes by a JAX collective. It holds no table, reads
+no input and touches no storage. When a JAX process of the gang dies, all of them may be aborted and started again
+without losing a row.
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,21 +18,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from podembed.embedding.features.activations import Activations
 from podembed.workers.device.gang_errors import GangError
-from podembed.workers.device.shared_memory import HandoverEnd, Record, RecordKind
+from podembed.workers.device.programs import (
+    AXIS,
+    Blocks,
+    forward_pass,
+    own_parts,
+    reads_in_place,
+    sigmoid_binary_cross_entropy,
+    to_host,
+    training_step,
+)
+from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.liveness.progress import Laps
-
-AXIS = "data"
-_COORDINATOR_LOOK_S = 0.01
-Blocks = tuple[jax.Array, ...]
 
 
 class DenseStateError(ValueError):
@@ -47,71 +50,6 @@ class DeviceWindow:
     losses: tuple[float, ...]
     num_steps: int
     seconds: float
-
-
-def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
-    """Makes this process a member of the gang of JAX processes. A gang of one needs no coordinator.
-
-    Raises:
-      RuntimeError: the gang did not form within `timeout_s`.
-      GangError: it formed, and the devices of its members are not joined.
-    """
-    # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
-    jax.config.update("jax_enable_preemption_service", False)
-    if num_processes == 1:
-        return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if process > 0:
-        _await_listener(coordinator, timeout_s=timeout_s)
-    jax.distributed.initialize(
-        coordinator_address=coordinator,
-        # Without this, the coordinator listens on every interface.
-        coordinator_bind_address=coordinator if process == 0 else None,
-        num_processes=num_processes,
-        process_id=process,
-        # The driver said all that there is to say; a batch system around it counts processes in its own way.
-        cluster_detection_method="deactivate",
-        initialization_timeout=timeout_s,
-    )
-    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
-    # its gradients with nobody's, and train a model of its own.
-    if jax.process_count() != num_processes:
-        mine = jax.local_devices()
-        raise GangError(
-            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x "
-            f"{mine[0].device_kind} sees it. "
-            f"Expected {num_processes}, one a host. Give each host whole GPUs or whole machines of one TPU slice, the "
-            "same for all "
-            f"(--resources, resources_per_host), and see whether a device process fell back to the CPU."
-        )
-
-
-def _await_listener(address: str, *, timeout_s: float) -> None:
-    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it
-    tries again.
-    """
-    host, _, port = address.rpartition(":")
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as link:
-                # Dialing a free local port over and over can hit the port that the dial itself was given.
-                if link.getsockname() != link.getpeername():
-                    return
-        except OSError:
-            pass
-        time.sleep(_COORDINATOR_LOOK_S)
-
-
-def leave_gang() -> None:
-    """Dissolves the gang in order; without this, the members that leave later take it for a crash and abort."""
-    if jax.distributed.is_initialized():
-        jax.distributed.shutdown()
-
-
-def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
-    return optax.sigmoid_binary_cross_entropy(scores, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +96,16 @@ class DeviceWorker:
     build_s: dict[str, float] = field(default_factory=dict)
     _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
 
-    def build(self, *, is_filled_later: bool = False, is_rehearsal: bool = False) -> float:
+    def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
         """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
 
         Args:
-          is_filled_later: `load_dense_arrays` follows with all of them, so that first values need not be computed.
+          is_restored_later: `load_dense_arrays` follows with all of them, so that first values need not be computed.
           is_rehearsal: nothing is compiled in the end; the worker is of no use afterwards.
 
         Raises:
-          DenseStateError: the share of a batch cannot be cut evenly over this host's devices, the model or the loss
-            does not return one number a sample, or two parameters have one key.
+          DenseStateError: the share of a batch cannot be cut evenly over this host's devices. Or the model or the loss
+          does not return one number a sample, or two parameters have one key.
         """
         laps = Laps()
         num_local = jax.local_device_count()
@@ -196,7 +134,7 @@ class DeviceWorker:
             params = self.job.model.init(jax.random.key(self.job.seed), num_dense, self.job.widths)
             return params, self._optimizer.init(params)
 
-        if is_filled_later:
+        if is_restored_later:
             first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(initial))
         else:
             first = jax.jit(initial, out_shardings=self._replicated)()
@@ -219,7 +157,11 @@ class DeviceWorker:
         dense = jax.ShapeDtypeStruct((n, num_dense), jnp.float32)
         shapes = self.job.activation_shapes.values()
         blocks = tuple(jax.ShapeDtypeStruct((n, *shape), jnp.float32) for shape in shapes)
-        scores = jax.eval_shape(partial(_forward, self.job), self.params, dense, blocks)
+        try:
+            scores = jax.eval_shape(partial(forward_pass, self.job), self.params, dense, blocks)
+        except Exception as error:
+            error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=n, num_dense=num_dense)}.")
+            raise
         _check_column("model.apply", scores, n)
         _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
 
@@ -231,7 +173,7 @@ class DeviceWorker:
         shapes = self.job.activation_shapes.values()
         activations = tuple(shaped((rows, *shape), sharding=self._sharding) for shape in shapes)
         column = shaped((rows,), sharding=self._sharding)
-        step = partial(_train_step, self.job, self._optimizer)
+        step = partial(training_step, self.job, self._optimizer)
         specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
         train = jax.jit(
             jax.shard_map(
@@ -243,7 +185,7 @@ class DeviceWorker:
             donate_argnums=(0, 1),
         )
         forward = jax.jit(
-            jax.shard_map(partial(_forward, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
+            jax.shard_map(partial(forward_pass, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
         )
         scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         train_step = train.lower(self.params, self.optimizer_state, dense, activations, column, column, scale)
@@ -255,12 +197,12 @@ class DeviceWorker:
         return time.perf_counter() - started
 
     def serve_window(
-        self, end: HandoverEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None
+        self, end: ChannelEnd, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None
     ) -> DeviceWindow:
         """Answers the host's records until the window ends.
 
         Raises:
-          HandoverLost, HandoverTimeout: the host is gone or silent.
+          ChannelLost, ChannelTimeout: the host is gone or silent.
         """
         losses, num_steps, seconds = [], 0, 0.0
         while True:
@@ -281,17 +223,17 @@ class DeviceWorker:
             seconds += time.perf_counter() - started
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
 
-    def _share_of(self, end: HandoverEnd, buffer: int) -> _Share:
+    def _share_of(self, end: ChannelEnd, buffer: int) -> _Share:
         arrays, layout = end.buffers[buffer], end.layout.activations
         inputs = None
-        if _reads_in_place():
+        if reads_in_place():
             # The arrays are the shared memory itself: built once, they show each batch in turn.
             inputs = self._inputs_in_place.get(buffer)
         if inputs is None:
             blocks = tuple(self._to_device(tensor) for tensor in layout.tensors(arrays["activations"]))
             dense, labels, weights = (self._to_device(arrays[name]) for name in ("dense", "labels", "weights"))
             inputs = _Inputs(dense, blocks, labels, weights)
-        if _reads_in_place():
+        if reads_in_place():
             self._inputs_in_place[buffer] = inputs
         return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])
 
@@ -315,14 +257,14 @@ class DeviceWorker:
             inputs.weights,
             self._everywhere(scale),
         )
-        found = [_own_parts(gradient) for gradient in gradients]
+        found = [own_parts(gradient) for gradient in gradients]
         for parts, block in zip(found, share.gradients, strict=True):
-            _to_host(parts, block, scale)
+            to_host(parts, block, scale)
         return loss
 
     def evaluate(self, share: _Share) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        _to_host(_own_parts(self._forward(self.params, share.inputs.dense, share.inputs.activations)), share.scores)
+        to_host(own_parts(self._forward(self.params, share.inputs.dense, share.inputs.activations)), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:
         """This host's rows as its part of the global array. On one CPU device the memory is used in place.
@@ -331,7 +273,7 @@ class DeviceWorker:
         step is answered, and the host writes the memory again only after that.
         """
         shape = (array.shape[0] * jax.process_count(), *array.shape[1:])
-        if _reads_in_place():
+        if reads_in_place():
             parts = [jax.dlpack.from_dlpack(array)]
         else:
             parts = [
@@ -399,6 +341,13 @@ class DeviceWorker:
         self.params, self.optimizer_state = restored["params"], restored["optimizer"]
 
 
+def _shapes_text(job: JobConfig, *, num_samples: int, num_dense: int) -> str:
+    """What a model is called with, for the note of an error that it raises."""
+    shapes = {"dense": (num_dense,)}
+    shapes |= {f"activations[{name!r}]": shape for name, shape in job.activation_shapes.items()}
+    return ", ".join(f"{name} of shape {(num_samples, *shape)}" for name, shape in shapes.items())
+
+
 def _check_column(what: str, found: Any, num_samples: int) -> None:
     shape = getattr(found, "shape", None)
     if shape != (num_samples,):
@@ -425,66 +374,3 @@ def _numbers(leaf: Any) -> Any:
 
 def _key(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _reads_in_place() -> bool:
-    devices = jax.local_devices()
-    return len(devices) == 1 and devices[0].platform == "cpu"
-
-
-def _forward(job: JobConfig, params: Any, dense: jax.Array, activations: Blocks) -> jax.Array:
-    return job.model.apply(params, dense, Activations(zip(job.widths, activations, strict=True)))
-
-
-def _train_step(
-    job: JobConfig,
-    optimizer: optax.GradientTransformation,
-    params: Any,
-    state: Any,
-    dense: jax.Array,
-    activations: Blocks,
-    labels: jax.Array,
-    weights: jax.Array,
-    scale: jax.Array,
-) -> tuple[Any, Any, Blocks, jax.Array]:
-    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without
-    it.
-    """
-    per_sample = job.loss or sigmoid_binary_cross_entropy
-
-    def weighted_loss(params: Any, activations: Blocks) -> jax.Array:
-        return jnp.sum(per_sample(_forward(job, params, dense, activations), labels) * weights)
-
-    loss, (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1))(params, activations)
-    # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
-    # which need no other host and can be handed back while it runs.
-    flat, unravel = ravel_pytree(dense_gradients)
-    total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
-    updates, state = optimizer.update(unravel(total[:-1]), state, params)
-    return optax.apply_updates(params, updates), state, gradients, total[-1]
-
-
-def _own_parts(array: jax.Array) -> list[jax.Array]:
-    """This host's rows of a global array, one part a device in the order of the rows, with their copies to this process
-    under way.
-
-    On one CPU device there is nothing to copy.
-    """
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    parts = [shard.data for shard in shards]
-    if not _reads_in_place():
-        for part in parts:
-            part.copy_to_host_async()
-    return parts
-
-
-def _to_host(parts: Sequence[jax.Array], out: np.ndarray, scale: np.float32 | None = None) -> None:
-    """Waits for the parts of `_own_parts` and copies them, times `scale`."""
-    at = 0
-    for part in parts:
-        rows = np.asarray(part)
-        if scale is None:
-            out[at : at + len(rows)] = rows
-        else:
-            np.multiply(rows, scale, out=out[at : at + len(rows)])
-        at += len(rows)

@@ -2,7 +2,7 @@
 parameters.
 
 A plain class around `DeviceWorker`, wrapped by an actor on a cluster and run by a thread in one process. One thread
-works; another one may be in `write_save` meanwhile, which owns the copy that `begin_save` left for it; `status` and
+works. Another one may be in `write_save` meanwhile, which owns the copy that `begin_save` left for it. `status` and
 `abort` may be called from a third.
 """
 
@@ -22,11 +22,12 @@ from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
 from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
-from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, join_gang, leave_gang
-from podembed.workers.device.shared_memory import HandoverEnd, HandoverError, Invitation
+from podembed.workers.device.gang import join_gang, leave_gang
+from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
+from podembed.workers.device.shared_memory import ChannelEnd, ChannelError, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Laps, Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.store import Store
@@ -49,10 +50,10 @@ class DeviceSpec:
       lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
       fault_plan: faults to be injected.
       compile_cache: folder of compiled programs on this machine; empty for none.
-      is_filled_later: `restore` of a commit follows, which gives all dense arrays their values.
+      is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
     """
 
-    job: JobConfig | JobReference
+    job: AnyJob
     host: int
     num_hosts: int
     coordinator: str
@@ -64,7 +65,7 @@ class DeviceSpec:
     lease_timeout_s: float = 30.0
     fault_plan: FaultPlan | None = None
     compile_cache: str = ""
-    is_filled_later: bool = False
+    is_restored_later: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ class DeviceReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseReceipt:
-    """The dense replica of one host: its digest, its files where this host wrote them, and a parameter that is not
-    finite any more, if any.
+    """The dense replica of one host: its digest, and its files where this host wrote them. Also a parameter that is not
+    finite any more, if there is one.
     """
 
     digest: str
@@ -101,7 +102,7 @@ class DeviceProcess:
 
     def __init__(self) -> None:
         self._tracker = Tracker()
-        self._end: HandoverEnd | None = None
+        self._end: ChannelEnd | None = None
         self._abort_reason: str | None = None
         self._frozen: dict[str, np.ndarray] = {}
         self._is_frozen = threading.Event()
@@ -109,7 +110,7 @@ class DeviceProcess:
         self._pace = SavePace(self._tracker, longest_grace_s=0.0)
 
     def reserve_coordinator(self, address: str) -> str:
-        """A free `address:port` on this machine. Another process may take the port first; forming the gang then fails
+        """A free `address:port` on this machine. Another process may take the port first; joining the gang then fails
         and is retried.
         """
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
@@ -120,7 +121,7 @@ class DeviceProcess:
         """Joins host and gang, initialises the dense parameters, compiles.
 
         Raises:
-          HandoverError: the host process is gone.
+          ChannelError: the host process is gone.
           RuntimeError: the gang did not form.
         """
         self._spec = spec
@@ -134,6 +135,7 @@ class DeviceProcess:
         laps.end("job")
         with self._tracker.phase(Phase.JOIN):
             self._end = spec.invitation.connect(timeout_s=spec.start_timeout_s)
+            # Records of stored runs call it so.
             laps.end("handover")
             join_gang(
                 coordinator=spec.coordinator,
@@ -144,8 +146,8 @@ class DeviceProcess:
             laps.end("gang")
         self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults)
         with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
-            compile_s = self._worker.build(is_filled_later=spec.is_filled_later)
-        if not spec.is_filled_later:
+            compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
+        if not spec.is_restored_later:
             self._note_never_finite()
         self._tracker.point("start.ready")
         import jax
@@ -204,7 +206,7 @@ class DeviceProcess:
         """Works for the host until its window ends.
 
         Raises:
-          HandoverError: the host process is gone or silent.
+          ChannelError: the host process is gone or silent.
         """
         if self._end is None:
             raise RuntimeError("The device process has no host. Expected start first.")
@@ -283,7 +285,7 @@ class DeviceProcess:
 
     def _raise_if_aborted(self) -> None:
         if self._abort_reason is not None:
-            raise HandoverError(f"The driver ended this generation: {self._abort_reason}.")
+            raise ChannelError(f"The driver ended this generation: {self._abort_reason}.")
 
 
 def _not_finite(arrays: dict[str, np.ndarray]) -> list[str]:

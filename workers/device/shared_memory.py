@@ -1,10 +1,10 @@
 """Hands batches, activations and gradients between the two processes of a host, without copies and without pickling.
 
-The host process creates anonymous memory and serves it on an abstract Unix socket; the device process of the same host
+The host process creates anonymous memory and serves it on an abstract Unix socket. The device process of the same host
 connects, is checked by user id, generation and a secret, and receives the memory's file descriptor. Large arrays stay
 in that memory; the socket carries 40-byte records that say what is ready. Neither the memory nor the socket has a name
-in a file system, so nothing is left behind when both processes are killed, and the death of either one is seen by the
-other at once as end of file.
+in a file system. So nothing is left behind when both processes are killed. Each sees the death of the other at once, as
+end of file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One announcement. `weight_sum` is the global batch's weight on the way in; `loss` the global loss on the way
-    back.
+    """One announcement. `weight_sum` is the global batch's weight on the way to the device; `loss` is the global loss
+    on the way to the host.
     """
 
     kind: RecordKind
@@ -52,20 +52,20 @@ class Record:
     loss: float = 0.0
 
 
-class HandoverError(RuntimeError):
+class ChannelError(RuntimeError):
     """The other process of this host cannot be reached any more."""
 
 
-class HandoverLost(HandoverError):
+class ChannelLost(ChannelError):
     """The other process closed its end, in most cases because it died."""
 
 
-class HandoverTimeout(HandoverError):
+class ChannelTimeout(ChannelError):
     """The other process did not answer within the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandoverLayout:
+class ChannelLayout:
     """Where each array of a batch lies in the shared memory.
 
     Attributes:
@@ -78,6 +78,11 @@ class HandoverLayout:
     num_dense: int
     activations: ActivationLayout
     num_buffers: int = 1
+
+    @property
+    def kind(self) -> str:
+        """How the names of such memory begin."""
+        return "podembed-channel"
 
     @property
     def num_samples(self) -> int:
@@ -122,14 +127,14 @@ def _aligned(size_bytes: int) -> int:
 
 
 @dataclass(slots=True)
-class HandoverEnd:
-    """One end of the handover: shared arrays and the record socket. Mutated by `close` only, and by waiting.
+class ChannelEnd:
+    """One end of the channel: shared arrays and the record socket. Mutated by `close` only, and by waiting.
 
     Attributes:
       is_waiting: whether a thread is in `receive`.
     """
 
-    layout: HandoverLayout
+    layout: ChannelLayout
     buffers: tuple[Mapping[str, np.ndarray], ...]
     _socket: socket.socket
     _memory: mmap.mmap
@@ -141,13 +146,13 @@ class HandoverEnd:
         """Announces a record.
 
         Raises:
-          HandoverLost: the other process is gone.
+          ChannelLost: the other process is gone.
         """
         packed = _RECORD.pack(record.kind, record.step, record.buffer, record.weight_sum, record.loss)
         try:
             self._socket.sendall(packed)
         except OSError as error:
-            raise HandoverLost(self._lost(str(error))) from error
+            raise ChannelLost(self._lost(str(error))) from error
 
     def receive(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> Record:
         """Waits for the next record.
@@ -157,8 +162,8 @@ class HandoverEnd:
           keep_waiting: called about every 100 ms; raises to end the wait early.
 
         Raises:
-          HandoverLost: the other process is gone.
-          HandoverTimeout: nothing came within `timeout_s`.
+          ChannelLost: the other process is gone.
+          ChannelTimeout: nothing came within `timeout_s`.
         """
         self.is_waiting = True
         try:
@@ -174,7 +179,7 @@ class HandoverEnd:
         while len(self._pending) < _RECORD.size:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise HandoverTimeout(
+                raise ChannelTimeout(
                     f"The {self._partner} process sent nothing for {timeout_s:.0f} s. Expected its record within that "
                     "time. "
                     f"See its log; raise the step deadline if a step is really that slow."
@@ -191,9 +196,9 @@ class HandoverEnd:
         try:
             data = self._socket.recv(4096)
         except OSError as error:
-            raise HandoverLost(self._lost(str(error))) from error
+            raise ChannelLost(self._lost(str(error))) from error
         if not data:
-            raise HandoverLost(self._lost("end of file"))
+            raise ChannelLost(self._lost("end of file"))
         return data
 
     def _lost(self, reason: str) -> str:
@@ -211,10 +216,10 @@ class HandoverEnd:
             self._memory.close()
 
 
-class HandoverServer:
+class ChannelServer:
     """The host's side before its device process has connected."""
 
-    def __init__(self, layout: HandoverLayout, *, generation: int) -> None:
+    def __init__(self, layout: ChannelLayout, *, generation: int) -> None:
         self._layout = layout
         self._generation = generation
         self._secret = secrets.token_bytes(32)
@@ -226,7 +231,7 @@ class HandoverServer:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory, from `accept` to `close_descriptor`; for neighbours on this machine."""
+        """Of the memory, from `accept` to `close_descriptor`; for on_same_machine on this machine."""
         if self._descriptor is None:
             raise RuntimeError("Found no shared memory. Expected accept first.")
         return self._descriptor
@@ -242,15 +247,15 @@ class HandoverServer:
         """What the device process needs to connect; passed on by the driver."""
         return Invitation(address=self._name, secret=self._secret, generation=self._generation, layout=self._layout)
 
-    def accept(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> HandoverEnd:
+    def accept(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> ChannelEnd:
         """Waits for the device process and gives it the memory.
 
         Args:
           keep_waiting: called about every 100 ms; raises to end the wait early.
 
         Raises:
-          HandoverTimeout: no process with the right secret connected in time.
-          HandoverLost: it connected and died.
+          ChannelTimeout: no process with the right secret connected in time.
+          ChannelLost: it connected and died.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -263,11 +268,11 @@ class HandoverServer:
                         keep_waiting()
                     continue
                 if self._is_invited(peer, deadline):
-                    return self._hand_over(peer)
+                    return self._pass_memory(peer)
                 peer.close()
         finally:
             self._listener.close()
-        raise HandoverTimeout(f"No device process connected within {timeout_s:.0f} s. See the device actor's log.")
+        raise ChannelTimeout(f"No device process connected within {timeout_s:.0f} s. See the device actor's log.")
 
     def _is_invited(self, peer: socket.socket, deadline: float) -> bool:
         _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -283,8 +288,8 @@ class HandoverServer:
         generation, secret = _HELLO.unpack(hello)
         return generation == self._generation and hmac.compare_digest(secret, self._secret)
 
-    def _hand_over(self, peer: socket.socket) -> HandoverEnd:
-        descriptor = os.memfd_create("podembed-handover", os.MFD_CLOEXEC)
+    def _pass_memory(self, peer: socket.socket) -> ChannelEnd:
+        descriptor = os.memfd_create("podembed-channel", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, self._layout.size_bytes)
             memory = mmap.mmap(descriptor, self._layout.size_bytes)
@@ -292,12 +297,12 @@ class HandoverServer:
         except OSError as error:
             os.close(descriptor)
             peer.close()
-            raise HandoverLost(
+            raise ChannelLost(
                 f"The device process of this host died as it joined ({error}). Its log says why."
             ) from error
         self._descriptor = descriptor
         peer.settimeout(None)
-        return HandoverEnd(self._layout, self._layout.views(memory), peer, memory, "device")
+        return ChannelEnd(self._layout, self._layout.views(memory), peer, memory, "device")
 
     def close(self) -> None:
         self._listener.close()
@@ -311,14 +316,14 @@ class Invitation:
     address: str
     secret: bytes
     generation: int
-    layout: HandoverLayout
+    layout: ChannelLayout
 
-    def connect(self, *, timeout_s: float) -> HandoverEnd:
+    def connect(self, *, timeout_s: float) -> ChannelEnd:
         """Joins the host process.
 
         Raises:
-          HandoverLost: the host is gone or refused us.
-          HandoverTimeout: it did not answer within `timeout_s`.
+          ChannelLost: the host is gone or refused us.
+          ChannelTimeout: it did not answer within `timeout_s`.
         """
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.settimeout(timeout_s)
@@ -328,13 +333,13 @@ class Invitation:
             answer, descriptors, _, _ = socket.recv_fds(link, 1, 1)
         except TimeoutError as error:
             link.close()
-            raise HandoverTimeout(f"The host process did not answer within {timeout_s:.0f} s. See its log.") from error
+            raise ChannelTimeout(f"The host process did not answer within {timeout_s:.0f} s. See its log.") from error
         except OSError as error:
             link.close()
-            raise HandoverLost(f"The host process is gone ({error}). See its log.") from error
+            raise ChannelLost(f"The host process is gone ({error}). See its log.") from error
         if answer != b"m" or len(descriptors) != 1:
             link.close()
-            raise HandoverLost(
+            raise ChannelLost(
                 "The host process refused this device process. Expected the secret of its own generation."
             )
         try:
@@ -342,4 +347,4 @@ class Invitation:
         finally:
             os.close(descriptors[0])
         link.settimeout(None)
-        return HandoverEnd(self.layout, self.layout.views(memory), link, memory, "host")
+        return ChannelEnd(self.layout, self.layout.views(memory), link, memory, "host")

@@ -2,7 +2,7 @@
 everything runs.
 
 A standby holds no rows and no socket, and it sleeps. A device process has traced the job's steps once, on the
-processor, and has let go of the backend again: a process with a backend can join no gang. What it keeps is what Python
+processor, and has let go of the backend again. A process with a backend can join no gang. What it keeps is what Python
 and JAX set up on the way, most of the time that a new process needs to trace. The programs themselves lie in the cache
 of the machine.
 """
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import gc
 
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import AnyJob, JobReference
 
 
-def prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) -> None:
+def prepare_host(job: AnyJob, table_buckets: tuple[int, ...]) -> None:
     """Imports the job's modules and loads the kernels of its tables from their cache."""
     from podembed.embedding.lookup.compiled import compile_kernels
     from podembed.workers.job.tables import table_specs
@@ -23,7 +24,7 @@ def prepare_host(job: JobConfig | JobReference, table_buckets: tuple[int, ...]) 
     compile_kernels(table_specs(resolved, table_buckets))
 
 
-def prepare_device(job: JobConfig | JobReference) -> None:
+def prepare_device(job: AnyJob) -> None:
     """Imports the job's modules and rehearses."""
     warm_up(job.resolve() if isinstance(job, JobReference) else job)
 
@@ -44,7 +45,7 @@ def warm_up(job: JobConfig) -> None:
     jax.config.update("jax_platforms", "cpu")
     try:
         DeviceWorker(job=job, num_samples=job.batch_size * jax.local_device_count()).build(
-            is_filled_later=True, is_rehearsal=True
+            is_restored_later=True, is_rehearsal=True
         )
     finally:
         backend.clear_backends()

@@ -3,8 +3,8 @@ costs one comparison.
 
 A place in the code that has a point reads `if faults is not None: faults.hit("step.update", step=step)`. Before a fault
 acts, its record is created exclusively in the plan's folder; who does not create it does not act. So a fault strikes
-once although its step is replayed after the recovery, and what was injected, when and where can be read afterwards,
-also if it killed the process that wrote it.
+once although its step is replayed after the recovery. What was injected, when and where can be read afterwards, also if
+it killed the process that wrote it.
 
 No thread and no lock: counters are advanced by one atomic operation, and the file system decides who strikes.
 """

@@ -2,7 +2,7 @@
 nothing happens here.
 
 A fault names a point in the code, the process, the step and the hit at which it strikes, and what it does there. Plans
-are made by `podembed chaos` or by hand, and reach the driver and its workers as fields of their settings; a run without
+are made by `podembed chaos` or by hand, and reach the driver and its workers as fields of their settings. A run without
 one has no fault points at all.
 """
 
@@ -137,8 +137,8 @@ class Fault:
       for_s: after it struck it goes on striking for so many seconds, without being counted.
       match: regular expression that must be found in the point's detail.
       after: number of another fault of the plan, from 0, that must have struck before.
-      arguments: of the action: `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`, `name` of
-        `signal`, `byte` and `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
+      arguments: of the action. `type` and `message` of `raise`, `seconds` of `delay`, `wake_s` of `stop`, `name` of
+        `signal`. Also `byte` and `bit` of `flip`, `code` of `http_error`, `bytes_per_s` of `throttle`.
     """
 
     point: str
@@ -224,8 +224,8 @@ class FaultPlan:
     """Faults of one run.
 
     Attributes:
-      folder: where each fault that strikes is recorded first, so that it strikes once, in whichever process or attempt;
-        a folder that all processes of the run reach.
+      folder: where each fault that strikes is recorded first, so that it strikes once, in whichever process or attempt.
+        A folder that all processes of the run reach.
     """
 
     folder: str

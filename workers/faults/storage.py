@@ -1,6 +1,6 @@
 """`FaultyFiles`: a storage that fails as a plan says, around one that does not.
 
-It stands between `Store` and its backend, local or remote, so everything above (retries, recognition of own files,
+It stands between `Store` and its backend, local or remote. So everything above (retries, recognition of own files,
 checks before a commit) meets the fault as it would meet a real one. A run without a plan has no such layer.
 """
 
@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from podembed.workers.faults.inject import Fault, FaultPoints, HttpError, flipped
-from podembed.workers.storage.local import Buffer, Unsynced
+from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.store import Files, Store
+from podembed.workers.storage.transfer import Buffer
 
 LISTING_LAG = 1  # names that a stale listing misses
 
@@ -27,8 +28,8 @@ def with_faults(store: Store, faults: FaultPoints | None) -> Store:
 class FaultyFiles:
     """Files that fail.
 
-    The detail of its points is the name of the file or folder. A write that is torn or lost is reported as done; one
-    whose answer is lost is done and reported as failed; `precondition_failed` is an exclusive creation that worked, was
+    The detail of its points is the name of the file or folder. A write that is torn or lost is reported as done. One
+    whose answer is lost is done and reported as failed. `precondition_failed` is an exclusive creation that worked, was
     sent again by the client, and came back as taken.
     """
 

@@ -1,7 +1,7 @@
 """Faults between the updates of two tables and in the middle of one, for hosts whose plan asks for them.
 
-Tables know nothing of faults: where a plan has such a point, the update methods of this host's tables are wrapped;
-otherwise they are what they always are. The middle of an update is made by updating half of the rows and then striking;
+Tables know nothing of faults: where a plan has such a point, the update methods of this host's tables are wrapped.
+Otherwise they are what they always are. The middle of an update is made by updating half of the rows and then striking;
 no state that anybody keeps comes of it.
 """
 

@@ -1,8 +1,8 @@
 """Criteo's click logs, plain or gzipped text, to Parquet: once, and then read from the converted folder.
 
 Both the Kaggle and the 1TB form are read; the grammar of a line is in `workers.formats.criteo_lines`. A malformed line
-is never dropped silently: it is counted, named by file, line number, field and content, and written with its text to a
-dead-letter file beside the data; when there are more than `max_bad_lines` of them, conversion stops. So kept +
+is never dropped silently. It is counted, named by file, line number, field and content, and written with its text to a
+dead-letter file beside the data. When there are more than `max_bad_lines` of them, conversion stops. So kept +
 malformed = lines, always. The converted folder carries a fingerprint of its sources in its name, and is complete or not
 there (`workers.storage.finished_folder`).
 """
@@ -100,8 +100,8 @@ def convert_criteo(
 ) -> ConversionReport:
     """Converts text files to Parquet below `cache_dir`, or finds them converted.
 
-    Columns: `label` int8; `i0` to `i12` int32 and `c0` to `c25` int64 (the category as an unsigned 32-bit number), null
-    where the field is empty; `sample_id` int64, the number of the line from 0 over all sources, malformed lines
+    Columns: `label` int8. `i0` to `i12` int32 and `c0` to `c25` int64 (the category as an unsigned 32-bit number), null
+    where the field is empty. `sample_id` int64, the number of the line from 0 over all sources, malformed lines
     included.
 
     Args:

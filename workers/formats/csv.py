@@ -1,8 +1,8 @@
 """CSV files with a header as a source: blocks of rows, plain or gzip.
 
-Starting a run reads every file once to find where its blocks begin. A block is read by its range of bytes; a gzip file,
-in which nothing can be found without unpacking what stands before, is unpacked into a temporary file that is gone when
-it is closed. Records are parsed by `workers.formats.csv_parser`.
+Starting a run reads every file once to find where its blocks begin. A block is read by its range of bytes. In a gzip
+file nothing can be found without unpacking what stands before. So it is unpacked into a temporary file that is gone
+when it is closed. Records are parsed by `workers.formats.csv_parser`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from podembed.workers.data.files import open_ranges
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
 from podembed.workers.formats.csv_records import RecordScanner, blocks_of, record_ends
+from podembed.workers.formats.source import Source
 from podembed.workers.formats.unpacking import is_gzip, unpacked
 
 BLOCK_BYTES = 64 << 20
@@ -170,3 +171,6 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     if data.sample_id is not None:
         kinds[data.sample_id] = pa.int64()
     return kinds
+
+
+SOURCE = Source(declared=CsvData, layout=csv_layout, open=OpenedCsv)

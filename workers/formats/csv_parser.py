@@ -1,8 +1,8 @@
 """`CsvParser`: records of CSV text to columns, and what is wrong with those that are refused. The one parser of CSV,
 for reading (`workers.formats.csv`) and for preparing (`jobs.prepare.forms`).
 
-Arrow parses many records at once; text that it refuses is parsed in halves until the records that are malformed are
-alone, so one parser decides about all of them. Where records begin and end is found before, by
+Arrow parses many records at once. Text that it refuses is parsed in halves until the records that are malformed are
+alone. So one parser decides about all of them. Where records begin and end is found before, by
 `workers.formats.csv_records`.
 """
 
@@ -69,7 +69,7 @@ class CsvParser:
 
         Args:
           bounds: int64, where each record begins, and the end.
-          on_fault: is told of malformed records, in their order; whatever it raises ends the parsing.
+          on_fault: takes malformed records, in their order; whatever it raises ends the parsing.
         """
         tables = self._salvaged(text, bounds, 0, len(bounds) - 1, on_fault)
         return pa.concat_tables(tables) if tables else self._nulls(0)

@@ -1,6 +1,6 @@
 """Where the records of CSV text begin and end: one pass over the bytes, by the quoting rules of RFC 4180.
 
-A field that begins with a quote ends with one; within it, delimiters and line ends are part of the value and a doubled
+A field that begins with a quote ends with one. Within it, delimiters and line ends are part of the value and a doubled
 quote is a quote. A record ends with a newline, after an optional carriage return; blank lines are none.
 """
 
@@ -88,7 +88,7 @@ def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
 def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     """Whether a field of a whole text goes on behind its closing quote.
 
-    A quote too many or too few makes values of delimiters and line ends, so such text must not be taken for what stands
+    A quote too many or too few makes values of delimiters and line ends. So such text must not be taken for what stands
     in it.
     """
     if b'"' not in text:

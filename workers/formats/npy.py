@@ -20,9 +20,10 @@ from podembed.workers.data.config import NpyData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version, one_line, open_ranges
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.formats.source import Source
 
 _ENDING = "labels.npy"
-# What comes before the text of a header, and the longest text that numpy reads from a file that nobody vouches for.
+# What comes before the text of a header, and the longest text that numpy reads from a file of unknown origin.
 _MAX_HEADER_BYTES = 12 + 10_000
 # Every column gets a name. An array without rows may claim any number of them in a few bytes.
 _MAX_COLUMNS = 1 << 16
@@ -149,7 +150,7 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     size_bytes = file.seek(0, 2)
     file.seek(0)
     try:
-        # numpy reads as many bytes as a header claims to have before it looks at the number, so it gets those of the
+        # numpy reads as many bytes as a header claims to have before it looks at the number. So it gets those of the
         # longest that it takes.
         head = io.BytesIO(file.read(_MAX_HEADER_BYTES))
         version = np.lib.format.read_magic(head)
@@ -214,3 +215,6 @@ def read_rows(header: _Header, file: IO[bytes], first: int, count: int) -> np.nd
         )
     rows = np.frombuffer(data, header.dtype).reshape(count, header.num_columns)
     return rows.astype(header.dtype.newbyteorder("="), copy=False)
+
+
+SOURCE = Source(declared=NpyData, layout=npy_layout, open=OpenedNpy, version=npy_version)

@@ -10,22 +10,23 @@ import pyarrow.parquet as pq
 
 from podembed.workers.columns.decode import Decoder, RawRows, check_schema, id_kinds
 from podembed.workers.data.bad_rows import Origin
-from podembed.workers.data.config import InputData
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import local_path, one_line, open_ranges, unreadable
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
+from podembed.workers.formats.source import Source
 
 _MAGIC = b"PAR1"
 # The length of the footer in four bytes, and the four of `_MAGIC`.
 _TAIL_BYTES = 8
-# About what the second cache of a processor core holds; from a store, everything is asked for at once instead.
+# About what the second cache of a processor core holds; from a store, everything is requested at once instead.
 _HOT_BYTES = 1 << 20
 # Arrow reads a footer whole and builds many times its size from it. That of a file with a million column chunks has
 # about 100 MB.
 _MAX_FOOTER_BYTES = 128 << 20
 
 
-def parquet_layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
+def parquet_layout(path: str, data: ParquetData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
     """Reads the footer and checks the columns.
 
     Raises:
@@ -57,13 +58,13 @@ def parquet_names(path: str, *, storage_options: dict[str, Any] | None = None) -
 class OpenedParquet:
     """One open file; one thread at a time."""
 
-    def __init__(self, file: InputFile, columns: Sequence[str], *, storage_options: dict[str, Any] | None) -> None:
+    def __init__(self, file: InputFile, data: ParquetData, *, storage_options: dict[str, Any] | None) -> None:
         """Raises:
         InputError: the file is missing or is not Parquet.
         """
         self._opened = _open(file.path, storage_options)
         self._is_local = local_path(file.path, storage_options=storage_options) is not None
-        self._columns = list(columns)
+        self._columns = list(data.columns)
         self._parts = _parts(self._opened.metadata, self._columns) if self._is_local else [self._columns]
 
     def read(self, group: RowGroup, decoder: Decoder) -> RawRows:
@@ -182,3 +183,6 @@ def _is_of_the_system(error: BaseException) -> bool:
     both.
     """
     return isinstance(error, OSError) and error.errno is not None
+
+
+SOURCE = Source(declared=ParquetData, layout=parquet_layout, open=OpenedParquet)

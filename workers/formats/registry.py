@@ -1,28 +1,36 @@
 """Which code reads which kind of declared data: the only place that tells the kinds apart.
 
-Every kind gives the same two things, so lanes, shuffling and decoding know none of them: a layout (the rows of each row
-group, found when the run starts) and, of an opened file, the declared columns of one row group.
+Every kind gives the same things, so lanes, shuffling and decoding know none of them. One is the layout: the rows of
+each row group, found when the run starts. The other is the declared columns of one row group of an opened file. A new
+kind is a file here and a line in the table below.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from podembed.workers.columns.decode import Decoder, RawRows
-from podembed.workers.data.config import CsvData, InputData, NpyData
-from podembed.workers.data.files import file_version
-from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
-from podembed.workers.formats.csv import OpenedCsv, csv_layout
-from podembed.workers.formats.npy import OpenedNpy, npy_layout, npy_version
-from podembed.workers.formats.parquet import OpenedParquet, parquet_layout
+from podembed.workers.data.columns import DataConfigError
+from podembed.workers.data.config import InputData
+from podembed.workers.data.input_files import FileLayout, InputFile
+from podembed.workers.formats import csv, npy, parquet
+from podembed.workers.formats.source import OpenedFile, Source
+
+SOURCES: tuple[Source, ...] = (
+    parquet.SOURCE,
+    csv.SOURCE,
+    npy.SOURCE,
+)
 
 
-class OpenedFile(Protocol):
-    """An open data file; one thread at a time."""
+def declared_kinds() -> str:
+    """The classes with which users declare data, for messages."""
+    *names, last = (source.declared.__name__ for source in SOURCES)
+    return f"{', '.join(names)} or {last}"
 
-    def read(self, group: RowGroup, decoder: Decoder) -> RawRows: ...
 
-    def close(self) -> None: ...
+def is_readable(data: Any) -> bool:
+    """Whether this is data of one of the kinds."""
+    return any(source.fits(data) for source in SOURCES)
 
 
 def open_file(file: InputFile, data: InputData, *, storage_options: dict[str, Any] | None = None) -> OpenedFile:
@@ -32,11 +40,7 @@ def open_file(file: InputFile, data: InputData, *, storage_options: dict[str, An
       InputError: it is missing, damaged, or lacks a declared column.
       StoreUnavailable: the store did not answer.
     """
-    if isinstance(data, CsvData):
-        return OpenedCsv(file, data, storage_options=storage_options)
-    if isinstance(data, NpyData):
-        return OpenedNpy(file, data, storage_options=storage_options)
-    return OpenedParquet(file, data.columns, storage_options=storage_options)
+    return _source_of(data).open(file, data, storage_options=storage_options)
 
 
 def read_layout(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> FileLayout:
@@ -45,11 +49,7 @@ def read_layout(path: str, data: InputData, *, storage_options: dict[str, Any] |
     Raises:
       As `open_file`.
     """
-    if isinstance(data, CsvData):
-        return csv_layout(path, data, storage_options=storage_options)
-    if isinstance(data, NpyData):
-        return npy_layout(path, data, storage_options=storage_options)
-    return parquet_layout(path, data, storage_options=storage_options)
+    return _source_of(data).layout(path, data, storage_options=storage_options)
 
 
 def version_of(path: str, data: InputData, *, storage_options: dict[str, Any] | None = None) -> tuple[int, str]:
@@ -59,6 +59,14 @@ def version_of(path: str, data: InputData, *, storage_options: dict[str, Any] | 
       FileNotFoundError: one is missing.
       StoreUnavailable: the store did not answer.
     """
-    if isinstance(data, NpyData):
-        return npy_version(path, storage_options=storage_options)
-    return file_version(path, storage_options=storage_options)
+    return _source_of(data).version(path, storage_options=storage_options)
+
+
+def _source_of(data: InputData) -> Source:
+    for source in SOURCES:
+        if source.fits(data):
+            return source
+    raise DataConfigError(
+        f"Found data declared as {type(data).__name__}, which nothing reads. Expected {declared_kinds()}. Declare one "
+        "of these."
+    )

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from podembed.workers.device.shared_memory import HandoverEnd, HandoverLayout, HandoverServer
+from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, ChannelServer
 from podembed.workers.faults.frames import frame_spoiler
 from podembed.workers.faults.inject import FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.lookups import HostLookups
-from podembed.workers.host.same_machine import meet
+from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.host.shard import Shard, Survivor
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.host.step import Steps
@@ -39,7 +39,7 @@ class Generation:
       shard: its rows; they are of this generation until `leave`.
       store: of the run.
       mesh: its connections to the other hosts.
-      neighbours: hosts that share memory with this one.
+      on_same_machine: hosts that share memory with this one.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class Generation:
         tracker.faults = faults = FaultPoints.of(spec.fault_plan, str(Worker("host", spec.host)))
         tracker.point("start.begin")
         self.store = with_faults(Store(spec.storage_url), faults)
-        self._end: HandoverEnd | None = None
+        self._end: ChannelEnd | None = None
         self._windows: Windows | None = None
-        self.neighbours: frozenset[int] = frozenset()
+        self.on_same_machine: frozenset[int] = frozenset()
         with ExitStack() as opened:
             self._input = HostInput(spec, job)
             opened.callback(self._input.close, deadline_s=LEAVE_TIMEOUT_S)
             self._lookups = HostLookups.build(
                 spec, job, num_samples=self._input.num_samples, tables=survivor and survivor.tables
             )
-            held = survivor and survivor.held
-            self.shard = Shard(spec, self._lookups.sharded.tables, held=held, tracker=tracker, check=check)
-            layout = HandoverLayout(
+            surviving = survivor and survivor.surviving
+            self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
+            layout = ChannelLayout(
                 num_dense=len(job.data.dense),
-                activations=self._lookups.layout,
+                activations=self._lookups.both.layout,
                 num_buffers=self._lookups.num_buffers,
             )
-            self._server = HandoverServer(layout, generation=spec.generation)
+            self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)
             identity = MeshIdentity(
                 run_id=spec.run_id,
@@ -121,19 +121,14 @@ class Generation:
         self.mesh.connect(addresses, timeout_s=timeout_s)
         self._end = end = self._server.accept(timeout_s=timeout_s, keep_waiting=self._check)
         if self.spec.shares_memory:
-            neighbours = meet(self.mesh, self._server.descriptor, end.layout, timeout_s=timeout_s)
-            for host, neighbour in neighbours.items():
-                activations, gradients = (
-                    [arrays[name] for arrays in neighbour.buffers] for name in ("activations", "gradients")
-                )
-                self._lookups.pooled.share(host, activations=activations, gradients=gradients)
-            self.neighbours = frozenset(neighbours)
+            self.on_same_machine = share_pooled(
+                self._lookups.both.pooled, self.mesh, self._server.descriptor, end.layout, timeout_s=timeout_s
+            )
         self._server.close_descriptor()
         steps = Steps(
             self._lookups,
             mesh=self.mesh,
             device=end,
-            neighbours=self.neighbours,
             wire_dtype=self._job.wire_dtype,
             timeout_s=self.spec.step_timeout_s,
             tracker=self._tracker,

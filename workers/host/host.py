@@ -2,8 +2,8 @@
 input, and its files.
 
 A plain class: an actor wraps it on a cluster, a thread runs it in one process. It never touches JAX. One thread works
-(`start`, `rejoin`, `connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`); another one may be in
-`write_save` meanwhile (`workers.checkpoint.background_save`); `status`, `acknowledge` and `abort` may be called from a
+(`start`, `rejoin`, `connect`, `restore`, `train`, `evaluate`, `begin_save`, `close`). Another one may be in
+`write_save` meanwhile (`workers.checkpoint.background_save`). `status`, `acknowledge` and `abort` may be called from a
 third at any time.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from podembed.workers.checkpoint.shard import ShardReceipt, TableFiles
-from podembed.workers.device.shared_memory import HandoverError
+from podembed.workers.device.shared_memory import ChannelError
 from podembed.workers.host.generation import Generation
 from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
-from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.host.warm_start import TableStart, begin_tables
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
@@ -84,13 +84,13 @@ class HostWorker:
 
         Raises:
           MeshError: a peer is missing or refused us.
-          HandoverTimeout: the device process did not come.
+          ChannelTimeout: the device process did not come.
         """
         self._raise_if_aborted()
         return self._present.connect(addresses, timeout_s=timeout_s)
 
-    def restore(self, tables: Sequence[TableFiles] | None) -> Filled:
-        """Fills the shard from a commit, or with first values. What this host or another one holds of the commit is
+    def restore(self, tables: Sequence[TableFiles] | None) -> Restored:
+        """Restores the shard from a commit, or with first values. What this host or another one holds of the commit is
         verified instead of read.
 
         Raises:
@@ -99,7 +99,9 @@ class HostWorker:
         """
         with self._tracker.phase(Phase.RESTORE):
             present = self._present
-            return present.shard.restore(tables, mesh=present.mesh, store=present.store, neighbours=present.neighbours)
+            return present.shard.restore(
+                tables, mesh=present.mesh, store=present.store, on_same_machine=present.on_same_machine
+            )
 
     def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
         """Fills the shard with what a new run begins from.
@@ -119,11 +121,11 @@ class HostWorker:
 
         Args:
           is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step
-            is then looked up before the last update of this window, as within a window, so that numbers do not depend
-            on where windows end.
+            is then looked up before the last update of this window, as within a window. So numbers do not depend on
+            where windows end.
 
         Raises:
-          MeshError, HandoverError: a peer or the device process is gone or silent.
+          MeshError, ChannelError: a peer or the device process is gone or silent.
           InputError: the data cannot be read, or holds a value that its declaration refuses.
         """
         return self._present.windows.train(first_step, last_step, is_followed=is_followed)
@@ -187,7 +189,7 @@ class HostWorker:
 
     def _raise_if_aborted(self) -> None:
         if self._abort_reason is not None:
-            raise HandoverError(f"The driver ended this generation: {self._abort_reason}.")
+            raise ChannelError(f"The driver ended this generation: {self._abort_reason}.")
 
     def close(self) -> None:
         """Frees sockets, shared memory, files and threads. Safe to call twice."""

@@ -2,10 +2,10 @@
 storage.
 
 A host that lived on keeps the buckets that leave it (`workers.host.surviving_shard`) until the hosts of the new
-generation are joined. Then all of them offer each other what they have, say what they want of it and in which round,
-and exchange it round by round. The receiver decides what comes when, so that what is under way to it never takes more
-than `ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending and receiving at once, so none
-waits for one that waits for it.
+generation are joined. Then all of them offer each other what they have. They say what they want of it and in which
+round, and exchange it round by round. The receiver decides what comes when, so that what is under way to it never takes
+more than `ROUND_BYTES`, or one bucket. All hosts go through the same rounds, each sending and receiving at once, so
+none waits for one that waits for it.
 
 Nothing that comes is believed: a bucket counts once its digest is that of the commit's manifest. Whatever is missing,
 wrong or of another length is read from the commit's files instead, and counted. Only an error of the mesh itself ends
@@ -24,7 +24,8 @@ import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import TableFiles, has_digest
+from podembed.workers.checkpoint.files import has_digest
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.mesh.errors import FrameError
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
@@ -262,7 +263,7 @@ class BucketExchange:
     def _tell(self, step: int, send: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Sends every other host some int64 numbers, at least one; what each of them sent."""
         frames: dict[int, np.ndarray] = {}
-        # Nobody offers or wants more than all buckets of all tables.
+        # No host offers or wants more than all buckets of all tables.
         longest = 8 * (1 + 2 * sum(map(len, self.placement)))
 
         def receive(rank: int, num_bytes: int) -> np.ndarray:

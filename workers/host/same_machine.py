@@ -1,7 +1,7 @@
 """Hosts of one pod that share a machine: each maps the memory that the other shares with its device process.
 
-Between such hosts pooled vectors and their gradients need not pass through a socket: an owner pools straight into the
-activations of its neighbour, and reads the gradients where the neighbour's device wrote them. The exchanges of a step
+Between such hosts pooled vectors and their gradients need not pass through a socket. An owner pools straight into the
+activations of the other one, and reads the gradients where that one's device wrote them. The exchanges of a step
 take place all the same, with empty frames, since they say when memory may be written and read. A pair does so only if
 both could map; between machines nothing changes.
 
@@ -17,10 +17,11 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from podembed.workers.device.shared_memory import HandoverLayout
+from podembed.embedding.lookup.owner_pooled import PooledLookup
 from podembed.workers.liveness.progress import machine_identity
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
@@ -29,14 +30,44 @@ _ASK_STEP, _ANSWER_STEP = -2, -1
 _MAX_ASK_BYTES = 4096
 
 
+class MemoryLayout(Protocol):
+    """What lies where in the memory of a host and its device process."""
+
+    @property
+    def kind(self) -> str:
+        """How the names of such memory begin."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
+        """For each batch that may be in flight, its arrays; among them "activations" and "gradients", both flat."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Neighbour:
-    """Another host's shared memory. `buffers` as `HandoverEnd.buffers`."""
+class SharedMemory:
+    """Another host's shared memory. `buffers` as `MemoryLayout.views`."""
 
     buffers: tuple[Mapping[str, np.ndarray], ...]
 
+    def of_every_buffer(self, name: str) -> list[np.ndarray]:
+        return [arrays[name] for arrays in self.buffers]
 
-def meet(mesh: Mesh, descriptor: int, layout: HandoverLayout, *, timeout_s: float) -> dict[int, Neighbour]:
+
+def share_pooled(
+    pooled: PooledLookup, mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float
+) -> frozenset[int]:
+    """Lets the lookups of hosts on this machine work in each other's memory. As `meet`; returns the hosts."""
+    met = meet(mesh, descriptor, layout, timeout_s=timeout_s)
+    for host, memory in met.items():
+        activations, gradients = (memory.of_every_buffer(name) for name in ("activations", "gradients"))
+        pooled.share(host, activations=activations, gradients=gradients)
+    return frozenset(met)
+
+
+def meet(mesh: Mesh, descriptor: int, layout: MemoryLayout, *, timeout_s: float) -> dict[int, SharedMemory]:
     """Finds the hosts on this machine and maps their memory; all hosts of the mesh call it together.
 
     Args:
@@ -52,7 +83,7 @@ def meet(mesh: Mesh, descriptor: int, layout: HandoverLayout, *, timeout_s: floa
     own, others = mesh.identity.rank, range(mesh.identity.num_ranks)
     ask = np.frombuffer(f"{os.getpid()} {descriptor} {machine_identity()}".encode(), np.uint8)
     asked = _exchange(mesh, _ASK_STEP, [ask] * mesh.identity.num_ranks, timeout_s)
-    mapped: dict[int, Neighbour] = {}
+    mapped: dict[int, SharedMemory] = {}
     for rank, frame in asked.items():
         process, number, identity = bytes(frame).decode().split(" ", 2)
         if identity == machine_identity():
@@ -60,7 +91,7 @@ def meet(mesh: Mesh, descriptor: int, layout: HandoverLayout, *, timeout_s: floa
                 mapped[rank] = _map(int(process), int(number), layout)
     answers = [np.array([rank in mapped], np.uint8) if rank != own else np.empty(0, np.uint8) for rank in others]
     agreed = _exchange(mesh, _ANSWER_STEP, answers, timeout_s)
-    return {rank: neighbour for rank, neighbour in mapped.items() if agreed[rank][0]}
+    return {rank: memory for rank, memory in mapped.items() if agreed[rank][0]}
 
 
 def _exchange(mesh: Mesh, step: int, send: list[np.ndarray], timeout_s: float) -> dict[int, np.ndarray]:
@@ -76,7 +107,7 @@ def _exchange(mesh: Mesh, step: int, send: list[np.ndarray], timeout_s: float) -
     return frames
 
 
-def _map(process: int, number: int, layout: HandoverLayout) -> Neighbour:
+def _map(process: int, number: int, layout: MemoryLayout) -> SharedMemory:
     """Maps another process's memory.
 
     Raises:
@@ -86,9 +117,9 @@ def _map(process: int, number: int, layout: HandoverLayout) -> Neighbour:
     descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
     try:
         # Accepted only if it is what a host creates; a number that was reused in between is something else.
-        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:podembed-handover"):
-            raise ValueError(f"Found descriptor {number} of process {process} to be something else than a handover.")
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{layout.kind}"):
+            raise ValueError(f"Found descriptor {number} of process {process} to be something else than {layout.kind}.")
         memory = mmap.mmap(descriptor, layout.size_bytes)
     finally:
         os.close(descriptor)
-    return Neighbour(layout.views(memory))
+    return SharedMemory(layout.views(memory))

@@ -1,23 +1,24 @@
-"""`Shard`: the rows and slots of one host in one generation: how they come from a commit, go into the next one, and go
-back to one after a fault.
+"""`Shard`: the rows and slots of one host in one generation.
+
+A restore brings them from a commit, a save takes them into the next one, and undo takes them back after a fault.
+`workers.host.surviving_shard` knows which rows are here, and `workers.host.moves` brings them from host to host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.shard import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.faults.updates import arm_updates
-from podembed.workers.host.restore import fill_shard
 from podembed.workers.host.spec import HostSpec
-from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.host.surviving_shard import Restored, SurvivingShard
 from podembed.workers.job.tables import table_specs
-from podembed.workers.liveness.progress import Tracker
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
 
@@ -27,15 +28,15 @@ class Survivor:
     """What outlives a generation: its tables, and which of their buckets hold the rows of the last commit."""
 
     tables: list[Table]
-    held: HeldRows
+    surviving: SurvivingShard
 
     def recut(self, spec: HostSpec) -> Survivor:
         """The same for the placement of another generation. Empties `tables` on the way, so that no table stays in
         memory longer than it takes to copy it.
         """
         specs = table_specs(spec.resolve_job(), spec.table_buckets)
-        tables = self.held.recut(self.tables, specs, spec.placement, host=spec.host, undo_share=spec.undo_share)
-        return Survivor(tables, self.held)
+        tables = self.surviving.recut(self.tables, specs, spec.placement, host=spec.host, undo_share=spec.undo_share)
+        return Survivor(tables, self.surviving)
 
 
 class Shard:
@@ -45,7 +46,7 @@ class Shard:
       tables: all tables of the job, as this host holds them.
       undo: None where the driver wants none.
       save: of the whole shard; one at a time.
-      held: which buckets hold the rows of a commit, as far as a survivor knows.
+      surviving: which buckets hold the rows of a commit, as far as a survivor knows.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class Shard:
         spec: HostSpec,
         tables: Sequence[Table],
         *,
-        held: HeldRows | None,
+        surviving: SurvivingShard | None,
         tracker: Tracker,
         check: Callable[[], None],
         new_save: Callable[..., BackgroundSave] = BackgroundSave,
     ) -> None:
         """
         Args:
-          held: what a survivor knows of the tables; None for new ones.
+          surviving: what a survivor knows of the tables; None for new ones.
           check: called often by both threads of a save; raises to end it.
         """
         self._spec, self._tracker, self._check = spec, tracker, check
         self.tables = tables
-        self.held = HeldRows.none_of(tables) if held is None else held
+        self.surviving = SurvivingShard.none_of(tables) if surviving is None else surviving
         self.undo = Undo(tables, share=spec.undo_share) if spec.undo_share else None
         self.save = new_save(
             tables,
@@ -88,11 +89,11 @@ class Shard:
         *,
         mesh: Mesh,
         store: Store,
-        neighbours: AbstractSet[int] = frozenset(),
-    ) -> Filled:
+        on_same_machine: AbstractSet[int] = frozenset(),
+    ) -> Restored:
         """As `HostWorker.restore`."""
-        filled = fill_shard(
-            self.held,
+        restored = restore_shard(
+            self.surviving,
             self.tables,
             files,
             spec=self._spec,
@@ -100,26 +101,84 @@ class Shard:
             store=store,
             tracker=self._tracker,
             check=self._check,
-            neighbours=neighbours,
+            on_same_machine=on_same_machine,
         )
         # From here on the undo log knows.
-        self.held = HeldRows.none_of(self.tables)
+        self.surviving = SurvivingShard.none_of(self.tables)
         if files is not None:
             self.save.track(files, self._spec.base or "")
-        return filled
+        return restored
 
     def go_back_to(self, commit: str) -> None:
-        """Gives the rows the values that they had at a commit, as far as the undo log reaches; `held` says how far."""
+        """Gives the rows the values of a commit, as far as the undo log reaches; `surviving` says how far."""
         known = self.undo.back_to(commit) if self.undo is not None else None
         if known is not None:
-            self.held = HeldRows(commit, known)
-        elif self.held.commit != commit:
+            self.surviving = SurvivingShard(commit, known)
+        elif self.surviving.commit != commit:
             # What is known is of another commit: a survivor of a fault within a restore keeps what it had verified.
-            self.held = HeldRows.none_of(self.tables)
+            self.surviving = SurvivingShard.none_of(self.tables)
 
     def release(self) -> Survivor:
         """What outlives the generation, and leads to nothing else of it."""
         for table in self.tables:
             # It leads to all tables, so that none could go before the last one is cut anew.
             table.before_change = None
-        return Survivor([*self.tables], self.held)
+        return Survivor([*self.tables], self.surviving)
+
+
+def restore_shard(
+    surviving: SurvivingShard,
+    tables: Sequence[Table],
+    files: Sequence[TableFiles] | None,
+    *,
+    spec: HostSpec,
+    mesh: Mesh,
+    store: Store,
+    tracker: Tracker,
+    check: Callable[[], None],
+    on_same_machine: AbstractSet[int] = frozenset(),
+) -> Restored:
+    """Restores the tables; all hosts of the mesh call it together.
+
+    Buckets move first, since all hosts are there when the mesh is joined. Then each host verifies what it kept, and
+    reads what is still missing.
+
+    Args:
+      surviving: what is here of the commit. Mutated, as the tables are.
+      files: of the commit; None for first values.
+      check: called between buckets; what it raises ends the work.
+      on_same_machine: ranks whose memory this host maps. They are sent nothing if the store is a local folder, whose
+        files the machine has in memory: that is faster than a socket (`benchmarks/moves.py`).
+
+    Raises:
+      CheckpointMismatch, ChunkDamaged, StorageError: as `read_shard`.
+      MeshError: a host is gone or silent.
+    """
+
+    def go_on() -> None:
+        tracker.mark()
+        check()
+
+    def on_round() -> None:
+        go_on()
+        tracker.point("move.round")
+
+    if files is None:
+        for table in tables:
+            table.initialize()
+            go_on()
+        return Restored()
+    if spec.num_hosts > 1:
+        with tracker.phase(Phase.BUCKET_EXCHANGE):
+            surviving.move(
+                mesh,
+                store,
+                tables,
+                files,
+                placement=spec.placement,
+                timeout_s=spec.step_timeout_s,
+                on_round=on_round,
+                beside=on_same_machine if store.is_local else frozenset(),
+            )
+    restored = surviving.restore(store, tables, files, on_chunk=go_on)
+    return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0))

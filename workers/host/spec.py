@@ -13,7 +13,8 @@ from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.input.index import InputIndex
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Phase
 
 
@@ -38,10 +39,10 @@ class HostSpec:
       lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
       fault_plan: faults to be injected.
       base: the commit that the generation starts from; None for first values.
-      undo_share: of the tables' bytes, what the way back to the last commit may take; 0 for none.
+      undo_share: of the tables' bytes, what the undo log may take; 0 for none.
     """
 
-    job: JobConfig | JobReference
+    job: AnyJob
     run_id: str
     generation: int
     token: bytes
@@ -107,8 +108,8 @@ class HostWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredSamples:
-    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss; per feature of
-    `JobConfig.group_features` int64 `[n]`; and malformed rows that were met for the first time.
+    """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss. `groups` has int64
+    `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time.
     """
 
     scores: np.ndarray

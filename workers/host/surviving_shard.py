@@ -1,10 +1,10 @@
-"""What a host that survived a fault still has of a commit, and how the rest of its shard is filled.
+"""What a host that survived a fault still has of a commit, and how the rest of its shard is restored.
 
-A survivor's tables are cut anew for the placement of the new generation: buckets that stay are copied or stay where
-they are, others are let go, table by table and bucket by bucket, each giving its memory back when it is copied. Buckets
-that go to other hosts are kept for them (`workers.host.moves`), as far as that takes no more memory than there was.
-Which buckets hold the rows of the commit is believed only after their digests were compared with the manifest's; what
-differs, or was never here, comes from the host that had it, or from the commit's files.
+A survivor's tables are cut anew for the placement of the new generation, table by table. Buckets that stay are copied
+or stay where they are. Others are let go, each giving its memory back when it is copied. Buckets that go to other hosts
+are kept for them (`workers.host.moves`), as far as that takes no more memory than there was. Which buckets hold the
+rows of the commit is believed only after their digests were compared with the manifest's. What differs, or was never
+here, comes from the host that had it, or from the commit's files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from podembed.workers.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class Restored:
     """How a host's shard came to hold the rows of a commit.
 
     Attributes:
@@ -37,7 +37,7 @@ class Filled:
       buckets_moved, bytes_moved: that other hosts sent and that had the commit's digest.
       buckets_refused: that other hosts offered, and that did not come or had another digest; read, and worth an alarm.
       buckets_read, bytes_read: from storage.
-      undo_s, move_s, verify_s, read_s: seconds; `undo_s` is that of the way back in memory.
+      undo_s, move_s, verify_s, read_s: seconds; `undo_s` is that of the undo in memory.
     """
 
     buckets_kept: int = 0
@@ -54,8 +54,8 @@ class Filled:
 
 
 @dataclass(slots=True, eq=False)
-class HeldRows:
-    """The buckets of a host that hold the rows of a commit. Mutated as buckets are filled, so that a fault on the way
+class SurvivingShard:
+    """The buckets of a host that hold the rows of a commit. Mutated as buckets are restored, so that a fault on the way
     costs none of them twice.
 
     Attributes:
@@ -71,9 +71,9 @@ class HeldRows:
     moved: Moved = field(default_factory=Moved)
 
     @staticmethod
-    def none_of(tables: Sequence[Table]) -> HeldRows:
+    def none_of(tables: Sequence[Table]) -> SurvivingShard:
         """Nothing is known of any bucket."""
-        return HeldRows("", [np.zeros(len(table.buckets), bool) for table in tables])
+        return SurvivingShard("", [np.zeros(len(table.buckets), bool) for table in tables])
 
     def recut(
         self,
@@ -141,7 +141,7 @@ class HeldRows:
         round_bytes: int = ROUND_BYTES,
     ) -> None:
         """Sends other hosts what they own, and takes from them what this one owns; all hosts of the mesh call it
-        together, before `fill`.
+        together, before `restore`.
 
         Args:
           files: of the commit.
@@ -158,7 +158,7 @@ class HeldRows:
         found = [by_name.get(table.spec.name) for table in tables]
         for table, entry in zip(tables, found, strict=True):
             if entry is None:
-                # `fill` says so, on all hosts.
+                # `restore` says so, on all hosts.
                 return
             check_table(table.spec, entry)
         exchange = BucketExchange(
@@ -176,9 +176,9 @@ class HeldRows:
         )
         self.moved = exchange.run()
 
-    def fill(
+    def restore(
         self, store: Store, tables: Sequence[Table], files: Sequence[TableFiles], *, on_chunk: Callable[[], None]
-    ) -> Filled:
+    ) -> Restored:
         """Verifies what is here and reads the rest.
 
         Args:
@@ -209,7 +209,7 @@ class HeldRows:
         num_bytes = read_shard(store, tables, files, on_chunk=on_chunk, wanted=wanted)
         for known in self.known:
             known[:] = True
-        return Filled(
+        return Restored(
             buckets_kept=num_kept,
             buckets_wrong=num_wrong,
             buckets_read=sum(map(len, wanted)),

@@ -3,8 +3,8 @@ mesh.
 
 `ShardedLookup` and `PooledLookup` own the arrays; this module says which part of them goes where, and in which form.
 Without a split between a pair of hosts everything is sent from and received into these arrays in place. With one, the
-early vectors go ahead with a mask and the late ones follow; both arrive packed and are copied to their places. With a
-narrow wire, float32 is rounded as it leaves and widened as it arrives; what a host keeps for itself or shares through
+prefetched vectors go ahead with a mask and the rest follows; both arrive packed and are copied to their places. With a
+narrow wire, float32 is rounded as it leaves and widened as it arrives. What a host keeps for itself or shares through
 memory is never rounded.
 
 Every exchange takes place on all hosts, in one order, even where a frame is empty: frames also say when shared memory
@@ -14,21 +14,19 @@ may be used.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
-from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.activation_layout import Blocks
+from podembed.embedding.lookup.exchange import Splits
 from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
-from podembed.embedding.lookup.sharded import Prepared, ShardedLookup
+from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
-
-Splits = Mapping[int, Split | None]
-"""By host. Those that arrive from a host say which of the vectors that it sends are early."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +54,6 @@ class VectorExchange:
 
     Args:
       mesh: connected to all other hosts.
-      layout: of activations and gradients.
-      neighbours: hosts that share memory with this one; their pooled vectors and gradients are not sent.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others.
     """
@@ -67,29 +63,26 @@ class VectorExchange:
         mesh: Mesh,
         lookup: ShardedLookup,
         pooled: PooledLookup,
-        layout: ActivationLayout,
         *,
-        neighbours: AbstractSet[int],
         wire_dtype: str,
         timeout_s: float,
     ) -> None:
-        self._mesh, self._lookup, self._pooled, self._layout = mesh, lookup, pooled, layout
+        self._mesh, self._lookup, self._pooled = mesh, lookup, pooled
         self._dtype = np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else np.float32)
         self._timeout_s = timeout_s
         own, hosts = mesh.identity.rank, range(mesh.identity.num_ranks)
         self._others = [host for host in hosts if host != own]
-        self._strangers = [host for host in self._others if host not in neighbours]
         self._arrivals: dict[int, list[_Arrival]] = {}
         self._frames: dict[int, np.ndarray] = {}
 
     # ------------------------------------------------------------------ rows
 
-    def early_rows(self, prepared: Prepared, number: int) -> Splits:
-        """Exchanges the rows that the step under way does not touch. Returns what the other hosts found early."""
+    def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
+        """Exchanges the rows that the step under way does not touch. Returns what the other hosts sent."""
         served = {host: self._lookup.blocks(prepared, host, of="served") for host in self._others}
         rows = {host: self._lookup.blocks(prepared, host, of="rows") for host in self._others}
-        self._begin_early(number, prepared.splits, served, rows)
-        return self._finish_early(rows)
+        self._begin_prefetch(number, prepared.splits, served, rows)
+        return self._finish_prefetch(rows)
 
     def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
         """Exchanges the rows that are left: `served` into the other hosts' `rows`."""
@@ -98,9 +91,9 @@ class VectorExchange:
             arrivals: dict[int, list[_Arrival]] = {}
             for host in self._others:
                 piece, split = self._lookup.piece(prepared, group, host, of="served"), prepared.splits[host]
-                send[host] = [piece if split is None else piece[len(split.early[group]) :]]
-                room, early = self._lookup.piece(prepared, group, host, of="rows"), arriving.get(host)
-                arrivals[host] = [_Arrival(room, None if early is None else early.late[group])]
+                send[host] = [piece if split is None else piece[len(split.prefetched[group]) :]]
+                room, sent = self._lookup.piece(prepared, group, host, of="rows"), arriving.get(host)
+                arrivals[host] = [_Arrival(room, None if sent is None else sent.rest[group])]
             self._begin(Tag.ROWS, number, send, arrivals)
             self.finish()
 
@@ -114,44 +107,57 @@ class VectorExchange:
 
     # ------------------------------------------------------------------ pooled vectors
 
-    def begin_early_pooled(self, request: PooledRequest, number: int, activations: np.ndarray) -> None:
-        """Starts to exchange the bags that the step under way does not touch; `finish_early_pooled` ends it."""
-        answers = {host: self._pooled.answer_blocks(host) for host in self._strangers}
-        self._begin_early(number, request.splits, answers, self._blocks_from_strangers(activations))
+    def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
+        """Starts to exchange the bags that the step under way does not touch; `finish_prefetch_pooled` ends it."""
+        answers = {host: self._pooled.answer_blocks(request, host) for host in self._apart}
+        self._begin_prefetch(number, request.splits, answers, self._blocks_from_other_machines(activations))
 
-    def finish_early_pooled(self, activations: np.ndarray) -> Splits:
-        """Waits for the bags. Returns what the other hosts found early."""
-        return self._finish_early(self._blocks_from_strangers(activations))
+    def finish_prefetch_pooled(self, activations: Blocks) -> Splits:
+        """Waits for the bags. Returns what the other hosts sent."""
+        return self._finish_prefetch(self._blocks_from_other_machines(activations))
 
-    def begin_pooled(self, request: PooledRequest, number: int, activations: np.ndarray, arriving: Splits) -> None:
+    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
         """Starts to exchange the bags that are left; `finish` ends it.
 
-        The empty frame of a neighbour says that its vectors are complete in the memory that it shares.
+        The empty frame of a host on this machine says that its vectors are complete in the memory that it shares.
         """
         if not self._pooled.is_used:
             return
         send: dict[int, list[np.ndarray]] = {}
         arrivals: dict[int, list[_Arrival]] = {}
-        blocks = self._blocks_from_strangers(activations)
-        for host in self._strangers:
-            split, early = request.splits[host], arriving.get(host)
-            answer = self._pooled.answer(host)
-            send[host] = [answer] if split is None else split.packed(Part.LATE, self._pooled.answer_blocks(host))
-            if early is None:
-                arrivals[host] = [_Arrival(activations[self._layout.region(host)])]
+        for host in self._others:
+            split = request.splits[host]
+            if self._pooled.is_shared_with(request, host):
+                continue
+            if split is None:
+                send[host] = [self._pooled.answer(request, host)]
             else:
-                arrivals[host] = [_Arrival(block, late) for block, late in zip(blocks[host], early.late, strict=True)]
+                send[host] = split.packed(Part.REST, self._pooled.answer_blocks(request, host))
+        for host in self._others:
+            sent = arriving.get(host)
+            if self._pooled.is_shared_by(request, host):
+                continue
+            if sent is None:
+                arrivals[host] = [_Arrival(activations.region(host))]
+            else:
+                blocks = activations.of_owner(host)
+                arrivals[host] = [_Arrival(block, rest) for block, rest in zip(blocks, sent.rest, strict=True)]
         self._begin(Tag.ROWS, number, send, arrivals)
 
-    def begin_pooled_gradients(self, number: int, gradients: np.ndarray) -> None:
+    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
         """Starts to send the gradients of pooled vectors back to their owners; `finish` ends it.
 
-        The empty frame of a neighbour says that its gradients are complete in the memory that it shares, and its frame
-        in the next exchange that it does not read this host's any more.
+        The empty frame of a host on this machine says that its gradients are complete in the memory that it shares. Its
+        frame in the next exchange says that it does not read this host's any more.
         """
         if self._pooled.is_used:
-            send = {host: [gradients[self._layout.region(host)]] for host in self._strangers}
-            arrivals = {host: [_Arrival(self._pooled.gradient_memory(host))] for host in self._strangers}
+            pooled, others = self._pooled, self._others
+            send = {host: gradients.frame(host) for host in others if not pooled.is_shared_by(request, host)}
+            arrivals = {
+                host: [_Arrival(pooled.gradient_memory(request, host))]
+                for host in others
+                if not pooled.is_shared_with(request, host)
+            }
             self._begin(Tag.GRADIENTS, number, send, arrivals)
 
     def finish_pooled(self) -> None:
@@ -159,9 +165,13 @@ class VectorExchange:
         if self._pooled.is_used:
             self.finish()
 
-    def _blocks_from_strangers(self, activations: np.ndarray) -> dict[int, list[np.ndarray]]:
-        layout = self._layout
-        return {h: list(layout.blocks_of(h, activations[layout.region(h)]).values()) for h in self._strangers}
+    def _blocks_from_other_machines(self, activations: Blocks) -> dict[int, list[np.ndarray]]:
+        return {host: activations.of_owner(host) for host in self._apart}
+
+    @property
+    def _apart(self) -> list[int]:
+        """Hosts with which no memory is shared."""
+        return [host for host in self._others if host not in self._pooled.on_same_machine]
 
     # ------------------------------------------------------------------ frames
 
@@ -194,15 +204,15 @@ class VectorExchange:
         for host, frame in self._frames.items():
             self._put(frame.view(self._dtype), self._arrivals[host])
 
-    def _begin_early(
+    def _begin_prefetch(
         self,
         number: int,
         splits: Sequence[Split | None],
         send: Mapping[int, list[np.ndarray]],
         arrivals: Mapping[int, list[np.ndarray]],
     ) -> None:
-        """Starts the exchange of early vectors, out of blocks and into blocks; only their sender knows how many there
-        are.
+        """Starts the exchange of prefetched vectors, out of blocks and into blocks. Only their sender knows how many
+        there are.
         """
         self._frames = {}
 
@@ -211,18 +221,20 @@ class VectorExchange:
             mask = mask_bytes([len(block) for block in blocks])
             limit = mask + self._dtype.itemsize * sum(block.size for block in blocks)
             if num_bytes and not mask <= num_bytes <= limit:
-                raise ValueError(f"Host {host} sent {num_bytes} bytes of early vectors. Expected {mask} to {limit}.")
+                raise ValueError(
+                    f"Host {host} sent {num_bytes} bytes of prefetched vectors. Expected {mask} to {limit}."
+                )
             self._frames[host] = np.empty(num_bytes, np.uint8)
             return self._frames[host]
 
         frames: list[list[np.ndarray]] = []
         for host in range(self._mesh.identity.num_ranks):
             split = splits[host] if host in send else None
-            vectors = [] if split is None else self._outgoing(split.packed(Part.EARLY, send[host]))
+            vectors = [] if split is None else self._outgoing(split.packed(Part.PREFETCHED, send[host]))
             frames.append(vectors if split is None else [split.mask(), *vectors])
         self._mesh.begin(tag=Tag.ROWS, step=number, send=frames, receive=receive)
 
-    def _finish_early(self, blocks: Mapping[int, list[np.ndarray]]) -> Splits:
+    def _finish_prefetch(self, blocks: Mapping[int, list[np.ndarray]]) -> Splits:
         self._mesh.finish(timeout_s=self._timeout_s)
         found: dict[int, Split | None] = {}
         for host, frame in self._frames.items():
@@ -230,12 +242,12 @@ class VectorExchange:
                 continue
             lengths = [len(block) for block in blocks[host]]
             split = found[host] = Split.of_mask(frame, lengths)
-            arrivals = [_Arrival(block, early) for block, early in zip(blocks[host], split.early, strict=True)]
+            arrivals = [_Arrival(block, first) for block, first in zip(blocks[host], split.prefetched, strict=True)]
             values = frame[mask_bytes(lengths) :].view(self._dtype)
             expected = sum(arrival.num_floats for arrival in arrivals)
             if len(values) != expected:
                 raise ValueError(
-                    f"Host {host} sent {len(values)} early numbers. Expected {expected}, as its mask says."
+                    f"Host {host} sent {len(values)} prefetched numbers. Expected {expected}, as its mask says."
                 )
             self._put(values, arrivals)
         return found

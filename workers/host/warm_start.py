@@ -15,7 +15,8 @@ import numpy as np
 from podembed.embedding.buckets import BucketLayout
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.bucket_overlap import Cut, overlap, partners
-from podembed.workers.checkpoint.files import TableFiles, read_bucket, read_bucket_array
+from podembed.workers.checkpoint.files import read_bucket, read_bucket_array
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.store import Store
 
 
@@ -83,8 +84,8 @@ def read_buckets(
     Each file of the commit is read once, verified, and kept only while it is copied. Padding positions are not touched.
 
     Args:
-      source: of the commit; with slots, the same arrays as the table that is filled.
-      num_buckets: of the table that is filled; a power of two.
+      source: of the commit; with slots, the same arrays as the table that begins.
+      num_buckets: of the table that begins; a power of two.
       num_rows: of that table, at least as many as the source has, which stands for None. The others are not touched.
       out: bucket → its arrays in the order of `source.arrays`, each `[rows per bucket, width]`; the rows alone without
         slots.

@@ -6,6 +6,7 @@ The driver names steps, not data: reading, exchange and what the device gets fol
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from podembed.workers.host.input import HostInput
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
 from podembed.workers.input.read_ahead import ReadAhead
-from podembed.workers.job.job import JobConfig
-from podembed.workers.job.sample_losses import sample_losses
+from podembed.workers.job.job import JobConfig, Loss
+from podembed.workers.job.quality import cross_entropies
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.mesh.mesh import Mesh
 
@@ -75,7 +76,7 @@ class Windows:
             self.steps.forward(step)
         elif step.number != number:
             raise RuntimeError(
-                f"Found step {number} asked for after step {step.number} was looked up. Expected that one."
+                f"Found step {number} requested after step {step.number} was looked up. Expected that one."
             )
         return step
 
@@ -86,7 +87,7 @@ class Windows:
         if self._job.staleness:
             self.steps.forward(step)
         elif self._job.overlap:
-            self.steps.forward_early(step, previous)
+            self.steps.prefetch(step, previous)
 
     def evaluate(self) -> ScoredSamples:
         """As `HostWorker.evaluate`."""
@@ -117,3 +118,17 @@ class Windows:
             groups=dict(zip(group_features, groups, strict=True)),
             bad_rows=self._input.take_bad_rows(),
         )
+
+
+def sample_losses(loss: Loss | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function of float32 scores and labels, each `[n]`, that returns the losses `[n]`; `None` is the default loss,
+    as in `JobConfig`.
+    """
+    if loss is None:
+        return cross_entropies
+    # A device answers an evaluation with scores alone. So a host loads JAX where the job declares a loss of its own,
+    # and nowhere else.
+    import jax
+
+    compiled = jax.jit(loss)
+    return lambda scores, labels: np.asarray(compiled(scores, labels))

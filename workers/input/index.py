@@ -2,10 +2,10 @@
 
 The index is built once, by whoever starts the run, from listings and what `workers.formats.registry` finds out about
 each file (for Parquet, its footer). It fixes the order of files and row groups, so that a row has one position for the
-life of the run, and it keeps a fingerprint of every file: a reader that finds another file under the same name refuses
-it. The index is a value that can be saved with the run (`to_json`) and read back strictly.
+life of the run. It keeps a fingerprint of every file. A reader that finds another file under the same name refuses it.
+The index is a value that can be saved with the run (`to_json`) and read back strictly.
 
-One thread pool lives for the length of `build_index`: its threads each look at one file at a time and hand it back as a
+One thread pool lives for the length of `build_index`: its threads each look at one file at a time and return it as a
 value. They are joined before the function returns, or abandoned with an error when `deadline_s` has passed.
 """
 
@@ -115,8 +115,8 @@ def build_index(
     A file that two patterns match counts once.
 
     Raises:
-      InputError: a pattern matches nothing, a file is damaged, a column is missing, of a wrong type or of another kind
-        than in other files, there are no rows, or a vocabulary is none.
+      InputError: a pattern matches nothing, a file is damaged, there are no rows, or a vocabulary is none. Or a column
+      is missing, of a wrong type or of another kind than in other files.
       StoreUnavailable: the store did not answer.
       TimeoutError: the files were not looked at within `deadline_s`.
     """
@@ -144,7 +144,7 @@ def build_index(
 
 
 def check_alike(files: Sequence[InputFile]) -> None:
-    """Compares what the columns of files hold: numbers and text of one meaning become other rows of a table, and so do
+    """Compares what the columns of files hold. Numbers and text of one meaning become other rows of a table, and so do
     lists and no lists.
 
     Args:
@@ -278,8 +278,8 @@ def _file_of(entry: dict[str, Any]) -> InputFile:
 
 
 def describe_order(files: Sequence[InputFile]) -> str:
-    """One line for a run that reads its files one after the other: in which order, and a hint where that may not be the
-    one that is meant.
+    """One line for a run that reads its files one after the other. It says in which order, with a hint where another
+    one may be meant.
     """
     names = [file.path.rpartition("/")[2] for file in files]
     shown = names if len(names) <= _SHOWN_NAMES else [*names[: _SHOWN_NAMES - 1], "...", names[-1]]

@@ -1,13 +1,13 @@
 """`LanePlan`: which rows every lane reads at every step. Pure arithmetic; no file is touched.
 
-An epoch is a seeded permutation of the row groups, laid end to end and cut into S lanes whose lengths differ by at most
-one row. A step takes the same number of rows from every lane, so the input position of a whole run is one integer, the
-step, and the batch of step t is a function of (seed, t): how many hosts there are only decides who reads which lanes.
-Rows are shuffled inside their row group, by an order that depends on (seed, epoch, row group) alone, so a row group
-that a cut between two lanes divides comes out whole.
+An epoch is a seeded permutation of the row groups, laid end to end and cut into S lanes. Their lengths differ by at
+most one row. A step takes the same number of rows from every lane. So the input position of a whole run is one integer,
+the step, and the batch of step t is a function of (seed, t). How many hosts there are only decides who reads which
+lanes. Rows are shuffled inside their row group, by an order that depends on (seed, epoch, row group) alone. So a row
+group that a cut between two lanes divides comes out whole.
 
-A striped plan deals the same rows out the other way round: step t takes the t-th `batch_size` rows of the epoch, and
-each lane its part of them, so steps follow the epoch from its first row to its last. With rows in file order that is
+A striped plan deals the same rows out the other way round. Step t takes the t-th `batch_size` rows of the epoch, and
+each lane its part of them. So steps follow the epoch from its first row to its last. With rows in file order that is
 the order of the files.
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 
-from podembed.embedding.hashing import combine
-from podembed.workers.data.config import DataConfigError
-from podembed.workers.input.shuffle import permutation
+from podembed.embedding.hashing import combine, mix_word
+from podembed.workers.data.columns import DataConfigError
 
 # Separates the two uses of one seed, so that the order of row groups says nothing about the order of rows.
 _ROW_GROUPS, _ROWS = 1, 2
@@ -60,7 +60,7 @@ class EpochOrder:
     starts: np.ndarray
 
     def pieces(self, *, lane: tuple[int, int], span: tuple[int, int]) -> list[Piece]:
-        """The pieces of a lane that a span of it touches, in order, each as long as the lane has it and not only the
+        """The pieces of a lane that a span of it touches, in order. Each is as long as the lane has it, also beyond the
         span.
 
         Args:
@@ -201,3 +201,48 @@ class LanePlan:
         if not self.shuffle:
             return np.arange(count)
         return permutation(count, seed=combine(self.seed, _ROWS, epoch, row_group))
+
+
+def permutation(count: int, *, seed: int) -> np.ndarray:
+    """A shuffled `arange(count)`, int64, that depends on the two arguments alone.
+
+    It is the order that sorts the mixed positions. They are a bijection of the positions, so there are no ties and
+    every sort algorithm gives the same order.
+    """
+    order = np.empty(count, np.int64)
+    _sort_mixed(np.uint64(combine(seed) if seed else 0), order)
+    return order
+
+
+@numba.njit(nogil=True, cache=True)
+def _sort_mixed(offset: np.uint64, order: np.ndarray) -> None:
+    """Writes the order that sorts `mix_word` of the positions. They go by their first bits into about as many buckets
+    as there are positions, then by insertion within each. Mixed bits are evenly spread, so a bucket has few.
+    """
+    count = len(order)
+    num_bits = 1
+    while num_bits < 24 and (1 << num_bits) < count:
+        num_bits += 1
+    shift = np.uint64(64 - num_bits)
+    ends = np.zeros((1 << num_bits) + 1, np.int64)
+    for i in range(count):
+        ends[np.int64(mix_word(np.uint64(i), offset) >> shift) + 1] += 1
+    for i in range(1, len(ends)):
+        ends[i] += ends[i - 1]
+    keys = np.empty(count, np.uint64)
+    for i in range(count):
+        key = mix_word(np.uint64(i), offset)
+        bucket = np.int64(key >> shift)
+        # Where the next one of the bucket goes; it ends up where the bucket ends.
+        keys[ends[bucket]] = key
+        order[ends[bucket]] = i
+        ends[bucket] += 1
+    for i in range(1, count):
+        key, position = keys[i], order[i]
+        at = i
+        while at > 0 and keys[at - 1] > key:
+            keys[at] = keys[at - 1]
+            order[at] = order[at - 1]
+            at -= 1
+        keys[at] = key
+        order[at] = position

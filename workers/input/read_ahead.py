@@ -1,11 +1,11 @@
 """`ReadAhead`: batches of the next steps, read by a thread of their own while the host works on the current one.
 
 Threads: the reading thread alone calls the reader, from `start` to its end. The consumer's thread calls `get`, `seek`
-and `close`. What is handed over is one deque of finished (step, batch) pairs, never longer than `depth`, under one
-condition variable; a batch belongs to the consumer once it has been taken. A seek raises the reading generation, and
-the thread drops a batch it was reading for an older one. An error in the thread is put in the place of the batch that
-it prevented, is raised by `get` at exactly that step, and the thread then waits for a seek. `close` tells the thread to
-stop and joins it with a deadline; the thread is a daemon, so a read that storage never answers cannot keep a process
+and `close`. What passes between them is one deque of finished (step, batch) pairs, never longer than `depth`, under one
+condition variable. A batch belongs to the consumer once it has been taken. A seek raises the reading generation, and
+the thread drops a batch it was reading for an older one. An error in the thread takes the place of the batch that it
+prevented. It is raised by `get` at exactly that step, and the thread then waits for a seek. `close` tells the thread to
+stop and joins it with a deadline. The thread is a daemon. So a read that storage never answers cannot keep a process
 alive. Every wait here has a deadline.
 """
 
@@ -44,7 +44,7 @@ class ReadAheadStatistics:
 
     Attributes:
       steps_read: batches handed to the consumer.
-      steps_waited: those of them that were not ready when asked for; close to steps_read means input is the bottleneck.
+      steps_waited: those of them that were not ready when requested; close to steps_read means input is the bottleneck.
       waited_s: total time the consumer waited.
       steps_dropped: batches read and thrown away by a seek.
       ready: batches that are ready now.
@@ -173,7 +173,7 @@ class ReadAhead:
         self._waited_s += time.monotonic() - started_s
         if self._is_closing:
             raise ReadAheadError(
-                f"Found the read-ahead closed while step {step} was asked for. Expected it open. Close it after the "
+                f"Found the read-ahead closed while step {step} was requested. Expected it open. Close it after the "
                 "last step."
             )
         if not is_there:
@@ -191,7 +191,7 @@ class ReadAhead:
                 outcome: Batch | BaseException = self._reader.read(step)
             except BaseException as error:  # handed to the consumer, who raises it at this step
                 outcome = error
-            self._hand_over(generation, step, outcome)
+            self._pass_on(generation, step, outcome)
 
     def _next_task(self) -> tuple[int, int] | None:
         """Waits for room; (generation, step) to read, or None to end."""
@@ -200,7 +200,7 @@ class ReadAhead:
                 self._changed.wait(_IDLE_WAIT_S)
             return None if self._is_closing else (self._generation, self._next_to_read)
 
-    def _hand_over(self, generation: int, step: int, outcome: Batch | BaseException) -> None:
+    def _pass_on(self, generation: int, step: int, outcome: Batch | BaseException) -> None:
         with self._changed:
             if self._is_closing or generation != self._generation:
                 self._steps_dropped += 1

@@ -1,10 +1,10 @@
 """`InputReader`: the rows of given lanes at a given step, from data files of any kind.
 
-It joins what the neighbours know: `input_index` the files, `formats` how they are read, `lanes` which rows a step
-takes, `columns` how a row group becomes arrays. A reader holds, for every lane, the decoded rows that the lane is in
-the middle of, and nothing else: reading on is cheap, and reading anywhere else gives the same rows at the price of
-decoding a row group a lane. Of a striped plan, whose lanes all are in the middle of the same row groups, it holds those
-of one window, and of them the rows of its own lanes alone. One thread uses a reader at a time; `read_ahead` gives it
+It joins what other modules know. `index` has the files, `formats` reads them. `lanes` says which rows a step takes, and
+`columns` how a row group becomes arrays. A reader holds, for every lane, the decoded rows that the lane is in the
+middle of, and nothing else. Reading on is cheap, and reading anywhere else gives the same rows at the price of decoding
+a row group a lane. The lanes of a striped plan are all in the middle of the same row groups. Of that one it holds the
+rows of one window, and of them those of its own lanes alone. One thread uses a reader at a time; `read_ahead` gives it
 one of its own.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
 
 MAX_OPEN_FILES = 64
 # Rows that are put into the order of steps at once. Putting lanes together has a fixed cost of some hundred
-# microseconds, too much to pay for every step on its own; beyond this it hardly shows.
+# microseconds, too much to pay for every step on its own. Beyond this it hardly shows.
 WINDOW_ROWS = 16_384
 
 
@@ -97,8 +97,8 @@ class _DecodedPiece:
 class InputReader:
     """Reads the rows of some lanes, step by step or at any step.
 
-    What mutates: the decoded rows kept per lane (per row group, if the plan is striped), the window of steps, the order
-    of the current epoch, and the open files.
+    What mutates: the decoded rows kept per lane (per row group, if the plan is striped) and the window of steps. So do
+    the order of the current epoch and the open files.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class InputReader:
           index: of all files, the same on every host.
           plan: made from that index.
           lanes: the lanes to read, in the order in which their rows stand in a batch.
-          bad_rows: is told of malformed rows; by default a log of its own.
+          bad_rows: takes malformed rows; by default a log of its own.
           storage_options: for fsspec.
 
         Raises:

@@ -1,6 +1,6 @@
 """Where the batches of a host come from: the reader that belongs to a job's data.
 
-Declared data is read from files unless its declaration can open a reader of its own, which is how benchmarks and
+Declared data is read from files unless its declaration can open a reader of its own. That is how benchmarks and
 generated data feed the same hosts from memory. Readers are used by one thread at a time, see
 `workers.input.read_ahead`.
 """
@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.config import InputData
-from podembed.workers.input.index import InputIndex
+from podembed.workers.input.index import InputIndex, check_alike
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
-from podembed.workers.input.reader import InputReader, training_plan
+from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.job.job import JobConfig
 
 
@@ -43,3 +43,12 @@ def open_reader(
     if isinstance(data, ReaderSource):
         return data.open_reader(plan, lanes)
     return InputReader(data, index, plan, lanes, bad_rows=bad_rows)
+
+
+def indexes_of(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:
+    """Of the job's files for training, and of those for evaluation, if it has some."""
+    data = job.resolved_data
+    train, evaluation = build_index(data), build_index(data.for_evaluation()) if data.eval_paths else None
+    if evaluation is not None:
+        check_alike((*train.files, *evaluation.files))
+    return train, evaluation

@@ -6,6 +6,8 @@ None or as the job's whole batch.
 
 from __future__ import annotations
 
+import math
+
 from podembed.embedding.config import FeatureConfig
 
 
@@ -19,17 +21,23 @@ def inner_shape(name: str, feature: FeatureConfig, *, batch_size: int) -> tuple[
     if not shape:
         return (feature.max_sequence_length,) if feature.is_sequence else ()
     inner = tuple(axis or 0 for axis in shape[1:])
-    if shape[0] not in (None, batch_size) or not all(inner):
+    found = f"Found output_shape={shape} of feature '{name}' in a job with batch_size={batch_size}."
+    if shape[0] not in (None, batch_size):
+        whole = (None, *(axis or 1 for axis in shape))
         raise ValueError(
-            f"Found output_shape={shape} of feature '{name}' in a job with batch_size={batch_size}. Expected the batch "
-            "as its first axis, and sizes of at least 1 on all others. Write output_shape="
-            f"{(None, *(axis or 1 for axis in shape[1:]))}, where None stands for the batch."
+            f"{found} Expected the batch as its first axis, None or {batch_size}. Write output_shape={whole} for "
+            f"{math.prod(axis or 1 for axis in shape)} vectors a sample, or leave it out for one."
+        )
+    if not all(inner):
+        raise ValueError(
+            f"{found} Expected sizes of at least 1 behind the first axis. Write how many vectors a sample has, such as "
+            f"output_shape={(None, *(axis or 4 for axis in shape[1:]))}."
         )
     return inner
 
 
 def keeps_positions(feature: FeatureConfig, inner: tuple[int, ...]) -> bool:
     """Whether the ids of a sample are cut into a bag for each position, as `TPUEmbedding` does it: all those of a
-    sequence; those of a declared shape where it has room for several vectors a sample.
+    sequence. Those of a declared shape where it has room for several vectors a sample.
     """
     return feature.is_sequence or any(axis > 1 for axis in inner)

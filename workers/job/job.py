@@ -1,21 +1,14 @@
 """`JobConfig`: what a user declares about one training job, and what follows from it for tables, features and widths.
 
-A job is a Python function that returns a frozen `JobConfig`; the command line names the function, and the run record
-keeps that name with its arguments, so that a run can be resumed from its folder alone. Where and how long a job runs is
-not said here (`orchestrator.api.config`).
+A job is a Python function that returns a frozen `JobConfig`. The command line names the function, and the run record
+keeps that name with its arguments. So a run can be resumed from its folder alone. Where and how long a job runs is not
+said here (`orchestrator.api.config`).
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import json
-import os
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from podembed.embedding.config import FeatureConfig, TableConfig
@@ -24,10 +17,8 @@ from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.feature_shapes import inner_shape
-from podembed.workers.job.folder import search_last
 from podembed.workers.job.ranking import Baseline, Metric
 from podembed.workers.job.types import type_problem
-from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 if TYPE_CHECKING:
     import jax
@@ -36,11 +27,6 @@ if TYPE_CHECKING:
 
 # First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
 DENSE_PARTS = ("params", "optimizer")
-# Packages whose constructors say themselves what is wrong with their arguments.
-_DECLARING = ("podembed.embedding", "podembed.workers", "podembed.orchestrator")
-# Where the jobs that come with the program lie, and the package under which earlier versions recorded them.
-_OURS, _OURS_BEFORE = "podembed.jobs.", "jobs."
-_MOVED = {"jobs.chaos_job": "podembed.jobs.chaos.jobs"}
 WIRE_DTYPES = ("float32", "bfloat16")
 
 
@@ -51,10 +37,10 @@ class JobError(ValueError):
 class Model(Protocol):
     """The dense half of a job, as two pure functions.
 
-    Features have one order everywhere, that of `JobConfig.features`: `widths` comes in it, and so does what `apply`
-    gets in training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree
-    that keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call
-    `apply` by hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
+    Features have one order everywhere, that of `JobConfig.features`. `widths` comes in it. So does what `apply` gets in
+    training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree that
+    keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call `apply` by
+    hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
     `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
     """
 
@@ -96,10 +82,10 @@ class JobConfig:
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
       staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step
-        t + 1 is made while the device works on step t, so it sees the updates up to step t - 1, and all of them in the
+        t + 1 is made while the device works on step t. So it sees the updates up to step t - 1, and all of them in the
         first step after a commit.
-      overlap: with staleness 0, whether what step t does not touch of the lookup of step t + 1 is sent while the device
-        works on step t. Changes no number.
+      overlap: with staleness 0, whether rows without conflict are prefetched. While the device works on step t, hosts
+        send what it does not touch of the lookup of step t + 1. Changes no number.
       wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of
         which is then rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
@@ -249,173 +235,3 @@ class JobConfig:
             name: (*inner_shape(name, feature, batch_size=self.batch_size), feature.table.dim)
             for name, feature in self.features.items()
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReference:
-    """A job by the name of the function that returns it: `module:function` and its keyword arguments.
-
-    Attributes:
-      function: `package.module:function`.
-      arguments: plain JSON values.
-      folder: where the module may lie if it is not installed; searched after everything else. Not a part of the run's
-        record.
-    """
-
-    function: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""
-
-    def resolve(self) -> JobConfig:
-        """Imports the module, calls the function and returns its job.
-
-        A run's folder names its job, and a folder may come from anywhere: only a function that declares `-> JobConfig`
-        is called.
-
-        Raises:
-          JobError: the name does not lead to such a function, or the function does not take these arguments.
-        """
-        module_name, _, function_name = self.function.partition(":")
-        if not module_name or module_name.startswith(".") or not function_name:
-            raise JobError(
-                f"Found job '{self.function}'. Expected package.module:function, such as my_package.my_module:my_job."
-            )
-        if self.folder:
-            search_last(self.folder, for_package=module_name.partition(".")[0])
-        try:
-            function = getattr(importlib.import_module(_current_name(module_name)), function_name)
-        except (ImportError, AttributeError) as error:
-            raise JobError(
-                f"Found job '{self.function}', which cannot be imported ({error}). Expected package.module:function. "
-                f"Run from the folder that holds the module, or install it."
-            ) from error
-        _check_function(self.function, function)
-        _check_arguments(self.function, function, self.arguments)
-        _check_plain(self.function, self.arguments)
-        try:
-            job = function(**self.arguments)
-        except (ValueError, TypeError) as error:
-            where = _place_of_declaration(error)
-            if where is None:
-                raise
-            raise JobError(f"{error} Job '{self.function}' declares it in {where}.") from error
-        if not isinstance(job, JobConfig):
-            raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
-        return job
-
-    def to_json(self) -> dict[str, Any]:
-        return {"function": self.function, "arguments": json.loads(json.dumps(dict(self.arguments)))}
-
-
-def _current_name(module: str) -> str:
-    """The name of a job's module today: earlier versions recorded our jobs as `jobs.criteo`, without `podembed`.
-
-    A user's own package `jobs` keeps its name.
-    """
-    if not module.startswith(_OURS_BEFORE):
-        return module
-    ours = _spec(_MOVED.get(module, _OURS + module.removeprefix(_OURS_BEFORE)))
-    found = _spec(module)
-    if ours is None or (found is not None and not _is_same_file(ours.origin, found.origin)):
-        return module
-    return ours.name
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    """Where a module is found; None if it or a package above it is nowhere.
-
-    Raises:
-      ModuleNotFoundError: a package above it is there, and imports something that is not.
-    """
-    try:
-        return importlib.util.find_spec(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        return None
-
-
-def _is_same_file(first: str | None, second: str | None) -> bool:
-    # In a checkout, the folder of our jobs lies where a user's would.
-    return first is not None and second is not None and os.path.realpath(first) == os.path.realpath(second)
-
-
-def _place_of_declaration(error: Exception) -> str | None:
-    """Where a job's function called what refused its arguments, if that was a declaration of ours, whose words say what
-    to mend; None for an error of the function's own, which its traceback explains.
-    """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    names = [".".join(str(frame.f_globals.get("__name__", "")).split(".")[:2]) for frame, _ in frames]
-    if type(error) not in (ValueError, TypeError) or names[-1] not in _DECLARING or not str(error).startswith("Found "):
-        return None
-    at = next((at for at in reversed(range(len(frames))) if names[at] not in _DECLARING), None)
-    return None if at is None else f"{frames[at][0].f_code.co_filename}, line {frames[at][1]}"
-
-
-def _check_function(name: str, function: Any) -> None:
-    if not inspect.isfunction(function):
-        raise JobError(f"Found '{name}', a {type(function).__name__}. Expected a function that returns a JobConfig.")
-    declared = inspect.signature(function).return_annotation
-    # With `from __future__ import annotations` the declaration is text.
-    is_text = isinstance(declared, str) and declared.strip("'\"").rpartition(".")[2] == JobConfig.__name__
-    if declared is not JobConfig and not is_text:
-        raise JobError(
-            f"Found job '{name}' without a declared JobConfig. Expected `def {function.__name__}(...) -> JobConfig:`, "
-            "since only what says "
-            f"so is called by name. Declare it."
-        )
-
-
-def _check_arguments(name: str, function: Any, arguments: Mapping[str, Any]) -> None:
-    signature = inspect.signature(function)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise JobError(
-            f"Found arguments {sorted(arguments)} for job '{name}' ({error}). Expected some of "
-            f"{', '.join(signature.parameters) or 'none'}. "
-            f"Give them as --set name=value, or in JobReference(arguments=...)."
-        ) from error
-    for argument, value in arguments.items():
-        declared = signature.parameters[argument].annotation if argument in signature.parameters else None
-        # With `from __future__ import annotations` the declaration is text.
-        kinds = {
-            part.strip()
-            for part in (declared if isinstance(declared, str) else getattr(declared, "__name__", "")).split("|")
-        }
-        if kinds and kinds <= _PLAIN_KINDS.keys() and not any(_is_a(value, kind) for kind in kinds):
-            raise JobError(
-                f"Found {argument}={value!r} for job '{name}'. Expected {' or '.join(sorted(kinds))}. Give it as --set "
-                f"{argument}=VALUE, or in "
-                f"JobReference(arguments=...)."
-            )
-
-
-def _check_plain(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuses what a run's record could not give back: it is written with them, and a run whose record nobody can read
-    is stuck.
-    """
-    for argument, value in arguments.items():
-        try:
-            parse_strictly(argument, json.dumps(value).encode())
-        except (TypeError, ValueError, DocumentRefused) as error:
-            found = error.found if isinstance(error, DocumentRefused) else str(error)
-            raise JobError(
-                f"Found {argument}={value!r} for job '{name}' ({found}). Expected plain JSON values: text, finite "
-                "numbers, True, False, None, and "
-                f"lists and dictionaries of them, since the run's record keeps them. Give another value."
-            ) from error
-
-
-# Declarations that are simple enough to be checked before the function runs; a whole number will do for a float.
-_PLAIN_KINDS: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (float, int),
-    "str": (str,),
-    "bool": (bool,),
-    "None": (type(None),),
-}
-
-
-def _is_a(value: Any, kind: str) -> bool:
-    return isinstance(value, _PLAIN_KINDS[kind]) and (kind == "bool" or not isinstance(value, bool))

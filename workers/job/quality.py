@@ -1,7 +1,7 @@
 """How well scores rank and predict: exact AUC and log loss of an evaluation, from the scores of all its rows.
 
-An evaluation keeps one score, label and weight a row (`Scores`), so results of hosts merge by concatenation and the
-figures are exact, whatever the number of hosts; a histogram of scores would be neither. Numbers only; who computes
+An evaluation keeps one score, label and weight a row (`Scores`). So results of hosts merge by concatenation and the
+figures are exact, whatever the number of hosts. A histogram of scores would be neither. Numbers only; who computes
 scores is none of its business.
 """
 
@@ -72,7 +72,7 @@ def are_binary(labels: np.ndarray, weights: np.ndarray) -> bool:
 
 
 def cross_entropies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The default loss of each sample, float64 `[n]`: -y log p - (1 - y) log(1 - p) for the probability p of a logit; y
+    """The default loss of each sample, float64 `[n]`: -y log p - (1 - y) log(1 - p) for the probability p of a logit. Y
     need not be 0 or 1.
     """
     scores = np.asarray(logits, np.float64)
@@ -127,8 +127,8 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray
 
 
 def mean_log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Weighted mean of -log(probability given to the label), in nats, from log odds z:
-    log(1 + exp(-z)) for label 1 and log(1 + exp(z)) for label 0, in float64.
+    """Weighted mean of -log(probability given to the label), in nats and float64, from log odds z. It is log(1 +
+    exp(-z)) for label 1 and log(1 + exp(z)) for label 0.
 
     Raises:
       QualityError: there is no weight at all, labels are neither 0 nor 1, or a logit is NaN.

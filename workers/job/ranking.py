@@ -61,7 +61,7 @@ class RecallAt:
     """The mean over groups of: samples of label 1 among the k best scored, divided by all samples of label 1.
 
     Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that
-    fits, which is what a random order of them gives on average; so the figure depends on scores alone.
+    fits. A random order of them gives that on average. So the figure depends on scores alone.
     """
 
     k: int
@@ -113,7 +113,7 @@ def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """The log loss of scores that are log odds of label 1, for a job with a loss of its own; without one it is always
+    """The log loss of scores that are log odds of label 1, for a job with a loss of its own. Without one it is always
     there.
     """
 

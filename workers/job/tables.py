@@ -41,15 +41,28 @@ def feature_bindings(job: JobConfig) -> tuple[FeatureBinding, ...]:
 
 
 def needs_rows(job: JobConfig) -> tuple[bool, ...]:
-    """Per table, whether its rows must come to the samples as they are: to be rounded before they are combined, or to
-    stay apart as a sequence.
+    """Per table, whether its rows must come to the samples as they are, whatever its optimizer."""
+    return tuple(why is not None for why in why_rows(job))
+
+
+def why_rows(job: JobConfig) -> tuple[str | None, ...]:
+    """Per table, why its rows must come to the samples as they are; None if they need not.
+
+    They are rounded before they are combined, or stay apart as a sequence.
     """
     apart = {
         id(job.features[name].table)
         for name, shape in job.activation_shapes.items()
         if len(shape) > 1 or job.features[name].is_sequence
     }
-    return tuple(table.quantization_config is not None or id(table) in apart for table in job.tables)
+    return tuple(
+        "a sequence keeps its rows apart"
+        if id(table) in apart
+        else "its rows are quantized before they are combined"
+        if table.quantization_config is not None
+        else None
+        for table in job.tables
+    )
 
 
 def features_per_table(job: JobConfig) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""What stands in the fields of a `JobConfig` that are no plain values: whether it is what the field is for, and what to
-write instead.
+"""What stands in the fields of a `JobConfig` that are no plain values. They say whether it is what the field is for,
+and what to write instead.
 
-Mistakes that are easy to make have remedies of their own: the optimizer of the rows and that of the dense parameters in
-each other's place, a table for a feature, a class for an object.
+Mistakes that are easy to make have remedies of their own. Such are a table for a feature and a class for an object.
+Another is the optimizer of the rows in the place of that of the dense parameters.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Optimizer
-from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import shown
+from podembed.workers.formats.registry import declared_kinds, is_readable
 from podembed.workers.job.ranking import Baseline
 
 
@@ -27,6 +29,7 @@ def type_problem(fields: Mapping[str, Any]) -> str | None:
         _data(fields["data"]),
         _row_optimizer("optimizer", fields["optimizer"]),
         *_table_optimizers(fields["features"]),
+        *_table_dtypes(fields["features"]),
         _dense_optimizer(fields["dense_optimizer"]),
         _loss(fields["loss"]),
         _metrics(fields["metrics"]),
@@ -69,13 +72,13 @@ def _model(model: Any) -> str | None:
 
 
 def _data(data: Any) -> str | None:
-    if isinstance(data, InputData):
+    if is_readable(data):
         return None
     remedy = (
         "Samples are read from files: write ParquetData('clicks/*.parquet', label='click'), and write samples in "
         "memory to such files first"
     )
-    return _sentence("data", data, "ParquetData, CsvData or NpyData", remedy)
+    return _sentence("data", data, declared_kinds(), remedy)
 
 
 def _is_optax(value: Any) -> bool:
@@ -103,16 +106,26 @@ def _row_optimizer(field: str, value: Any) -> str | None:
     return _sentence(field, value, expected, "Pass one")
 
 
+def _tables(features: Any) -> list[TableConfig]:
+    """Once for each feature; none where the features are something else."""
+    if not isinstance(features, Mapping) or _features(features):
+        return []
+    return [feature.table for feature in features.values()]
+
+
 def _table_optimizers(features: Any) -> list[str | None]:
-    tables = (
-        [feature.table for feature in features.values()]
-        if isinstance(features, Mapping) and not _features(features)
-        else []
-    )
     return [
         _row_optimizer(f"optimizer of table {table.name!r}", table.optimizer)
-        for table in tables
+        for table in _tables(features)
         if table.optimizer is not None
+    ]
+
+
+def _table_dtypes(features: Any) -> list[str | None]:
+    return [
+        _sentence(f"dtype of table {table.name!r}", str(table.dtype), "float32, the type of all rows", "Leave it out")
+        for table in _tables(features)
+        if table.dtype != np.float32
     ]
 
 

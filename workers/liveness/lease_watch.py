@@ -1,17 +1,17 @@
-"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off, so that it holds no memory,
-port or chip for nobody.
+"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off. So it holds no memory, port or
+chip in vain.
 
 One thread a process, a daemon. The actor's own threads say `heard` whenever a call of the driver arrives, which is all
-they do here; the watching thread owns everything else and ends with the process. It acts by ending the process at once
-(`os._exit`): a working thread may be in the middle of anything, and what is not committed does not count. The kernel
+they do here. The watching thread owns everything else and ends with the process. It acts by ending the process at once
+(`os._exit`): a working thread may be in the middle of anything. What is not committed does not count. The kernel
 then closes the sockets, so that peers notice, and frees memory.
 
-Two signs must be missing for the whole `timeout_s`: calls, and changes of the heartbeat file in the run's folder, which
-the driver replaces every few seconds whatever it does. Storage is looked at only after calls have stopped, so a healthy
-run costs it nothing; a storage that cannot be read is no sign at all, and ends nobody. A claim of a newer generation by
-another driver ends the process without more waiting. This is convenience, not safety: what an old generation does is
-not read by a new one in any case. Only durations are measured, on this machine's monotonic clock and a look at a time,
-so neither clocks that differ nor a machine that was suspended ends anything.
+Two signs must be missing for the whole `timeout_s`: calls, and changes of the heartbeat file in the run's folder. The
+driver replaces that file every few seconds, whatever it does. Storage is looked at only after calls have stopped. So a
+healthy run costs it nothing. A storage that cannot be read is no sign at all, and ends no process. A claim of a newer
+generation by another driver ends the process without more waiting. This is convenience, not safety: what an old
+generation does is not read by a new one in any case. Only durations are measured, on this machine's monotonic clock and
+a look at a time. So neither clocks that differ nor a machine that was suspended ends anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXIT_FENCED = 86
 _MAX_LEASE_BYTES = 1 << 14
 _LOOKS = 6  # within the timeout
 _LONGEST_PAUSE_S = 5.0
-# A look that comes so many pauses late was late itself: the time in between was nobody's silence.
+# A look that comes so many pauses late was late itself: the time in between says nothing of the driver.
 _LATE_PAUSES = 2.0
 
 
@@ -56,7 +56,7 @@ class LeaseFiles(Protocol):
         ...
 
     def holder(self, generation: int) -> Any:
-        """Who claimed a generation; None if nobody did."""
+        """Who claimed a generation; None if none did."""
         ...
 
 
@@ -135,8 +135,8 @@ class LeaseSigns:
         return f"no call of the driver and no heartbeat of generation {self._generation} for {self._unchanged_s:.0f} s"
 
     def _newer_driver(self) -> str | None:
-        """Says if another driver has claimed the run. Of a new generation of its own driver a worker is told, or left
-        behind by it; one that stands by is neither, and follows.
+        """Says if another driver has claimed the run. When its own driver begins a new generation, a call says so to a
+        worker, or leaves the worker behind. One that stands by gets no such call, and follows.
         """
         if self._holder is None:
             self._holder = self._files.holder(self._generation)

@@ -19,7 +19,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def let_go(arrays: Sequence[np.ndarray]) -> None:
-    """Gives back the whole pages of arrays that nobody reads any more, while what they are parts of still lives. Their
+    """Gives back the whole pages of arrays that are not read any more, while what they are parts of still lives. Their
     values are lost.
 
     Args:

@@ -1,7 +1,7 @@
 """`Progress`: what a worker says of itself while it works, and the timers of a step's phases.
 
 The working thread writes a `Tracker`, but for the count of files that a background save has written, which is the
-saving thread's; the control thread reads both. Every field is replaced whole, so a reader sees old or new values, never
+saving thread's. The control thread reads both. Every field is replaced whole, so a reader sees old or new values, never
 torn ones.
 """
 
@@ -70,9 +70,10 @@ class Phase(StrEnum):
     ID_EXCHANGE = "id exchange", _Is.WAITING_FOR_HOSTS
     GROUP = "group"
     SPLIT = "split"
-    EARLY_GATHER = "early gather"
-    EARLY_POOL = "early pool"
-    EARLY_EXCHANGE = "early exchange", _Is.WAITING_FOR_HOSTS
+    # Fault plans and the history of stored runs name these phases, so the text stays.
+    PREFETCH_GATHER = "early gather"
+    PREFETCH_POOL = "early pool"
+    PREFETCH_EXCHANGE = "early exchange", _Is.WAITING_FOR_HOSTS
     GATHER = "gather"
     ROW_EXCHANGE = "row exchange", _Is.WAITING_FOR_HOSTS
     POOL_FOR_OTHERS = "pool for others"
@@ -94,6 +95,7 @@ class Phase(StrEnum):
     SERVE = "serve"
     WAIT_FOR_HOST = "wait for host", _Is.WAITING_FOR_HOSTS
     COPY_FOR_SAVE = "copy for save"
+    USER_FUNCTION = "user function"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`Worker`: the name of one process of a run, wherever processes are told apart. Its text form is for people."""
+"""`Worker`: the name of one process of a run, wherever processes have names. Its text form is for people."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ways in which bytes between hosts can fail, as types with fields.
 
-Every error keeps its fields as positional arguments, so it survives the trip through Ray to the driver unchanged, and
+Every error keeps its fields as positional arguments. So it survives the trip through Ray to the driver unchanged, and
 builds its sentence when it is printed. `MeshUsageError` is a mistake of the calling code and leaves the mesh as it was;
 every other error ends the mesh.
 """

@@ -2,7 +2,7 @@
 
 A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange`
 decides when to call them. Payloads go straight between the caller's buffers and the kernel. The header of a later
-exchange may be read and kept, its payload stays in the kernel until that exchange begins, so a fast peer is held back
+exchange may be read and kept, its payload stays in the kernel until that exchange begins. So a fast peer is held back
 by TCP and costs no memory here.
 """
 
@@ -306,7 +306,7 @@ class Link:
 
 
 def farewell_for(error: BaseException) -> int:
-    """What the others are told about the cause: the rank at fault if it is one rank."""
+    """What the others hear about the cause: the rank at fault if it is one rank."""
     match error:
         case PeerLost():
             return error.blamed_rank

@@ -1,7 +1,7 @@
 """The mesh: all-to-all exchange of bytes between the hosts of one generation.
 
 One duplex TCP connection per pair of hosts, driven by readiness, straight between the callers' arrays and the kernel.
-`Mesh` decides when each `Link` moves, holds the deadline, and ends as a whole when any part fails, since a step that
+`Mesh` decides when each `Link` moves, and holds the deadline. It ends as a whole when any part fails, since a step that
 misses one host is no step.
 
 A mesh belongs to one thread at a time, which calls everything; only `abort` may come from other threads. It starts no
@@ -30,12 +30,13 @@ from podembed.workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, byte_views, checksum
+from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views
+from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, checksum
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
-from podembed.workers.mesh.setup import Address, Forming, Refusal, Refusals, open_listener
-from podembed.workers.mesh.statistics import ExchangeStatistics
+from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
+from podembed.workers.mesh.setup import MeshSetup
 
 __all__ = [
     "ExchangeStatistics",
@@ -75,18 +76,6 @@ class MeshOptions:
     spoil: Spoil | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Exchange:
-    """The exchange in progress. Mutable."""
-
-    tag: int
-    step: int
-    started_s: float
-    bytes_sent: int
-    unfinished: set[Link]
-    seconds_blocked: float = 0.0
-
-
 class Mesh:
     """Connections from this host to all others of its generation.
 
@@ -120,7 +109,7 @@ class Mesh:
         self._links: list[Link] = []
         self._is_connected = False
         self._is_closed = False
-        self._exchange: _Exchange | None = None
+        self._exchange: Exchange | None = None
         self._error: BaseException | None = None
         self._statistics = ExchangeStatistics()
 
@@ -132,7 +121,7 @@ class Mesh:
         options: MeshOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Mesh:
-        """A mesh that listens on a free port of `bind_address` and is connected to nobody yet.
+        """A mesh that listens on a free port of `bind_address` and is connected to no host yet.
 
         Raises:
           MeshUsageError: the address is empty or stands for all interfaces.
@@ -171,7 +160,7 @@ class Mesh:
                 "order."
             )
         try:
-            connections = Forming(
+            connections = MeshSetup(
                 identity=self.identity,
                 listener=self._listener,
                 addresses=addresses,
@@ -209,8 +198,8 @@ class Mesh:
           tag, step: name of the exchange; all hosts must run the same exchanges in the same order.
           send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish`
             returns. The own rank's entry is ignored.
-          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come;
-            returns a writable C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes
+          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come.
+            Returns a writable C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes
             the result is ignored.
 
         Raises:
@@ -218,9 +207,13 @@ class Mesh:
           PeerLost, FrameError, MeshAborted, MeshBroken: the mesh has ended.
         """
         self._require_usable()
-        views_by_rank = self._checked_views(tag, step, send)
+        self._require_idle()
+        own, limit = self.identity, self._options.max_frame_bytes
+        views_by_rank = checked_views(
+            send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks, max_frame_bytes=limit
+        )
         crcs = [checksum(views) if self._options.payload_crc else 0 for views in views_by_rank]
-        self._exchange = exchange = _Exchange(
+        self._exchange = exchange = Exchange(
             tag=int(tag),
             step=int(step),
             started_s=self._clock(),
@@ -267,20 +260,14 @@ class Mesh:
             while exchange.unfinished:
                 now_s = self._clock()
                 if now_s >= deadline_s:
-                    raise self._timeout(exchange, timeout_s)
+                    raise exchange.timeout(timeout_s)
                 self._move(exchange, deadline_s - now_s)
             self._abort_signal.raise_if_requested()
         except BaseException as error:
             self._break(error)
             raise
         self._exchange = None
-        statistics = ExchangeStatistics(
-            num_exchanges=1,
-            bytes_sent=exchange.bytes_sent,
-            bytes_received=sum(link.bytes_received for link in self._links),
-            seconds_blocked=exchange.seconds_blocked,
-            seconds_total=self._clock() - exchange.started_s,
-        )
+        statistics = exchange.cost(self._links, now_s=self._clock())
         self._statistics += statistics
         return statistics
 
@@ -354,39 +341,20 @@ class Mesh:
         if self._is_closed:
             raise MeshBroken("It was closed.")
 
-    def _exchange_in_progress(self) -> _Exchange:
+    def _exchange_in_progress(self) -> Exchange:
         self._require_usable()
         if self._exchange is None:
             raise MeshUsageError("Found no exchange in progress. Expected a call of begin before progress or finish.")
         return self._exchange
 
-    def _checked_views(self, tag: int, step: int, send: Sequence[Sequence[Buffer]]) -> list[list[memoryview]]:
-        num_ranks = self.identity.num_ranks
+    def _require_idle(self) -> None:
         if not self._is_connected or self._exchange is not None:
             state = "an unfinished exchange" if self._is_connected else "a mesh that is not connected"
             raise MeshUsageError(
                 f"Found {state}. Expected connect, then one exchange at a time. Call connect or finish first."
             )
-        if not 0 <= tag < Tag.GOODBYE:
-            raise MeshUsageError(f"Found tag {tag}. Expected 0 to {Tag.GOODBYE - 1}. Use a member of Tag.")
-        if not -(2**63) <= step < 2**63:
-            raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
-        if len(send) != num_ranks:
-            raise MeshUsageError(
-                f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] where nothing is sent."
-            )
-        views_by_rank = [[] if rank == self.identity.rank else byte_views(buffers) for rank, buffers in enumerate(send)]
-        for rank, views in enumerate(views_by_rank):
-            num_bytes = sum(view.nbytes for view in views)
-            if num_bytes > self._options.max_frame_bytes:
-                raise MeshUsageError(
-                    f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most "
-                    f"{self._options.max_frame_bytes}. "
-                    "Split the exchange or raise max_frame_bytes on all hosts."
-                )
-        return views_by_rank
 
-    def _move(self, exchange: _Exchange, wait_s: float) -> None:
+    def _move(self, exchange: Exchange, wait_s: float) -> None:
         """One round: waits at most `wait_s` for anything to become ready, and moves it."""
         before_s = self._clock()
         ready = self._selector.select(wait_s)
@@ -403,7 +371,7 @@ class Mesh:
                 link.write()
             self._after_move(exchange, link)
 
-    def _after_move(self, exchange: _Exchange, link: Link) -> None:
+    def _after_move(self, exchange: Exchange, link: Link) -> None:
         if link.is_finished:
             exchange.unfinished.discard(link)
         interest = link.interest
@@ -416,11 +384,6 @@ class Mesh:
         else:
             self._selector.modify(link.connection, interest, link)
         link.watched = interest
-
-    def _timeout(self, exchange: _Exchange, timeout_s: float) -> ExchangeTimeout:
-        waiting_for = sorted(link.rank for link in exchange.unfinished if not link.is_received)
-        unsent = sorted(link.rank for link in exchange.unfinished if not link.is_sent)
-        return ExchangeTimeout(exchange.tag, exchange.step, waiting_for, unsent, timeout_s)
 
     def _break(self, error: BaseException) -> None:
         """Ends the mesh because of `error`: the other hosts learn it now, not when somebody calls `close`."""

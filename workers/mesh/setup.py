@@ -1,7 +1,7 @@
-"""Forming a mesh: from a listening socket and a list of addresses to one trusted connection per host.
+"""Mesh setup: from a listening socket and a list of addresses to one trusted connection per host.
 
-Rank i dials every lower rank and accepts every higher one. All dials, handshakes and strangers are served by one
-selector, each with its own deadline, so that garbage or a silent client delays nobody. A connection that fails is
+Rank i dials every lower rank and accepts every higher one. All dials, handshakes and intruders are served by one
+selector, each with its own deadline, so that garbage or a silent client delays no host. A connection that fails is
 closed and recorded; honest peers dial again with growing pauses until the deadline of the whole. A host that finds no
 descriptor left waits for one, and in the end blames itself. What travels on the connections afterwards is the business
 of `links`.
@@ -13,7 +13,6 @@ import os
 import secrets
 import selectors
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from errno import EHOSTUNREACH, EINPROGRESS, ENETUNREACH, ETIMEDOUT
@@ -21,56 +20,16 @@ from functools import partial
 
 from podembed.workers.descriptors import exhausted, is_exhaustion
 from podembed.workers.mesh.aborting import AbortSignal
-from podembed.workers.mesh.errors import HandshakeRefused, MeshConnectTimeout, MeshUsageError
+from podembed.workers.mesh.errors import HandshakeRefused, MeshConnectTimeout
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
-from podembed.workers.mesh.link_silence import ask_when_quiet
-
-Address = tuple[str, int]
+from podembed.workers.mesh.listening import Address, Refusals, family, prepare
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
-_KEPT_REFUSALS = 100
 _SPARE_CANDIDATES = 64
-_NAMED_REFUSALS = 3
 # All hosts listen before the first one dials, and a kernel answers at once, whatever its processes do.
 UNREACHABLE_S = 8.0
 _NO_ANSWER = frozenset({ETIMEDOUT, EHOSTUNREACH, ENETUNREACH})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A connection that was not let in.
-
-    Attributes:
-      address: where it came from.
-      reason: why, found and expected.
-    """
-
-    address: str
-    reason: str
-
-
-class Refusals:
-    """Counts refused connections and keeps the last of them; bounded, whatever arrives."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last: deque[Refusal] = deque(maxlen=_KEPT_REFUSALS)
-
-    def add(self, address: str, reason: str) -> None:
-        self.count += 1
-        self._last.append(Refusal(address=address, reason=reason))
-
-    @property
-    def last(self) -> tuple[Refusal, ...]:
-        return tuple(self._last)
-
-    def describe(self) -> tuple[str, ...]:
-        """The last few, one line each, and how many more there were: whoever knocks often must not fill a log."""
-        named = tuple(
-            f"a connection from {refusal.address}: {refusal.reason}" for refusal in self.last[-_NAMED_REFUSALS:]
-        )
-        return (*named, f"{self.count - len(named)} more connections") if self.count > len(named) else named
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -86,45 +45,7 @@ class _Candidate:
     inbox: bytearray = field(default_factory=bytearray)
 
 
-def open_listener(bind_address: str, *, socket_buffer_bytes: int | None) -> socket.socket:
-    """A non-blocking listening socket on a free port of one local address.
-
-    Raises:
-      MeshUsageError: the address is empty or stands for all interfaces.
-      OSError: the address is not of this machine.
-    """
-    if bind_address in ("", "0.0.0.0", "::"):
-        raise MeshUsageError(
-            f"Found bind address {bind_address!r}, which is every interface. Expected one address of the private "
-            "network. "
-            "Pass the address at which the other hosts reach this one."
-        )
-    listener = socket.socket(_family(bind_address), socket.SOCK_STREAM)
-    try:
-        _prepare(listener, socket_buffer_bytes)
-        listener.bind((bind_address, 0))
-        listener.listen(socket.SOMAXCONN)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _prepare(connection: socket.socket, socket_buffer_bytes: int | None) -> None:
-    """Options that must be set before the connection exists, since window scaling is agreed on in its first packets."""
-    connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    ask_when_quiet(connection)
-    if socket_buffer_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_buffer_bytes)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_buffer_bytes)
-
-
-class Forming:
+class MeshSetup:
     """One attempt to connect to all hosts. Owns every connection it makes until `run` hands the good ones over."""
 
     def __init__(
@@ -242,7 +163,7 @@ class Forming:
         nonce = secrets.token_bytes(NONCE_BYTES)
         dialogue = answer(self._identity, nonce=nonce, is_connected=self._connected.__contains__)
         candidate = self._add(connection, f"{peer[0]}:{peer[1]}", dialogue, rank=None)
-        _prepare(connection, None)
+        prepare(connection, None)
         self._watch(connection, partial(self._read, candidate))
         self._advance(candidate, None)
 
@@ -251,9 +172,9 @@ class Forming:
         self._exhaustion = error
         self._selector.unregister(self._listener)
         self._rests_until_s = self._clock() + _LONGEST_PAUSE_S
-        strangers = [candidate for candidate in self._candidates if candidate.rank is None]
-        if strangers:
-            self._drop(strangers[0], "found no descriptor left, of which this unfinished handshake held one")
+        intruders = [candidate for candidate in self._candidates if candidate.rank is None]
+        if intruders:
+            self._drop(intruders[0], "found no descriptor left, of which this unfinished handshake held one")
 
     def _listen_again(self) -> None:
         if self._rests_until_s is not None and self._rests_until_s <= self._clock():
@@ -261,10 +182,10 @@ class Forming:
             self._watch(self._listener, self._accept)
 
     def _make_room(self) -> None:
-        strangers = [candidate for candidate in self._candidates if candidate.rank is None]
-        if len(strangers) >= self._identity.num_ranks + _SPARE_CANDIDATES:
+        intruders = [candidate for candidate in self._candidates if candidate.rank is None]
+        if len(intruders) >= self._identity.num_ranks + _SPARE_CANDIDATES:
             # Honest handshakes take milliseconds, so the oldest is the least likely to be one.
-            self._drop(strangers[0], f"found {len(strangers)} unfinished handshakes, of which this was the oldest")
+            self._drop(intruders[0], f"found {len(intruders)} unfinished handshakes, of which this was the oldest")
 
     def _dial_due(self) -> None:
         now_s = self._clock()
@@ -275,7 +196,7 @@ class Forming:
     def _dial(self, rank: int) -> None:
         host, port = self._addresses[rank]
         try:
-            connection = socket.socket(_family(host), socket.SOCK_STREAM)
+            connection = socket.socket(family(host), socket.SOCK_STREAM)
         except OSError as error:
             if not is_exhaustion(error):
                 raise
@@ -286,7 +207,7 @@ class Forming:
         dialogue = dial(self._identity, expected_rank=rank, nonce=secrets.token_bytes(NONCE_BYTES))
         candidate = self._add(connection, f"{host}:{port}", dialogue, rank=rank)
         try:
-            _prepare(connection, self._socket_buffer_bytes)
+            prepare(connection, self._socket_buffer_bytes)
             code = connection.connect_ex((host, port))
         except OSError as error:
             self._drop(candidate, f"dialing failed, {error.strerror}")
@@ -334,7 +255,7 @@ class Forming:
             # Dropped to make room after the selector had already reported it.
             return
         try:
-            # Never more than the dialogue asked for: what follows it belongs to the frames.
+            # Never more than the dialogue wants: what follows it belongs to the frames.
             data = candidate.connection.recv(candidate.num_wanted - len(candidate.inbox))
         except BlockingIOError:
             return

@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from podembed.embedding.table.table_storage import SavedCheckpoint, WrittenTables
 from podembed.workers.checkpoint.arrays import DenseFile, read_dense, safe_segment, write_array
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
-from podembed.workers.stepwise.saved_embedding import (
+from podembed.workers.stepwise.saved_embedding import new_attempt
+from podembed.workers.stepwise.saved_index import (
     CHECKPOINT_FILE,
     FORMAT_VERSION,
     INDEX_FILE,
+    CheckpointRecord,
     NothingSaved,
-    new_attempt,
-    read_document,
+    read_checkpoint_record,
     require_free,
     sealed_index,
     taken,
-    text,
-    whole,
 )
 from podembed.workers.storage.errors import NameNotFound, NotAFolder
+from podembed.workers.storage.records import to_document
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 
@@ -61,26 +59,26 @@ class _CheckpointFiles:
         self, path: str, *, parts: Sequence[str], arrays: Mapping[str, np.ndarray], tables: WrittenTables | None
     ) -> None:
         store, attempt = Store(path), new_attempt()
-        files = [
-            asdict(write_array(store, f"data/{attempt}/parts/{safe_segment(key)}", key, values))
-            for key, values in arrays.items()
-        ]
-        document = {
-            "format_version": FORMAT_VERSION,
-            "parts": list(parts),
-            "arrays": [{**file, "shape": list(file["shape"])} for file in files],
-            "embedding": None if tables is None else dict(tables),
-        }
+        record = CheckpointRecord(
+            format_version=FORMAT_VERSION,
+            parts=tuple(parts),
+            arrays=tuple(
+                write_array(store, f"data/{attempt}/parts/{safe_segment(key)}", key, values)
+                for key, values in arrays.items()
+            ),
+            embedding=None,
+        )
+        document = {**to_document(record), "embedding": None if tables is None else dict(tables)}
         require_free(path)
         if not store.create_exclusive(CHECKPOINT_FILE, sealed_index(CHECKPOINT_FILE, document)):
             raise taken(path)
 
     def describe(self, path: str) -> SavedCheckpoint:
-        document, files = read_checkpoint(path)
+        record, files = read_checkpoint(path)
         return SavedCheckpoint(
-            parts=tuple(document["parts"]),
+            parts=record.parts,
             arrays={key: (file.shape, DTYPES[file.dtype]) for key, file in files.items()},
-            has_embedding=document["embedding"] is not None,
+            has_embedding=record.embedding is not None,
         )
 
     def read(self, path: str, keys: Sequence[str]) -> dict[str, np.ndarray]:
@@ -111,7 +109,7 @@ def _path(folder: str, number: int) -> str:
     return f"{folder.rstrip('/') or '/'}/ckpt-{number}"
 
 
-def read_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
+def read_checkpoint(path: str) -> tuple[CheckpointRecord, dict[str, DenseFile]]:
     """The index, and its arrays by key.
 
     Raises:
@@ -120,7 +118,7 @@ def read_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
     """
     store = Store(path)
     try:
-        document = read_document(store, CHECKPOINT_FILE)
+        record = read_checkpoint_record(store)
     except NameNotFound:
         if store.exists(INDEX_FILE):
             raise NothingSaved(
@@ -129,42 +127,31 @@ def read_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, DenseFile]]:
             ) from None
         raise NothingSaved(
             f"Found no {CHECKPOINT_FILE} in {store.location}. Expected a folder written by Checkpoint.save. Check the "
-            "path, or take that of "
-            "latest_checkpoint; a save that was interrupted leaves none."
+            "path, or take that of latest_checkpoint; a save that was interrupted leaves none."
         ) from None
-    try:
-        files = {text(one["key"]): _file(one) for one in document["arrays"]}
-        if len(files) != len(document["arrays"]):
-            raise ValueError("an array twice")
-        if not isinstance(document["parts"], list):
-            raise TypeError("parts that are no list")
-        document["parts"] = [text(part) for part in document["parts"]]
-        if not isinstance(document["embedding"], dict | None):
-            raise ValueError("an embedding that is no record")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DocumentRefused(CHECKPOINT_FILE, f"{type(error).__name__}: {error}"[:200], "an index of arrays") from None
-    return document, files
+    files = {file.key: file for file in record.arrays}
+    problems = [problem for file in record.arrays if (problem := _problem(file))]
+    if len(files) != len(record.arrays):
+        problems.append("an array twice")
+    if problems:
+        raise DocumentRefused(CHECKPOINT_FILE, problems[0][:200], "an index of arrays")
+    return record, files
 
 
-def _file(document: Mapping[str, Any]) -> DenseFile:
-    """Raises ValueError, KeyError or TypeError for anything that is not an array's file."""
-    if document["dtype"] not in DTYPES:
-        raise ValueError(f"elements of {document['dtype']!r:.40}")
-    file = DenseFile(
-        key=text(document["key"]),
-        path=text(document["path"]),
-        shape=tuple(whole(axis) for axis in document["shape"]),
-        dtype=document["dtype"],
-        size_bytes=whole(document["size_bytes"]),
-        crc32c=whole(document["crc32c"]),
-        metadata_size_bytes=whole(document["metadata_size_bytes"]),
-        metadata_crc32c=whole(document["metadata_crc32c"]),
-    )
+def _problem(file: DenseFile) -> str | None:
+    """What cannot be true of an array's file, in words."""
+    if file.dtype not in DTYPES:
+        return f"elements of {file.dtype!r:.40}"
+    if min(*file.shape, 0, file.size_bytes, file.crc32c, file.metadata_size_bytes, file.metadata_crc32c) < 0:
+        return "a negative number"
     # What the shape says is what is allocated, so it must be that of a file; reading compares its length with it.
     if (file.size_bytes == 0) != (0 in file.shape):
-        raise ValueError(f"an array of shape {file.shape} in {file.size_bytes} bytes")
-    file.metadata  # noqa: B018 - refuses a path or shape that no array has
-    return file
+        return f"an array of shape {file.shape} in {file.size_bytes} bytes"
+    try:
+        file.metadata  # noqa: B018 - refuses a path or shape that no array has
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 CHECKPOINT_STORAGE = _CheckpointFiles()

@@ -1,31 +1,33 @@
-"""The step-by-step mode on hosts: `StepwiseHost` holds a shard of every table and is told one call of a step at a time.
+"""The step-by-step mode on hosts: `StepwiseHost` holds a shard of every table and takes one call of a step at a time.
 
-In a run, hosts are told windows of steps and read their own input (`workers.host.host`). Here ids come from outside,
-from the driver or from the function that a strategy runs on the device process of the host; either way all hosts get
+In a run, hosts get windows of steps and read their own input (`workers.host.host`). Here ids come from outside,
+from the driver or from the function that a strategy runs on the device process of the host. Either way all hosts get
 the same calls in the same order, and the exchange between them is the barrier. Plain classes; `workers.stepwise.actors`
 wraps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, HostEngine, LearningRates, Share
+from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
+from podembed.embedding.engine.host_engine import HostEngine
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.compiled import compile_kernels
-from podembed.embedding.lookup.feature_lookup import Pieces
-from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
-from podembed.embedding.table.table_storage import WrittenTables
-from podembed.workers.mesh.frames import Tag
+from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
+from podembed.workers.host.exchange import MeshExchange
+from podembed.workers.host.same_machine import share_pooled
+from podembed.workers.liveness.progress import Phase, Progress, Tracker
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
-
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+from podembed.workers.stepwise.shared_values import Placed, SharedValues, ValueMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class StepwiseSpec:
       host, num_hosts: this host's number, from 0, and how many there are.
       bind_address: where the mesh listens; an actor replaces an empty one by its machine's address.
       step_timeout_s: longest wait for a peer within a call.
+      shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
+        machines.
     """
 
     run_id: str
@@ -46,71 +50,44 @@ class StepwiseSpec:
     num_hosts: int
     bind_address: str
     step_timeout_s: float
+    shares_memory: bool = True
 
 
-class MeshExchange:
-    """The exchange of a lookup over a mesh. Counts its exchanges, so that hosts that fall out of step are noticed."""
+class _PlacedMemory:
+    """The slots as the memory of an engine. Whoever gets activations from here copies them. Mutable.
 
-    def __init__(self, mesh: Mesh, *, timeout_s: float) -> None:
-        self._mesh = mesh
-        self._timeout_s = timeout_s
-        self._number = 0
+    Attributes:
+      is_read_by_others: whether other hosts of this machine look for gradients in the slots.
+    """
 
-    def ids(self, asked: Pieces) -> Pieces:
-        num_tables = len(asked[0])
-        lengths = [np.array([len(part) for part in parts], np.int64) for parts in asked]
-        frames: dict[int, np.ndarray] = {}
+    def __init__(self, values: SharedValues) -> None:
+        self._values = values
+        self.is_read_by_others = False
 
-        def receive(host: int, num_bytes: int) -> np.ndarray:
-            if num_bytes % 8 or num_bytes < 8 * num_tables:
-                raise ValueError(
-                    f"Host {host} sent {num_bytes} bytes of ids. Expected whole int64 with {num_tables} in front."
-                )
-            frames[host] = np.empty(num_bytes // 8, np.int64)
-            return frames[host]
+    def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
+        if not self._values.fits(layout):
+            return aligned_empty((layout.num_floats,))
+        return self._values.activations(number, layout.num_floats)
 
-        self._swap(Tag.IDS, [[length, *parts] for length, parts in zip(lengths, asked, strict=True)], receive)
-        wanted = list(asked)
-        for host, frame in frames.items():
-            counts = frame[:num_tables]
-            if (counts < 0).any() or int(counts.sum()) != len(frame) - num_tables:
-                raise ValueError(
-                    f"Host {host} announced {counts.tolist()} ids and sent {len(frame) - num_tables}. Expected the "
-                    "same number of each."
-                )
-            wanted[host] = np.split(frame[num_tables:], np.cumsum(counts)[:-1])
-        return wanted
-
-    def rows(self, send: Pieces, shapes: Sequence[Sequence[tuple[int, int]]]) -> Pieces:
-        frames: dict[int, np.ndarray] = {}
-
-        def receive(host: int, num_bytes: int) -> np.ndarray:
-            expected = sum(rows * columns for rows, columns in shapes[host])
-            if num_bytes != 4 * expected:
-                raise ValueError(f"Host {host} sent {num_bytes} bytes of rows. Expected {4 * expected}, as agreed on.")
-            frames[host] = np.empty(expected, np.float32)
-            return frames[host]
-
-        self._swap(Tag.ROWS, [list(parts) for parts in send], receive)
-        received = list(send)
-        for host, frame in frames.items():
-            ends = np.cumsum([rows * columns for rows, columns in shapes[host]])
-            parts = np.split(frame, ends[:-1])
-            received[host] = [part.reshape(shape) for part, shape in zip(parts, shapes[host], strict=True)]
-        return received
-
-    def _swap(self, tag: Tag, send: list[list[np.ndarray]], receive: Callable[[int, int], np.ndarray]) -> None:
-        self._number += 1
-        self._mesh.exchange(tag=tag, step=self._number, send=send, receive=receive, timeout_s=self._timeout_s)
+    def gradients(self, number: int, given: Blocks) -> Blocks:
+        """Copies gradients to their slot that came in a message."""
+        if not self.is_read_by_others or not self._values.fits(given.layout):
+            return given
+        placed = Blocks.of(given.layout, self._values.gradients(number, given.layout.num_floats))
+        for own, gradient in zip(placed.arrays, given.arrays, strict=True):
+            if own.ctypes.data != gradient.ctypes.data:
+                np.copyto(own, gradient)
+        return placed
 
 
 class StepwiseHost:
-    """One host of a strategy. One thread works; `abort` may be called from another one."""
+    """One host of a strategy. One thread works; `status` may be called from another one."""
 
     def __init__(self) -> None:
         self._mesh: Mesh | None = None
         self._engine: HostEngine | None = None
-        self._abort_reason: str | None = None
+        self._values: SharedValues | None = None
+        self._tracker = Tracker()
 
     def start(self, spec: StepwiseSpec) -> tuple[str, int]:
         """Listens for peers. Returns the address."""
@@ -121,7 +98,7 @@ class StepwiseHost:
             token=spec.token,
             rank=spec.host,
             num_ranks=spec.num_hosts,
-            # What is placed where is told to all hosts by the driver with each engine; only the number of hosts is
+            # With each engine, the driver says to all hosts what is placed where; only the number of hosts is
             # fixed here.
             plan_hash=spec.num_hosts.to_bytes(32, "big"),
         )
@@ -137,23 +114,65 @@ class StepwiseHost:
         if self._mesh is None:
             raise RuntimeError("connect was called before start. Expected start first.")
         self._mesh.connect(addresses, timeout_s=timeout_s)
-        self._exchange = MeshExchange(self._mesh, timeout_s=self._spec.step_timeout_s)
 
-    def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> None:
-        """Compiles the kernels and allocates this host's shard, with first values or those of a saved embedding."""
+    def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> ValueMemory:
+        """Compiles the kernels and allocates this host's shard, with first values or those of a saved embedding.
+
+        Returns:
+          Where this host and its device process leave values for each other.
+        """
+        if self._mesh is None:
+            raise RuntimeError("start_engine was called before start. Expected start and connect first.")
         # Here, so that no step of a peer has to wait for it.
         compile_kernels(spec.tables)
-        self._engine = HostEngine(
-            spec, placement, host=self._spec.host, num_hosts=self._spec.num_hosts, exchange=self._exchange
-        )
+        # Two batches may wait for gradients that their name announces, and twice as many where updates lag a step.
+        num_slots = 4 if spec.is_pipelined else 2
+        own = self._spec
+        lookups = spec.lookups(placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots)
+        exchange = MeshExchange(self._mesh, lookups, timeout_s=self._spec.step_timeout_s)
+        self._close_values()
+        self._values = values = SharedValues.create(lookups.layout, num_slots=num_slots)
+        self._memory, self._lookups = _PlacedMemory(values), lookups
+        self._engine = HostEngine(spec, LookupSteps(lookups, exchange, phase=self._phase), self._memory)
         if restore_from is None:
             self._engine.initialize()
         else:
             self.restore(restore_from)
+        return values.place
+
+    def share_memory(self) -> tuple[int, ...]:
+        """Finds the hosts on this machine; from now on lookups work in each other's memory. After `start_engine` of all
+        hosts.
+
+        Returns:
+          Those hosts.
+
+        Raises:
+          MeshError: a host is gone or silent.
+        """
+        mesh, values = self._mesh, self._values
+        if mesh is None or values is None or not (self._spec.shares_memory and values.place.layout.num_floats):
+            return ()
+        place, timeout_s = values.place, self._spec.step_timeout_s
+        found = share_pooled(self._lookups.pooled, mesh, place.descriptor, place, timeout_s=timeout_s)
+        self._memory.is_read_by_others = bool(found)
+        return tuple(sorted(found))
+
+    def _close_values(self) -> None:
+        if self._values is not None:
+            self._values.close_descriptor()
+            self._values = None
+
+    @contextmanager
+    def _phase(self, phase: LookupPhase) -> Iterator[None]:
+        with self._tracker.phase(Phase[phase.name]):
+            yield
+        self._tracker.mark()
 
     def stop_engine(self) -> None:
         """Frees the shard."""
         self._engine = None
+        self._close_values()
 
     def enqueue(self, share: Share) -> None:
         """As `Engine.enqueue`, for this host's share."""
@@ -167,7 +186,28 @@ class StepwiseHost:
         self, gradients: Sequence[np.ndarray], learning_rates: Sequence[float], name: str | None
     ) -> None:
         """As `Engine.apply_gradients`, for this host's samples, with the rates of the step."""
-        self._running.apply_gradients(gradients, lambda step: learning_rates, name)
+        self._running.apply_gradients(gradients, learning_rates, name)
+
+    def dequeue_placed(self, name: str | None) -> Placed | list[np.ndarray]:
+        """As `dequeue`, for the device process beside this one: where the activations lie, if they lie in its reach."""
+        found, values = self._running.dequeue(name), self._values
+        slot = None if values is None or not found else values.slot_of(found[0])
+        if slot is None:
+            return found
+        return Placed(slot=slot, vectors=tuple(len(one) for one in found), slot_of_gradients=self.slot_of_gradients())
+
+    def slot_of_gradients(self) -> int | None:
+        """Where the gradients that come next belong; None if no training batch waits for any."""
+        number = self._running.next_lookup_to_update
+        return None if number is None or self._values is None else number % self._values.place.num_slots
+
+    def apply_placed(self, placed: Placed, learning_rates: Sequence[float], name: str | None) -> None:
+        """As `apply_gradients`, with gradients that the device process has left in a slot."""
+        if self._values is None:
+            raise RuntimeError("Found gradients in memory that is not shared any more. Expected a running engine.")
+        layout = self._values.layout_of(placed.vectors)
+        gradients = layout.blocks(self._values.gradients(placed.slot, layout.num_floats))
+        self._running.apply_gradients(gradients, learning_rates, name)
 
     def num_steps(self) -> int:
         """Calls of `apply_gradients` so far, which is the number of the next step."""
@@ -196,16 +236,21 @@ class StepwiseHost:
 
     def restore(self, path: str) -> None:
         """Fills this host's buckets."""
-        self._running.num_steps = restore_tables(path, self._running.tables)
+        with self._tracker.phase(Phase.RESTORE):
+            self._running.num_steps = restore_tables(path, self._running.tables)
 
-    def abort(self, reason: str) -> None:
-        """Ends a wait for peers at once. From any thread."""
-        if self._mesh is not None:
-            self._mesh.abort(reason)
+    def status(self) -> Progress:
+        """What the working thread does, and for whom it waits. From any thread."""
+        progress, mesh = self._tracker.progress(), self._mesh
+        if mesh is None:
+            return progress
+        waits_for = mesh.waiting_for if progress.phase.waits_for_hosts else ()
+        return replace(progress, waits_for=tuple(Worker("host", r) for r in waits_for), unheard_s=mesh.unheard_s)
 
     def close(self) -> None:
         """Frees sockets and tables. Safe to call twice."""
         self._engine = None
+        self._close_values()
         if self._mesh is not None:
             self._mesh.close()
 
@@ -216,118 +261,3 @@ class StepwiseHost:
                 "The host has no engine. Expected a TPUEmbedding that was built. Build it on the driver."
             )
         return self._engine
-
-
-class HostLink(Protocol):
-    """How a device process calls its host process."""
-
-    def call(
-        self,
-        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Answer:
-        """Calls a method of the host; raises what it raised."""
-        ...
-
-
-class ReplicaEngine:
-    """A replica's side of the engine: its own share, handed to the host process beside it."""
-
-    num_shares = 1
-
-    def __init__(self, spec: EngineSpec, link: HostLink) -> None:
-        self.spec = spec
-        self._link = link
-
-    def enqueue(self, shares: Sequence[Share]) -> None:
-        (share,) = shares
-        self._link.call(StepwiseHost.enqueue, share)
-
-    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
-        return [self._link.call(StepwiseHost.dequeue, name)]
-
-    def apply_gradients(
-        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
-    ) -> None:
-        (own,) = gradients
-        rates = list(learning_rates(self._link.call(StepwiseHost.num_steps)))
-        self._link.call(StepwiseHost.apply_gradients, list(own), rates, name)
-
-    def discard(self) -> None:
-        self._link.call(StepwiseHost.discard)
-
-    def drain(self) -> None:
-        self._link.call(StepwiseHost.drain)
-
-    def metrics(self) -> EngineMetrics:
-        return self._link.call(StepwiseHost.metrics)
-
-    def read_tables(self) -> list[dict[str, np.ndarray]]:
-        raise _only_on_driver("read_tables")
-
-    def save(self, path: str) -> None:
-        raise _only_on_driver("save")
-
-    def write(self, path: str) -> WrittenTables:
-        raise _only_on_driver("write")
-
-    def restore(self, path: str) -> None:
-        raise _only_on_driver("restore")
-
-    def close(self) -> None:
-        raise _only_on_driver("close")
-
-
-def _only_on_driver(method: str) -> RuntimeError:
-    return RuntimeError(
-        f"{method} was called inside a function that the strategy runs. Expected a call on the driver, which reaches "
-        "all hosts. Move it there."
-    )
-
-
-class StepwiseDevice:
-    """The JAX half of one host: runs the functions of a strategy, with a state that stays from one to the next.
-
-    JAX is imported when the gang is joined, so that an actor's environment is complete before JAX reads it.
-    """
-
-    def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
-        self._is_in_gang = False
-
-    def reserve_coordinator(self, address: str) -> str:
-        """As `DeviceProcess.reserve_coordinator`."""
-        from podembed.workers.device.process import DeviceProcess
-
-        return DeviceProcess().reserve_coordinator(address)
-
-    def join(self, coordinator: str, num_hosts: int, host: int, timeout_s: float) -> None:
-        """Becomes a member of the gang of JAX processes."""
-        from podembed.workers.device.model_step import join_gang
-
-        join_gang(coordinator=coordinator, num_processes=num_hosts, process=host, timeout_s=int(timeout_s))
-        self._host, self._num_hosts = host, num_hosts
-        self._is_in_gang = True
-
-    def run_function(
-        self,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-        spec: EngineSpec | None,
-        link: HostLink,
-    ) -> Any:
-        """Calls `function` as this host's replica. Returns what it returns."""
-        engine = None if spec is None else ReplicaEngine(spec, link)
-        context = ReplicaContext(self._host, self._num_hosts, engine, self._state)
-        with in_replica(context):
-            return function(*arguments, **keywords)
-
-    def close(self) -> None:
-        """Leaves the gang. All members must leave within its deadline."""
-        if self._is_in_gang:
-            from podembed.workers.device.model_step import leave_gang
-
-            leave_gang()
-            self._is_in_gang = False

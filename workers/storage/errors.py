@@ -1,7 +1,7 @@
 """What can go wrong between the system and its storage, as types with fields.
 
 Every error says what was found, what was expected and what to do. None of them is raised for a wrong checksum or a
-wrong manifest: those belong to the modules that know what the bytes should have been (`chunks`, `strict_json`).
+wrong manifest. Those belong to the modules that know what the bytes should have been (`chunks`, `strict_json`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class AccessRefused(StorageError, PermissionError):
 
 
 class WrongSize(StorageError):
-    """A file is longer or shorter than the reader was told. Raised before anything is allocated."""
+    """A file is longer or shorter than the reader expects. Raised before anything is allocated."""
 
     def __init__(self, name: str, *, found_bytes: int, expected: str):
         super().__init__(

@@ -1,7 +1,7 @@
 """Files of one folder on a local or mounted disk, reached without ever following a link below its root.
 
 Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads
-nowhere. A write is durable when it returns: the file and each folder that names it are synced; or, for a thread inside
+nowhere. A write is durable when it returns: the file and each folder that names it are synced. For a thread inside
 `sync_later`, when `sync` returns, which asks the disk once for many files. What is replaced is advisory and never
 synced. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names arrive
 validated; see `storage`.
@@ -20,18 +20,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from podembed.workers.storage.errors import NameNotFound, NameTaken, NotAFolder, NotAPlainFile, WrongSize
+from podembed.workers.storage.transfer import Buffer, read_all, sync_file, sync_folder, write_all
 
 Answer = TypeVar("Answer")
-Buffer = bytes | bytearray | memoryview
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a pipe that somebody planted must not wait for a writer.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_TRANSFER_BYTES = 1 << 30
 # Starts with a dot, so it is no valid name and never listed.
 _TEMPORARY = ".tmp-"
-_MAX_VECTORS = 512
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class LocalFiles:
         with self._open(name) as handle:
             available = max(0, os.fstat(handle).st_size - start)
             data = bytearray(min(length, available))
-            filled = _read_all(handle, [memoryview(data)], start)
+            filled = read_all(handle, [memoryview(data)], start)
             return bytes(data[:filled])
 
     def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
@@ -87,7 +85,7 @@ class LocalFiles:
         with self._open(name) as handle:
             found = os.fstat(handle).st_size
             if found == expected:
-                found = _read_all(handle, buffers, 0)
+                found = read_all(handle, buffers, 0)
         if found != expected:
             raise WrongSize(name, found_bytes=found, expected=f"{expected} bytes were")
 
@@ -100,11 +98,11 @@ class LocalFiles:
             except FileExistsError:
                 raise NameTaken(name, self.location) from None
             try:
-                _write_all(handle, buffers)
+                write_all(handle, buffers)
                 if later is None:
                     os.fsync(handle)
             except BaseException:
-                # The name is ours alone (O_EXCL), so nobody else's bytes can be removed here.
+                # The name is ours alone (O_EXCL), so no other writer's bytes can be removed here.
                 os.unlink(leaf, dir_fd=folder)
                 raise
             finally:
@@ -131,7 +129,7 @@ class LocalFiles:
         """Makes what was noted durable: every file, then every folder, each once, the deepest first."""
         for name in unsynced.files:
             with self._open(name) as handle:
-                _sync_file(handle, name)
+                sync_file(handle, name)
         for name in sorted(unsynced.folders, key=lambda name: -name.count("/") if name else 1):
             with self._folder(name, name.split("/") if name else [], create=False) as folder:
                 os.fsync(folder)
@@ -222,7 +220,7 @@ class LocalFiles:
             handle = os.open(temporary, _NEW_FLAGS, 0o666, dir_fd=folder)
             try:
                 try:
-                    _write_all(handle, [data])
+                    write_all(handle, [data])
                     if is_durable:
                         os.fsync(handle)
                 finally:
@@ -254,7 +252,7 @@ class LocalFiles:
                 os.makedirs(self.root, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise NotAFolder.at(self.root, _first_file(self.root)) from None
-            _sync_folder(os.path.dirname(self.root))
+            sync_folder(os.path.dirname(self.root))
         later = self._later if create else None
         try:
             folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -321,22 +319,6 @@ def _first_file(path: str) -> str:
     return path if above == path or os.path.isdir(above) else _first_file(above)
 
 
-def _sync_file(handle: int, name: str) -> None:
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        error.filename = name
-        raise
-
-
-def _sync_folder(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _link(temporary: str, leaf: str, folder: int) -> bool:
     try:
         os.link(temporary, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -390,43 +372,3 @@ def _collect(folder: int, prefix: str, found: dict[str, int]) -> None:
                 found[path] = os.stat(entry.name, dir_fd=folder, follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue
-
-
-def _read_all(handle: int, buffers: Sequence[memoryview], start: int) -> int:
-    """Fills the buffers one after the other and returns the bytes read; fewer than wanted only at the end of the
-    file.
-    """
-    at = start
-    for buffer in buffers:
-        filled = 0
-        while filled < len(buffer):
-            count = os.preadv(handle, [buffer[filled : filled + _MAX_TRANSFER_BYTES]], at)
-            if count == 0:
-                return at - start
-            filled += count
-            at += count
-    return at - start
-
-
-def _write_all(handle: int, buffers: Sequence[Buffer]) -> None:
-    pending = [view for buffer in buffers if len(view := memoryview(buffer).cast("B"))]
-    while pending:
-        written = os.writev(handle, _next_vector(pending))
-        # Drop what is written; a short write leaves the rest of one view at the front.
-        while pending and written >= len(pending[0]):
-            written -= len(pending[0])
-            pending.pop(0)
-        if written:
-            pending[0] = pending[0][written:]
-
-
-def _next_vector(pending: Sequence[memoryview]) -> list[memoryview]:
-    """Leading views for one system call. Only the last may be cut: a gap would shift everything behind it."""
-    vector: list[memoryview] = []
-    room = _MAX_TRANSFER_BYTES
-    for view in pending[:_MAX_VECTORS]:
-        vector.append(view[:room])
-        room -= len(vector[-1])
-        if room == 0:
-            break
-    return vector

@@ -1,7 +1,7 @@
 """Files of an object store, or of any other filesystem that fsspec knows, below one root.
 
 What the storage must offer beyond fsspec's common calls is exclusive creation. The common call
-`pipe_file(mode="create")` looks first and writes then, which lets two writers win; it is trusted only where a
+`pipe_file(mode="create")` looks first and writes then, which lets two writers win. It is trusted only where a
 filesystem overrides it with a conditional request. Listings are never
 cached: a lease read from a cache protects nothing.
 """
@@ -20,8 +20,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from podembed.workers.storage.errors import NameNotFound, NameTaken, ServiceRefused, StorageError, WrongSize
-from podembed.workers.storage.local import Buffer, Unsynced
+from podembed.workers.storage.local import Unsynced
 from podembed.workers.storage.retry import http_code
+from podembed.workers.storage.transfer import Buffer
 
 # MemoryFileSystem keeps its files in a dictionary of the class, so one lock for the process is what decides a race.
 _MEMORY_LOCK = threading.Lock()
@@ -58,7 +59,7 @@ class RemoteFiles:
     def read(self, name: str, *, start: int, length: int) -> bytes:
         """`length` bytes from `start`, which the caller knows to be there; fewer if the file was changed meanwhile."""
         if length == 0:
-            # A range without bytes cannot be asked for; the file must still be there.
+            # A range without bytes cannot be requested; the file must still be there.
             self.size(name)
             return b""
         return self._named(name, lambda: self._call("cat_file", self._path(name), start=start, end=start + length))

@@ -62,7 +62,7 @@ class Waiting:
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a moment later without anybody changing anything.
 
-    Remote filesystems wrap HTTP failures in many types; what they share is a numeric `code` or `status`, or an
+    Remote filesystems wrap HTTP failures in many types. What they share is a numeric `code` or `status`, or an
     `OSError` that carries no errno because no system call failed.
     """
     if isinstance(error, StorageError | FileNotFoundError | FileExistsError | PermissionError | NotADirectoryError):

@@ -2,7 +2,7 @@
 here.
 
 Owns name validation, retries and the probe for exclusive creation. Files are written once and never replaced (the
-advisory heartbeat is the one exception), so a reader never meets a half-changed file under a name that a commit refers
+advisory heartbeat is the one exception). So a reader never meets a half-changed file under a name that a commit refers
 to. It knows nothing of arrays, manifests or leases. A `Store` holds no open file and no lock and may be used from
 several threads.
 """
@@ -30,9 +30,10 @@ from podembed.workers.storage.errors import (
     UnsafeName,
     WrongSize,
 )
-from podembed.workers.storage.local import Buffer, LocalFiles, Unsynced
+from podembed.workers.storage.local import LocalFiles, Unsynced
 from podembed.workers.storage.remote import RemoteFiles
 from podembed.workers.storage.retry import RetryPolicy, Waiting, call_with_retries
+from podembed.workers.storage.transfer import Buffer
 
 Answer = TypeVar("Answer")
 
@@ -74,7 +75,7 @@ def validate_name(name: str) -> str:
     """Returns the name if it is safe to join under a root.
 
     Raises:
-      UnsafeName: it is empty, absolute, too long, or one of its segments is not of the strict pattern (so no `..`, no
+      UnsafeName: it is empty, absolute or too long. Or one of its segments is not of the strict pattern (so no `..`, no
         scheme, no backslash, no control character, no hidden file).
     """
     if not isinstance(name, str) or not name:
@@ -255,7 +256,7 @@ class Store:
     def replace(self, name: str, data: bytes) -> None:
         """Puts new content under a name. For advisory files only: nothing that a commit refers to is ever replaced.
 
-        Tried once: what it is for is written again soon, and nobody should wait for it.
+        Tried once: what it is for is written again soon, and no caller should wait for it.
         """
         once = dataclasses.replace(self._retry, max_attempts=1)
         self._run("replace", name, lambda _: self._files.replace(name, data), policy=once)

@@ -1,6 +1,6 @@
 """JSON from storage, read as if an adversary had written it, and sealed so that one changed byte is found.
 
-A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member, so
+A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member. So
 the check needs the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number
 range apply before anything is built from the content. What the members mean is decided by the callers.
 """
@@ -17,7 +17,7 @@ from podembed.workers.storage.errors import StorageError
 
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_DEPTH = 16
-# Far above what the largest real document holds: a manifest has some ten lists and objects for each array of a table,
+# Far above what the largest real document holds. A manifest has some ten lists and objects for each array of a table,
 # and its numbers and texts stand in long lists. A small value costs many times its text in memory, so a forged file of
 # few bytes could otherwise cost gigabytes.
 MAX_CONTAINERS = 1 << 20

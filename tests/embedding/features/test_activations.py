@@ -138,6 +138,6 @@ class TestFeatureOrder:
     )
     def test_a_plain_dict_without_one_order_is_refused(self, orders, known):
         with pytest.raises(
-            ValueError, match=f"activations of .* in a dict, and a model that was told {known}. Expected one"
+            ValueError, match=f"activations of .* in a dict, and a model that knows {known}. Expected one"
         ):
             self.order(*orders).read({"a": 1, "b": 2})

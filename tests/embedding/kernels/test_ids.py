@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.kernels.ids import chain_all_rows
-from podembed.embedding.lookup.compiled import merge, num_seats, route, row_of_each_id, unique_ids
+from podembed.embedding.lookup.compiled import merge, num_hash_slots, route, row_of_each_id, unique_ids
 from tests.embedding import reference
 
 ANY_ID = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 0, 2**63 - 1, -(2**63)]))
 
 
-def run_unique(ids, seats):
+def run_unique(ids, hash_slots):
     unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
-    count = unique_ids(ids, seats, unique, inverse)
+    count = unique_ids(ids, hash_slots, unique, inverse)
     return unique[:count], inverse
 
 
@@ -22,38 +22,38 @@ def run_unique(ids, seats):
 @settings(max_examples=150, deadline=None)
 def test_unique_ids(ids, extra):
     ids = np.array(ids, np.int64)
-    seats = np.zeros((num_seats(len(ids)) * extra, 2), np.int64)
-    unique, inverse = run_unique(ids, seats)
+    hash_slots = np.zeros((num_hash_slots(len(ids)) * extra, 2), np.int64)
+    unique, inverse = run_unique(ids, hash_slots)
     expected_unique, expected_inverse = reference.unique_ids(ids)
     assert np.array_equal(unique, expected_unique)
     assert np.array_equal(inverse, expected_inverse)
-    assert not seats.any()
+    assert not hash_slots.any()
 
 
 def test_unique_ids_of_many_that_collide():
     """Ids a multiple of a large power of two apart hash alike in the low bits; the table is used right up to half."""
     ids = np.repeat(np.arange(2048, dtype=np.int64) << 50, 2)
-    seats = np.zeros((num_seats(len(ids)), 2), np.int64)
-    unique, inverse = run_unique(ids, seats)
+    hash_slots = np.zeros((num_hash_slots(len(ids)), 2), np.int64)
+    unique, inverse = run_unique(ids, hash_slots)
     assert np.array_equal(unique[inverse], ids)
     assert len(unique) == 2048
-    assert not seats.any()
+    assert not hash_slots.any()
 
 
 def test_unique_ids_takes_read_only_ids():
     ids = np.array([5, 5, 7], np.int64)
     ids.flags.writeable = False
-    unique, inverse = run_unique(ids, np.zeros((num_seats(3), 2), np.int64))
+    unique, inverse = run_unique(ids, np.zeros((num_hash_slots(3), 2), np.int64))
     assert (unique.tolist(), inverse.tolist()) == ([5, 7], [0, 0, 1])
 
 
 @pytest.mark.parametrize(
-    ("num_seats_given", "room", "places"), [(8, 5, 5), (24, 5, 5), (16, 4, 5), (16, 5, 4), (0, 5, 5)]
+    ("num_slots_given", "room", "places"), [(8, 5, 5), (24, 5, 5), (16, 4, 5), (16, 5, 4), (0, 5, 5)]
 )
-def test_unique_ids_refuses_small_arrays(num_seats_given, room, places):
-    seats = np.zeros((num_seats_given, 2), np.int64)
-    with pytest.raises(ValueError, match="num_seats"):
-        unique_ids(np.zeros(5, np.int64), seats, np.empty(room, np.int64), np.empty(places, np.int32))
+def test_unique_ids_refuses_small_arrays(num_slots_given, room, places):
+    hash_slots = np.zeros((num_slots_given, 2), np.int64)
+    with pytest.raises(ValueError, match="num_hash_slots"):
+        unique_ids(np.zeros(5, np.int64), hash_slots, np.empty(room, np.int64), np.empty(places, np.int32))
 
 
 def test_ids_of_another_dtype_are_refused():
@@ -145,16 +145,16 @@ def expected_chains(local_rows, rows):
 @settings(max_examples=100, deadline=None)
 def test_merge(local_rows):
     rows = np.array(local_rows, np.int64)
-    seats = np.zeros(16, np.int32)
+    marks = np.zeros(16, np.int32)
     unique, head, following = (
         np.empty(len(rows), np.int64),
         np.empty(len(rows), np.int32),
         np.empty(len(rows), np.int32),
     )
-    count = merge(rows, seats, unique, head, following)
+    count = merge(rows, marks, unique, head, following)
     assert unique[:count].tolist() == list(dict.fromkeys(local_rows))
     assert chains(unique[:count], head[:count], following) == expected_chains(local_rows, set(local_rows))
-    assert not seats.any()
+    assert not marks.any()
 
 
 @given(local_rows=LOCAL_ROWS)
@@ -168,13 +168,13 @@ def test_chain_all_rows(local_rows):
 @pytest.mark.parametrize("bad", [-1, 4, 2**40, -(2**63)])
 def test_merge_refuses_rows_of_others_and_leaves_the_scratch_clean(bad):
     rows = np.array([1, 3, 1, bad, 2], np.int64)
-    seats = np.zeros(4, np.int32)
+    marks = np.zeros(4, np.int32)
     room = np.empty(5, np.int64), np.empty(5, np.int32), np.empty(5, np.int32)
     with pytest.raises(ValueError, match=rf"Found local row {bad} on a host that holds 4 rows"):
-        merge(rows, seats, *room)
-    assert not seats.any()
+        merge(rows, marks, *room)
+    assert not marks.any()
     with pytest.raises(ValueError, match=rf"Found local row {bad}"):
-        chain_all_rows(rows, seats, room[2])
+        chain_all_rows(rows, marks, room[2])
 
 
 def test_merge_refuses_small_arrays():

@@ -67,7 +67,8 @@ class Pod:
         requests = [lookup.request(batch) for lookup, batch in zip(self.lookups, batches, strict=True)]
         for host, lookup in enumerate(self.lookups):
             frames = [requests[other].frames[host].copy() for other in hosts]
-            lookup.accept(requests[host], frames, self.gradients[host])
+            lookup.accept(requests[host], frames)
+            lookup.group(requests[host], self.layout.blocks(self.gradients[host]))
         return requests
 
     def step(self, batches: list[dict[str, Ragged]]) -> None:
@@ -75,13 +76,13 @@ class Pod:
         requests = self.accepted(batches)
         for host, lookup in enumerate(self.lookups):
             lookup.pool_for_others(requests[host])
-            lookup.pool_own(requests[host], self.activations[host])
+            lookup.pool_own(requests[host], self.layout.blocks(self.activations[host]))
             for other in hosts:
                 if other != host:
-                    self.activations[other][self.layout.region(host)] = lookup.answer(other)
-                    lookup.gradient_memory(other)[:] = self.gradients[other][self.layout.region(host)]
+                    self.activations[other][self.layout.region(host)] = lookup.answer(requests[host], other)
+                    lookup.gradient_memory(requests[host], other)[:] = self.gradients[other][self.layout.region(host)]
         for host, lookup in enumerate(self.lookups):
-            lookup.update(requests[host], self.gradients[host], RATES)
+            lookup.update(requests[host], self.layout.blocks(self.gradients[host]), RATES)
 
     def table(self, at: int) -> Table:
         return self.lookups[self.owners[at]]._tables[at]
@@ -165,7 +166,7 @@ def test_an_id_outside_the_table_is_refused_where_it_comes_from() -> None:
         pod.lookups[0].request(batch | {"f1": Ragged.of([7], [0, 1])})
 
 
-@pytest.mark.parametrize("damage", ["length", "splits", "row"])
+@pytest.mark.parametrize("damage", ["length", "splits", "row", "negative row", "count"])
 def test_a_damaged_frame_is_refused(damage: str) -> None:
     pod = Pod(2, [0, 0, 0])
     batch = {f"f{at}": Ragged.of([0, 1], [0, 2]) for at in range(4)}
@@ -174,11 +175,13 @@ def test_a_damaged_frame_is_refused(damage: str) -> None:
     if damage == "length":
         frame = frame[:-1]
     elif damage == "splits":
-        frame[2 * 4 + 1] = 5
+        frame[3 * 4 + 1] = 5
+    elif damage == "count":
+        frame[1] = -1
     else:
-        frame[-1] = 1 << 20
+        frame[-1] = 1 << 20 if damage == "row" else -1
     with pytest.raises(ValueError, match="Found"):
-        pod.lookups[0].accept(own, [frame, frame], pod.gradients[0])
+        pod.lookups[0].accept(own, [frame, frame])
 
 
 def test_rules_that_touch_all_rows_or_apply_one_by_one_stay_with_rows() -> None:

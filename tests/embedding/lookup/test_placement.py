@@ -65,3 +65,29 @@ def test_features_count_beside_bytes() -> None:
     specs = [spec(0, 4000), *(spec(at, 400) for at in range(1, 11))]
     owners = [int(one[0]) for one in place_tables(specs, num_features=[1] * 11, num_hosts=2)]
     assert sorted(np.bincount(owners).tolist()) == [4, 7]
+
+
+def test_a_table_that_is_cut_for_more_hosts_is_spread_over_all_of_them() -> None:
+    """It lay whole on one of two hosts, which would otherwise keep most of its buckets, and get most of its ids."""
+    rows = [10, 100, 300, 700, 1200, 2000, 3000, 5000, 8000, 12000, 18000, 20000, 60000, 100_000]
+    specs = [spec(at, count) for at, count in enumerate(rows)]
+    features = [1] * len(specs)
+    before = place_tables(specs, num_features=features, num_hosts=2)
+    assert len(set(before[-1].tolist())) == 1
+    after = place_tables(specs, num_features=features, num_hosts=3, previous=before)
+    cut = np.bincount(after[-1], minlength=3)
+    assert sorted(cut.tolist()) == [2, 3, 3]
+    assert (after[-1] == before[-1]).sum() == cut[before[-1][0]], "buckets moved that could have stayed"
+    held, load = np.zeros(3), np.zeros(3)
+    for one, owners in zip(specs, after, strict=True):
+        np.add.at(held, owners, one.bucket_bytes)
+        np.add.at(load, owners, one.bucket_bytes + sum(8 * s.bucket_bytes for s in specs) / len(specs) / 8)
+    assert held.max() <= 1.2 * held.mean(), held
+    assert load.max() <= 1.05 * load.mean(), load
+
+
+def test_a_table_that_becomes_whole_goes_to_the_host_that_had_most_of_it() -> None:
+    specs = [spec(0, 80), spec(1, 80), spec(2, 80)]
+    before = [np.array([0, 1, 1, 0, 1, 1, 2, 2], np.int32), np.full(8, 0, np.int32), np.full(8, 2, np.int32)]
+    after = place_tables(specs, num_features=[1, 1, 1], num_hosts=3, previous=before)
+    assert [set(owners.tolist()) for owners in after] == [{1}, {0}, {2}]

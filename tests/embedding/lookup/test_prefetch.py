@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.lookup import compiled as kernels
-from podembed.embedding.lookup import prefetch as early
+from podembed.embedding.lookup import prefetch
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
 from podembed.embedding.optimizers import SGD, Adam
 from podembed.embedding.table.table import Table
@@ -37,12 +37,12 @@ def test_a_mask_says_what_its_split_says(lengths: list[int], seed: int) -> None:
     again = Split.of_mask(np.concatenate([mask, np.full(5, 255, np.uint8)]), lengths)
     for found in (split, again):
         for at, late in enumerate(flags):
-            assert found.positions(Part.LATE)[at].tolist() == np.flatnonzero(late).tolist()
-            assert found.positions(Part.EARLY)[at].tolist() == np.flatnonzero(~late).tolist()
+            assert found.positions(Part.REST)[at].tolist() == np.flatnonzero(late).tolist()
+            assert found.positions(Part.PREFETCHED)[at].tolist() == np.flatnonzero(~late).tolist()
 
 
 def test_little_is_not_worth_packing() -> None:
-    """One early vector of eight wide ones counts an eighth; narrow ones beside wide ones count less."""
+    """One prefetched vector of eight wide ones counts an eighth; narrow ones beside wide ones count less."""
     wide = np.array([True] * 7 + [False])
     assert Split.worthwhile([wide], [4]) is not None
     assert Split.worthwhile([wide, np.ones(8, bool)], [4, 4]) is None
@@ -54,33 +54,33 @@ def test_little_is_not_worth_packing() -> None:
 def test_packed_parts_are_the_two_ends_of_a_block() -> None:
     split = Split.of([np.array([True, False, True]), np.array([False])])
     blocks = [np.arange(6).reshape(3, 2), np.array([[7]])]
-    assert [part.tolist() for part in split.packed(Part.EARLY, blocks)] == [[[0, 1]], [[7]]]
-    assert [part.tolist() for part in split.packed(Part.LATE, blocks)] == [[[2, 3], [4, 5]], []]
+    assert [part.tolist() for part in split.packed(Part.PREFETCHED, blocks)] == [[[0, 1]], [[7]]]
+    assert [part.tolist() for part in split.packed(Part.REST, blocks)] == [[[2, 3], [4, 5]], []]
 
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 999))
 def test_marks_are_found_and_taken_away(seed: int) -> None:
     random = np.random.default_rng(seed)
-    seats, rows = np.zeros(60, np.int32), random.integers(0, 60, 20)
+    marks, rows = np.zeros(60, np.int32), random.integers(0, 60, 20)
     wanted, splits = random.integers(0, 60, 50), np.sort(np.append(random.integers(0, 51, 9), [0, 50]))
-    mark_rows(rows, seats, 1)
+    mark_rows(rows, marks, 1)
     of_rows, of_bags = np.empty(50, bool), np.empty(10, bool)
-    find_marked_rows(wanted, seats, of_rows)
-    find_marked_bags(wanted.astype(np.int32), splits, seats, of_bags)
+    find_marked_rows(wanted, marks, of_rows)
+    find_marked_bags(wanted.astype(np.int32), splits, marks, of_bags)
     assert of_rows.tolist() == np.isin(wanted, rows).tolist()
     assert of_bags.tolist() == [bool(of_rows[a:b].any()) for a, b in itertools.pairwise(splits)]
-    mark_rows(rows, seats, 0)
-    assert not seats.any()
+    mark_rows(rows, marks, 0)
+    assert not marks.any()
 
 
 @pytest.mark.parametrize("row", [-1, 60])
 def test_a_row_that_is_not_held_is_refused(row: int) -> None:
-    seats, rows = np.zeros(60, np.int32), np.array([3, row])
+    marks, rows = np.zeros(60, np.int32), np.array([3, row])
     with pytest.raises(ValueError, match=f"Found local row {row} on a host that holds 60 rows"):
-        mark_rows(rows, seats, 1)
+        mark_rows(rows, marks, 1)
     with pytest.raises(ValueError, match=f"Found local row {row} on a host that holds 60 rows"):
-        find_marked_rows(rows, seats, np.empty(2, bool))
+        find_marked_rows(rows, marks, np.empty(2, bool))
 
 
 @pytest.mark.parametrize("dim", [3, 16, 256])
@@ -145,11 +145,13 @@ def test_bags_without_a_touched_row_are_early(seed: int, num_hosts: int) -> None
                 late.append([not touched[tables[at]].isdisjoint(bags.values[a:b].tolist()) for a, b in ends])
             widths = [pod.layout.widths[at] for at in order]
             share = sum(w * flags.count(False) for w, flags in zip(widths, late, strict=True))
-            if share == 0 or share < early.MIN_EARLY_SHARE * sum(w * len(f) for w, f in zip(widths, late, strict=True)):
+            if share == 0 or share < prefetch.MIN_PREFETCH_SHARE * sum(
+                w * len(f) for w, f in zip(widths, late, strict=True)
+            ):
                 assert split is None
             else:
                 assert split is not None
-                assert [part.tolist() for part in split.late] == [np.flatnonzero(flags).tolist() for flags in late]
+                assert [part.tolist() for part in split.rest] == [np.flatnonzero(flags).tolist() for flags in late]
 
 
 @settings(deadline=None, max_examples=15)
@@ -176,9 +178,9 @@ def test_rows_that_nobody_touched_are_early(seed: int, num_hosts: int) -> None:
                     touched += (first + late).tolist()
                     first += len(wanted[at])
                 if split is not None:
-                    assert split.late[number].tolist() == touched
-                    num_early += len(split.early[number])
-                    assert sorted([*split.early[number], *touched]) == list(range(first))
+                    assert split.rest[number].tolist() == touched
+                    num_early += len(split.prefetched[number])
+                    assert sorted([*split.prefetched[number], *touched]) == list(range(first))
     assert num_early > 0 or all(split is None for one in after for split in one.splits)
 
 
@@ -198,6 +200,6 @@ def test_a_rule_that_touches_all_rows_leaves_none_early() -> None:
 def test_seats_are_clean_after_marking() -> None:
     spec = TableSpec.of(test_pooled_lookup.TableConfig(10, 4, name="t", optimizer=SGD(0.1)), seed=0)
     table = Table(spec, np.arange(spec.layout.num_buckets))
-    with table.marked([np.array([1, 2]), np.array([2, 5])]) as seats:
-        assert np.flatnonzero(seats).tolist() == [1, 2, 5]
-    assert not seats.any()
+    with table.marked([np.array([1, 2]), np.array([2, 5])]) as marks:
+        assert np.flatnonzero(marks).tolist() == [1, 2, 5]
+    assert not marks.any()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from podembed.embedding.buckets import BucketLayout, place
 from podembed.embedding.initializers import Constant
-from podembed.embedding.lookup.sharded import Prepared, ShardedLookup
-from podembed.embedding.lookup.streams import FeatureBinding
+from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.streams import FeatureBinding, Prepared
 from podembed.embedding.optimizers import SGD, Adagrad, Optimizer, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec

@@ -1,4 +1,4 @@
-"""`Preimages` beside the plain way, a whole copy at the freeze: reading, releasing, a full buffer, and going back."""
+"""`Snapshot` beside the plain way, a whole copy at the freeze: reading, releasing, a full buffer, and going back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_zeros
 from podembed.embedding.kernels.snapshots import GROUP_ROWS
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from podembed.embedding.table.snapshot import Preimages, share_out
+from podembed.embedding.table.snapshot import Snapshot, share_out
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -29,9 +29,9 @@ def rows_of(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def frozen(preimages: Preimages, arrays: list[np.ndarray], start: int, stop: int) -> list[np.ndarray]:
+def frozen(snapshot: Snapshot, arrays: list[np.ndarray], start: int, stop: int) -> list[np.ndarray]:
     out = [np.full((stop - start, array.shape[1]), np.nan, np.float32) for array in arrays]
-    preimages.read(start, stop, out)
+    snapshot.read(start, stop, out)
     return out
 
 
@@ -45,59 +45,59 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 def test_what_is_read_is_a_copy_made_at_the_freeze(data: st.DataObject, num_rows: int, max_rows: int) -> None:
     """Changes, pieces read in rising order and released, in any order; a change waits where the buffer is full."""
     arrays = filled(num_rows)
-    preimages = Preimages(arrays, max_rows=max_rows)
+    snapshot = Snapshot(arrays, max_rows=max_rows)
     for _ in range(data.draw(st.integers(1, 3), "saves")):
-        preimages.freeze()
+        snapshot.freeze()
         copy = [array.copy() for array in arrays]
         done = 0
         while done < num_rows:
             wanted = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=8), "rows"), np.int64)
-            allowed = preimages.preserve(wanted)
+            allowed = snapshot.preserve(wanted)
             for array in arrays:
                 array[wanted[:allowed]] += 0.5
-            assert preimages.num_kept <= max_rows
+            assert snapshot.num_kept <= max_rows
             if allowed < len(wanted):
-                assert preimages.num_kept == max_rows
+                assert snapshot.num_kept == max_rows
             stop = min(num_rows, done + data.draw(st.integers(1, 400), "piece"))
-            assert_equal(frozen(preimages, arrays, done, stop), [array[done:stop] for array in copy])
-            preimages.release(stop)
+            assert_equal(frozen(snapshot, arrays, done, stop), [array[done:stop] for array in copy])
+            snapshot.release(stop)
             done = stop
-        assert preimages.num_kept == 0
-        assert preimages.preserve(np.arange(num_rows)) == num_rows, "nothing is kept of rows that were released"
+        assert snapshot.num_kept == 0
+        assert snapshot.preserve(np.arange(num_rows)) == num_rows, "nothing is kept of rows that were released"
 
 
 def test_a_row_is_copied_once_and_only_if_it_changes() -> None:
     arrays = filled()
-    preimages = Preimages(arrays, max_rows=6)
-    preimages.freeze()
-    assert preimages.preserve(rows_of(1, 2, 700, 1)) == 4
-    assert preimages.num_kept == 3
+    snapshot = Snapshot(arrays, max_rows=6)
+    snapshot.freeze()
+    assert snapshot.preserve(rows_of(1, 2, 700, 1)) == 4
+    assert snapshot.num_kept == 3
     arrays[0][1] = -1
-    preimages.preserve(rows_of(1))
+    snapshot.preserve(rows_of(1))
     arrays[0][1] = -2
-    assert frozen(preimages, arrays, 1, 2)[0].tolist() == [[3, 4, 5]]
-    assert preimages.num_kept == 3
+    assert frozen(snapshot, arrays, 1, 2)[0].tolist() == [[3, 4, 5]]
+    assert snapshot.num_kept == 3
 
 
 def test_a_full_buffer_stops_at_the_first_row_without_room() -> None:
     arrays = filled()
-    preimages = Preimages(arrays, max_rows=1)
-    preimages.freeze()
-    assert preimages.preserve(rows_of(3, 3, 64, 3)) == 2
-    assert preimages.preserve(rows_of(64)) == 0
-    preimages.release(4)
-    assert preimages.preserve(rows_of(3, 2, 64)) == 2, "row 3 is free to change, but its group keeps its seat"
-    preimages.release(GROUP_ROWS)
-    assert preimages.preserve(rows_of(64, 0, GROUP_ROWS)) == 3
+    snapshot = Snapshot(arrays, max_rows=1)
+    snapshot.freeze()
+    assert snapshot.preserve(rows_of(3, 3, 64, 3)) == 2
+    assert snapshot.preserve(rows_of(64)) == 0
+    snapshot.release(4)
+    assert snapshot.preserve(rows_of(3, 2, 64)) == 2, "row 3 is free to change, but its group keeps its entry"
+    snapshot.release(GROUP_ROWS)
+    assert snapshot.preserve(rows_of(64, 0, GROUP_ROWS)) == 3
 
 
 def test_rows_that_were_released_cannot_be_read_any_more() -> None:
-    preimages = Preimages(filled(), max_rows=1)
-    preimages.freeze()
-    preimages.release(64)
+    snapshot = Snapshot(filled(), max_rows=1)
+    snapshot.freeze()
+    snapshot.release(64)
     with pytest.raises(ValueError, match="rising order"):
-        preimages.read(63, 100, filled(37))
-    preimages.read(64, 100, filled(36))
+        snapshot.read(63, 100, filled(37))
+    snapshot.read(64, 100, filled(36))
 
 
 OPTIMIZERS = [SGD(0.1), Adagrad(0.1), RowWiseAdagrad(0.1), AdagradMomentum(0.1, 0.9), Adam(0.1), FTRL(0.1)]
@@ -119,37 +119,37 @@ def test_undo_is_exact_for_every_optimizer(optimizer: Optimizer) -> None:
     """Random updates after random freezes; bytes, not values, are compared."""
     rng = np.random.default_rng(3)
     table = trained_table(optimizer)
-    preimages = Preimages(arrays_of(table), max_rows=table.num_rows)
+    snapshot = Snapshot(arrays_of(table), max_rows=table.num_rows)
 
     def keep(rows: np.ndarray) -> None:
-        assert preimages.preserve(rows) == len(rows)
+        assert snapshot.preserve(rows) == len(rows)
 
     table.before_change = keep
     for _ in range(3):
-        preimages.freeze()
+        snapshot.freeze()
         before = [array.tobytes() for array in arrays_of(table)]
         for _ in range(4):
             rows = rng.integers(0, table.num_rows, 30)
             table.update(rows, rng.standard_normal((30, 8), np.float32), 0.1)
         assert [array.tobytes() for array in arrays_of(table)] != before
-        out = frozen(preimages, arrays_of(table), 0, table.num_rows)
+        out = frozen(snapshot, arrays_of(table), 0, table.num_rows)
         assert [array.tobytes() for array in out] == before, "a save that goes on meanwhile reads the same"
-        assert preimages.undo() > 0
+        assert snapshot.undo() > 0
         assert [array.tobytes() for array in arrays_of(table)] == before
-        assert preimages.undo() == 0
+        assert snapshot.undo() == 0
         table.update(rng.integers(0, table.num_rows, 30), rng.standard_normal((30, 8), np.float32), 0.1)
 
 
 def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was_not_made() -> None:
     table = trained_table(Adagrad(0.1))
-    preimages = Preimages(arrays_of(table), max_rows=20)
+    snapshot = Snapshot(arrays_of(table), max_rows=20)
 
     def keep(rows: np.ndarray) -> None:
-        if preimages.preserve(rows) < len(rows):
+        if snapshot.preserve(rows) < len(rows):
             raise BufferError
 
     table.before_change = keep
-    preimages.freeze()
+    snapshot.freeze()
     before = [array.tobytes() for array in arrays_of(table)]
     refused = 0
     for row in range(0, 1000, 40):
@@ -158,28 +158,28 @@ def test_undo_under_size_pressure_is_exact_since_a_change_that_found_no_room_was
         except BufferError:
             refused += 1
     assert 0 < refused < 25
-    assert preimages.undo() == 20
+    assert snapshot.undo() == 20
     assert [array.tobytes() for array in arrays_of(table)] == before
 
 
 def test_undo_is_refused_when_frozen_values_are_gone() -> None:
-    preimages = Preimages(filled(), max_rows=2)
-    preimages.freeze()
-    preimages.release(64)
+    snapshot = Snapshot(filled(), max_rows=2)
+    snapshot.freeze()
+    snapshot.release(64)
     with pytest.raises(ValueError, match="Restore from a commit"):
-        preimages.undo()
-    preimages.freeze()
-    assert preimages.undo() == 0
+        snapshot.undo()
+    snapshot.freeze()
+    assert snapshot.undo() == 0
 
 
 def test_an_empty_table_has_nothing_to_keep() -> None:
     arrays = filled(0)
-    preimages = Preimages(arrays, max_rows=0)
-    preimages.freeze()
-    assert preimages.preserve(rows_of()) == 0
-    preimages.read(0, 0, arrays)
-    preimages.release(0)
-    assert preimages.undo() == 0
+    snapshot = Snapshot(arrays, max_rows=0)
+    snapshot.freeze()
+    assert snapshot.preserve(rows_of()) == 0
+    snapshot.read(0, 0, arrays)
+    snapshot.release(0)
+    assert snapshot.undo() == 0
 
 
 def test_the_buffer_is_shared_out_by_equal_bytes_as_far_as_tables_can_use_them() -> None:

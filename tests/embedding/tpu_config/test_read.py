@@ -223,7 +223,7 @@ def test_a_table_without_optimizer():
     assert [table.optimizer for table in from_config(message).tables] == [None, Adagrad(0.5)]
 
 
-@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+@given(st.floats(0.0, width=32, allow_nan=False, allow_infinity=False))
 def test_numbers_come_back_as_the_shortest_decimal_of_their_float32(value):
     message = config()
     parameters(message).learning_rate.constant = value

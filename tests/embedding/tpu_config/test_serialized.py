@@ -173,6 +173,7 @@ def test_recorded_bytes_are_read_and_come_back(recorded):
 # ---- there and back ----
 
 decimals = st.integers(-9999, 9999).map(lambda value: value / 1000)
+at_least_zero = st.integers(0, 9999).map(lambda value: value / 1000)
 above_zero = st.integers(1, 9999).map(lambda value: value / 10000)
 below_one = st.integers(0, 9999).map(lambda value: value / 10000)
 
@@ -196,15 +197,16 @@ def common_options(draw):
 
 @st.composite
 def optimizers(draw, rates):
-    options = {"learning_rate": draw(st.one_of(decimals, st.sampled_from(rates)))} | draw(common_options())
+    options = {"learning_rate": draw(st.one_of(at_least_zero, st.sampled_from(rates)))} | draw(common_options())
     booleans = st.booleans()
     cls = draw(st.sampled_from([SGD, Adagrad, AdagradMomentum, FTRL, Adam]))
     if cls is AdagradMomentum:
-        options |= {"momentum": draw(decimals), "use_nesterov": draw(booleans), "exponent": draw(above_zero)}
-        options |= {"beta2": draw(decimals), "epsilon": draw(above_zero)}
+        options |= {"momentum": draw(below_one), "use_nesterov": draw(booleans), "exponent": draw(above_zero)}
+        options |= {"beta2": draw(below_one), "epsilon": draw(above_zero)}
     if cls is FTRL:
-        options |= {"learning_rate_power": draw(decimals), "beta": draw(decimals)}
-        options |= {"l1_regularization_strength": draw(decimals), "l2_regularization_strength": draw(decimals)}
+        options |= {"learning_rate_power": -draw(at_least_zero), "beta": draw(at_least_zero)}
+        options |= {"l1_regularization_strength": draw(at_least_zero)}
+        options |= {"l2_regularization_strength": draw(at_least_zero)}
         options |= {"multiply_linear_by_learning_rate": draw(booleans), "allow_zero_accumulator": draw(booleans)}
     if cls is Adam:
         options |= {"beta_1": draw(below_one), "beta_2": draw(below_one), "epsilon": draw(above_zero)}

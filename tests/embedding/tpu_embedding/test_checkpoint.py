@@ -18,7 +18,7 @@ from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMi
 from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tpu_embedding.serving import TPUEmbeddingForServing
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
 
 
 def declared(optimizer=None, *, num_rows=50, dim=3):

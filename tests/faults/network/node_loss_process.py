@@ -20,9 +20,11 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 from tests.processes import actor_processes
 
 
@@ -31,10 +33,10 @@ class NodeTaker(SilentReporter):
 
     def __init__(self, cluster: Cluster, nodes: list) -> None:
         self.cluster, self.nodes = cluster, nodes
-        self.notices: list[str] = []
+        self.events: list[Event] = []
 
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
+    def event(self, event: Event) -> None:
+        self.events.append(event)
 
     def window(self, report: WindowReport) -> None:
         if report.committed_step >= 10 and self.nodes:
@@ -78,7 +80,7 @@ def main(data: str, storage: str) -> None:
                     "step": result.step,
                     "losses": [result.losses[step] for step in sorted(result.losses)],
                     "recoveries": [recovery.cause for recovery in result.recoveries],
-                    "notices": reporter.notices,
+                    "events": [{"kind": event.kind, **event.values()} for event in reporter.events],
                 }
             )
         )

@@ -126,9 +126,9 @@ class Driver:
             else:
                 self.other.append(line)
 
-    def notices(self, text: str = "") -> list[str]:
-        """What it told that has this text."""
-        return [line["notice"] for line in [*self.lines] if text in line.get("notice", "")]
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The values of its events of a kind."""
+        return [line["values"] for line in [*self.lines] if line.get("event") == kind]
 
     def check_alive(self) -> None:
         assert self.process.poll() is None, self.report()
@@ -141,7 +141,7 @@ class Driver:
         return next(line["result"] for line in self.lines if "result" in line)
 
     def report(self) -> str:
-        said = [f"{line['at_s']:6.1f} {line['notice']}\n" for line in [*self.lines] if "notice" in line]
+        said = [f"{line['at_s']:6.1f} {line['text']}\n" for line in [*self.lines] if "event" in line]
         return "".join([*said, *self.other[-30:]])
 
     def end(self) -> None:

@@ -2,8 +2,7 @@
 JSON line each.
 
 Usage: python -m tests.faults.network.partition_process DATA STORAGE NAME MAX_STEPS HOSTS. A line has the seconds since
-the beginning and one of: `notice`, a text; `window`, the last step of a window; `machines`, by host the machine of a
-generation; `result`, at the end.
+the beginning and one of: `event`, a kind with its values; `window`, the last step of a window; `result`, at the end.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ import sys
 import time
 from typing import Any
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Recovery, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import WindowTrained
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 
 COMMIT_EVERY = 10
 LEASE_TIMEOUT_S = 10.0
@@ -32,14 +34,11 @@ class Lines(SilentReporter):
     def say(self, **what: Any) -> None:
         print(json.dumps({"at_s": round(time.monotonic() - self.began_s, 1), **what}), flush=True)
 
-    def notice(self, text: str) -> None:
-        self.say(notice=text)
-
-    def recovery(self, recovery: Recovery) -> None:
-        self.say(notice=f"recovered: {recovery}")
-
-    def window(self, report: WindowReport) -> None:
-        self.say(window=report.step, generation=report.generation)
+    def event(self, event: Event) -> None:
+        if isinstance(event, WindowTrained):
+            self.say(window=event.report.step, generation=event.report.generation)
+        else:
+            self.say(event=event.kind, values=event.values(), text=sentence(event))
 
 
 def main() -> int:

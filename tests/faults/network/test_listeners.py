@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from tests.orchestrator.driver.test_equality import train_small
 from tests.processes import actor_processes
 

@@ -22,8 +22,9 @@ def test_a_lost_machine_costs_steps_and_nothing_else(ray_cluster: None, small_da
     lost = said_by("tests.faults.network.node_loss_process", small_data, str(tmp_path), timeout_s=TIMEOUT_S)
     assert lost["step"] == 50
     assert len(lost["recoveries"]) >= 1
-    assert not any("share" in notice for notice in lost["notices"]), "the two hosts should be on two nodes"
-    assert any("niceness of 15" in notice and "RAY_worker_niceness=0" in notice for notice in lost["notices"])
+    kinds = [event["kind"] for event in lost["events"]]
+    assert "hosts_share_machines" not in kinds, "the two hosts should be on two nodes"
+    assert [event["niceness"] for event in lost["events"] if event["kind"] == "niceness_found"] == [15]
     undisturbed = train_small(small_data, tmp_path, "undisturbed", num_hosts=2)
     assert lost["losses"] == [undisturbed.losses[step] for step in sorted(undisturbed.losses)]
     assert_same_bytes(committed_state(lost["path"]), committed_state(undisturbed.path))

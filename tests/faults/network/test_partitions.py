@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podembed.orchestrator.commit.lease import read_head, read_lineage
+from podembed.orchestrator.commit.lease_files import read_head, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.faults.network.partition_cluster import PATIENCE_S, Driver, PartedCluster, parted_cluster, workers_on
@@ -76,8 +76,8 @@ def trains(driver: Driver) -> None:
 
 def finds(driver: Driver) -> float:
     """Seconds until the driver names a fault."""
-    seconds = wait_for("notice of the fault", lambda: bool(driver.notices("fault: ")), seconds=60)
-    print(f"found after {seconds:.1f} s: {driver.notices('fault: ')[0]}")
+    seconds = wait_for("notice of the fault", lambda: bool(driver.events("generation_lost")), seconds=60)
+    print(f"found after {seconds:.1f} s: {driver.events('generation_lost')[0]['cause']}")
     assert seconds <= FOUND_S, driver.report()
     return seconds
 
@@ -148,7 +148,7 @@ def test_an_outage_of_seconds_is_borne(
         time.sleep(OUTAGE_S)
         cluster.network.heal()
         check_end(driver, undisturbed, small_data)
-        assert driver.notices("fault: ") == [], driver.report()
+        assert driver.events("generation_lost") == [], driver.report()
         nobody_is_left(cluster)
     finally:
         cluster.network.heal()
@@ -173,7 +173,7 @@ def test_a_machine_that_stays_away_is_replaced(
             else:
                 cluster.network.cut_off(2)
             finds(driver)
-            wait_for("wait for a machine", lambda: bool(driver.notices("waiting for hosts")), seconds=30)
+            wait_for("wait for a machine", lambda: bool(driver.events("hosts_awaited")), seconds=30)
             gone_s = wait_for(
                 "end of the processes on the lost machine", lambda: not workers_on(lost), seconds=PATIENCE_S
             )
@@ -213,11 +213,13 @@ def test_a_machine_that_joins_gets_its_buckets_from_the_host_that_has_them(
         try:
             trains(driver)
             cluster.start(2)
-            wait_for("second host", lambda: bool(driver.notices("hosts changed from 1 to 2")), seconds=PATIENCE_S)
+            wait_for("second host", lambda: bool(driver.events("hosts_changed")), seconds=PATIENCE_S)
+            (change,) = driver.events("hosts_changed")
+            assert (change["before"], change["after"]) == (1, 2)
             result = driver.result()
             print(driver.report())
-            (moved,) = driver.notices(" from host to host ")
-            assert ", read 0 " in moved
+            (start,) = [start for start in driver.events("generation_started") if start["restore"]["buckets_moved"]]
+            assert start["restore"]["buckets_read"] == 0
             assert result["recoveries"] == []
             assert result["step"] == JOINED_STEPS
             check_lineage(driver.url, small_data)

@@ -11,7 +11,7 @@ import sys
 from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 
 
 def main() -> int:

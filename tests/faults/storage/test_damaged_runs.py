@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.orchestrator.api.records import encode
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, to_json
 from podembed.orchestrator.commit.patience import Patience
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.commit.verification import size_damages
 from podembed.orchestrator.driver import committing
 from podembed.workers.storage import local as local_files
+from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take, write_next
@@ -202,7 +202,7 @@ class TestForgedRecords:
             ("pathlib:Path.touch", '{"self": "FILE"}'),
             ("builtins:exec", "{\"source\": \"open('FILE', 'w')\"}"),
             ("shutil:rmtree", '{"path": "FILE"}'),
-            ("podembed.orchestrator.run.run:create_run", '{"url": "FILE", "job": 1, "reference": 1}'),
+            ("podembed.orchestrator.run.opening:create_run", '{"url": "FILE", "job": 1, "reference": 1}'),
         ],
     )
     def test_no_function_is_called_but_one_that_returns_a_job(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from podembed.orchestrator.api.errors import EXIT_FENCED
-from podembed.orchestrator.commit.lease import read_claims, read_head, read_lineage
+from podembed.orchestrator.commit.lease_files import read_claims, read_head, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from podembed.orchestrator.commit.lease import read_head, read_lineage
+from podembed.orchestrator.commit.lease_files import read_head, read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run

@@ -12,15 +12,15 @@ import pytest
 from podembed.jobs.chaos.jobs import AUDIT, NUM_ROWS
 from podembed.jobs.chaos.oracles import Judgement, Measure, judge, times_of, visits
 from podembed.jobs.chaos.round import Round
-from podembed.jobs.chaos.schedule import Schedule, kill
+from podembed.jobs.chaos.schedule import Schedule, Told, kill
 from podembed.jobs.chaos.table import as_json, render
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.orchestrator.driver.event_log import Event
+from podembed.orchestrator.driver.event_log import LoggedEvent
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.faults.inject import FaultRecord
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 
 STEPS = 40
 FAULT = kill("step.update", "host 0", step=12)
@@ -58,13 +58,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-def event(kind: str, unix_s: float, text: str = "", process: int = 1) -> Event:
-    return Event(kind=kind, unix_s=unix_s, process=process, values={"text": text})
+def event(kind: str, unix_s: float, process: int = 1, **values: Any) -> LoggedEvent:
+    return LoggedEvent(kind=kind, unix_s=unix_s, process=process, values=values)
 
 
 EVENTS = (
     event("begin", 99.0),
-    event("notice", 102.0, "fault: host 0 died"),
+    event("generation_lost", 102.0, cause="host 0 died"),
     event("recovery", 108.0),
     event("window", 109.5),
     event("end", 120.0),
@@ -145,12 +145,16 @@ def test_a_driver_is_missed_when_the_next_one_begins(runs: dict[str, str]) -> No
     assert times_of(a_round(runs["same"], records=(record,), events=events)) == (3.0, 3.0)
 
 
-def test_endings_words_and_faults_that_never_struck_are_found(runs: dict[str, str]) -> None:
+def test_endings_events_and_faults_that_never_struck_are_found(runs: dict[str, str]) -> None:
     assert failed(judged(runs, "same", exit_code=88)) == {"end"}
     assert failed(judged(runs, "same", exit_code=None)) == {"end"}
     assert failed(judged(runs, "same", records=())) == {"struck"}
-    schedule = Schedule(number="F5", title="slow", faults=(FAULT,), says=("host 0", "straggler"))
-    assert failed(judged(runs, "same", schedule=schedule)) == {"said"}
+    wanted = Told("host_slow", {"host": 0, "phase": frozenset({"gather", "pool"})})
+    schedule = Schedule(number="F5", title="slow", faults=(FAULT,), tells=(wanted,))
+    assert failed(judged(runs, "same", schedule=schedule)) == {"told"}
+    for host, phase, is_met in ((1, "gather", False), (0, "update", False), (0, "pool", True)):
+        told = [*EVENTS, event("host_slow", 109.0, host=host, phase=phase)]
+        assert judged(runs, "same", schedule=schedule, events=told).of("told") is is_met
 
 
 def test_a_run_that_committed_nothing_is_not_finished(runs: dict[str, str], tmp_path: Path) -> None:

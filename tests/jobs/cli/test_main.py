@@ -146,23 +146,23 @@ def test_runs_lie_here_or_in_the_home_of_a_ray_job(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", *JOB, "--hosts", "0"], "num_hosts=0"),
+        (["train", *JOB, "--hosts", "0"], "Found --hosts 0. Expected at least 1, or a range such as 2-8"),
         (["train", *JOB, "--hosts", "-2"], "Found --hosts -2"),
         (["train", *JOB, "--hosts", "13"], "13 hosts for the 12 lanes"),
         (["train", *JOB, "--hosts", "2", "--in-process"], "Leave in_process out"),
-        (["train", *JOB, "--threads-per-host", "0"], "threads_per_host=0"),
+        (["train", *JOB, "--threads-per-host", "0"], "Found --threads-per-host 0."),
         (["train", *JOB, "--resources", "GPU"], "Found --resources GPU."),
         (["train", *JOB, "--resources", "CPU=1", "GPU=nan"], "Found --resources GPU=nan."),
         (["train", *JOB, "--hosts", "2", "--resources", "GPU=0.5"], "Found 0.5 GPU a host"),
-        (["train", *JOB, "--checkpoint-every", "0"], "every_steps=0"),
-        (["train", *JOB, "--eval-every", "0"], "eval_every_steps=0"),
-        (["train", *JOB, "--max-steps", "-1"], "max_steps=-1"),
+        (["train", *JOB, "--checkpoint-every", "0"], "Found --checkpoint-every 0."),
+        (["train", *JOB, "--eval-every", "0"], "Found --eval-every 0."),
+        (["train", *JOB, "--max-steps", "-1"], "Found --max-steps -1."),
         (["train", *JOB, "--max-steps", "epoch"], "Found --max-steps epoch. Expected steps such as 500, or epochs"),
         (["train", *JOB, "--keep-every", "0epoch"], "Found --keep-every 0epoch. Expected more than none"),
-        (["train", *JOB, "--checkpoint-seconds", "0"], "every_seconds=0"),
-        (["train", *JOB, "--keep", "1"], "num_to_keep=1"),
-        (["train", *JOB, "--keep-every", "0"], "keep_every_steps=0"),
-        (["train", *JOB, "--keep-best", "-1"], "keep_best=-1"),
+        (["train", *JOB, "--checkpoint-seconds", "0"], "Found --checkpoint-seconds 0.0."),
+        (["train", *JOB, "--keep", "1"], "Found --keep 1."),
+        (["train", *JOB, "--keep-every", "0"], "Found --keep-every 0."),
+        (["train", *JOB, "--keep-best", "-1"], "Found --keep-best -1."),
         (["train", *JOB, "--set", "folder=/no/such"], "/no/such/part-*.parquet"),
         (["train", *JOB, "--warm-start", "/no/such/run"], "/no/such/run"),
         (["train", *JOB, "--set", "folder"], "Expected name=value"),
@@ -256,7 +256,7 @@ def test_resuming_from_the_folder_goes_on_where_it_stood(trained: tuple[Path, st
 
 def test_hosts_of_zero_are_not_taken_for_the_default(trained: tuple[Path, str]) -> None:
     code, _, err = run("resume", str(trained[0]), "--hosts", "0")
-    assert (code, "num_hosts=0" in err) == (87, True)
+    assert (code, "Found --hosts 0." in err) == (87, True)
 
 
 def test_a_failing_model_ends_with_code_1_and_its_traceback(small_data: str, tmp_path: Path) -> None:
@@ -287,14 +287,14 @@ def test_the_command_finds_a_job_in_the_working_folder(tmp_path: Path) -> None:
 )
 def test_hosts_are_a_number_or_a_range(text: str, hosts: int | tuple[int, int]) -> None:
     """What cannot work is refused by the config."""
-    from podembed.jobs.cli.launch import parse_hosts
+    from podembed.jobs.cli.settings import parse_hosts
 
     assert parse_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "-", "2-", "-2", "two", "2-8-9", "2.5", "2 - 8"])
 def test_hosts_that_are_neither_are_refused(text: str) -> None:
-    from podembed.jobs.cli.launch import parse_hosts
+    from podembed.jobs.cli.settings import parse_hosts
 
     with pytest.raises(ConfigurationError, match="Expected a number such as 4, or a range such as 2-8"):
         parse_hosts(text)
@@ -349,10 +349,10 @@ def test_training_goes_on_when_nobody_reads_its_lines(small_data: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [("500", 500), ("1epoch", 40), ("2epochs", 80), ("0.5epoch", 20), ("1/8epoch", 5), ("0.25 epoch", 10), ("-3", -3)],
+    [("500", 500), ("1epoch", 40), ("2epochs", 80), ("0.5epoch", 20), ("1/8epoch", 5), ("0.25 epoch", 10)],
 )
 def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
-    from podembed.jobs.cli.launch import parse_interval
+    from podembed.jobs.cli.settings import parse_interval
 
     assert parse_interval("--eval-every", text, 40) == steps
 
@@ -374,7 +374,72 @@ def test_an_interval_is_steps_or_epochs(text: str, steps: int) -> None:
     ],
 )
 def test_an_interval_that_is_neither_or_not_whole_is_refused(text: str, words: str) -> None:
-    from podembed.jobs.cli.launch import parse_interval
+    from podembed.jobs.cli.settings import parse_interval
 
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         parse_interval("--eval-every", text, 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--eval-every", "0"], r"Found --eval-every 0\. Expected at least 1 step"),
+        (["train", "--checkpoint-every", "-3"], r"Found --checkpoint-every -3\. Expected at least 1 step"),
+        (["train", "--keep", "0"], r"Found --keep 0\. Expected at least 2, .*Leave the flag out"),
+        (["train", "--keep-best", "-1"], r"Found --keep-best -1\."),
+        (["train", "--full-every", "0"], r"Found --full-every 0\."),
+        (["train", "--checkpoint-seconds", "-1"], r"Found --checkpoint-seconds -1\.0\. Expected seconds above 0"),
+        (["train", "--threads-per-host", "0"], r"Found --threads-per-host 0\."),
+        (["train", "--hosts", "0"], r"Found --hosts 0\."),
+        (["plan", "--hosts", "0"], r"Found --hosts 0\."),
+        (["train", "--eval-every", "1e400epoch"], r"Found --eval-every 1e400epoch\. Expected steps such as 500"),
+        (["train", "--max-steps", "1e999999999epochs"], r"Found --max-steps 1e999999999epochs\."),
+        (["train", "--hosts", "2 3"], r"Found --hosts '2 3'\."),
+        (
+            ["train", "--job", "criteo"],
+            r"Found --job criteo without --data\. .*--data '/data/day_\*\.gz'.*generates some",
+        ),
+        (["plan", "--job", "criteo"], r"Found --job criteo without --data\."),
+        (["train", "--job", "movielens"], r"Found --job movielens without --data\. .*grouplens"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_flag_is_named_as_it_was_typed(arguments: list[str], words: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 87
+    assert re.search(words, flat(err)), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["train", "--name", ""], "--name"),
+        (["train", "--job", ""], "--job"),
+        (["train", "--metric", ""], "--metric"),
+        (["train", "--storage", ""], "--storage"),
+        (["train", "--data", ""], "--data"),
+        (["train", "--hosts", ""], "--hosts"),
+        (["train", "--checkpoint-every", ""], "--checkpoint-every"),
+        (["resume", ""], "RUN"),
+        (["inspect", ""], "RUN"),
+        (["fsck", ""], "RUN"),
+        (["plan", ""], "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_value_does_not_count_as_left_out(arguments: list[str], flag: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 87
+    assert f"Found {flag} ''. Expected a value." in err
+
+
+def test_a_flag_that_is_left_out_does_not_count_as_empty() -> None:
+    code, out, _ = run("chaos", "--list")
+    assert code == 0
+    assert out.startswith("F1.1 ")
+
+
+def test_nothing_stands_behind_version() -> None:
+    code, out, err = run("--version", "extra")
+    assert (code, out) == (2, "")
+    assert "Found extra behind --version" in err

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from podembed.jobs.cli.summary import summary
-from podembed.orchestrator.api.config import CheckpointConfig, Evaluation, Recovery, Result
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.result import Evaluation, Recovery, Result
 from podembed.orchestrator.run.history_record import HistoryRecord, RecordedEvaluation
 from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job

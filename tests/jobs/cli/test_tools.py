@@ -15,9 +15,11 @@ import pytest
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
-from podembed.orchestrator.commit.lease import Holder, acquire, read_lineage
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file, commit_name
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import flip_byte

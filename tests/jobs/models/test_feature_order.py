@@ -18,7 +18,8 @@ from podembed.jobs.chaos.jobs import AUDIT, Audited, TinyModel
 from podembed.jobs.models.dcn_v2 import DCNv2
 from podembed.jobs.models.dlrm import DLRM
 from podembed.jobs.models.two_towers import TwoTowers
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig
 
 # Sorted, these are c10, c2, c9, user.
@@ -81,7 +82,7 @@ def test_a_job_tells_its_model_the_order(make: Callable[[], Any]) -> None:
 def test_a_model_that_knows_no_order_refuses_a_plain_dict(model: str) -> None:
     dense, plain = inputs()
     params = MODELS[model]().init(jax.random.key(0), 3, dict.fromkeys(NAMES, WIDTH))
-    with pytest.raises(ValueError, match="told no order.*Pass podembed.embedding.Activations"):
+    with pytest.raises(ValueError, match="knows no order.*Pass podembed.embedding.Activations"):
         jax.jit(MODELS[model]().apply)(params, dense, plain)
 
 

@@ -14,9 +14,10 @@ from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
-from podembed.workers.data.config import DenseColumn
+from podembed.workers.data.columns import DenseColumn
 from podembed.workers.input.reader import InputReader, build_index, training_plan
-from podembed.workers.job.job import JobError, JobReference
+from podembed.workers.job.job import JobError
+from podembed.workers.job.reference import JobReference
 from tests.click_logs import click_lines
 from tests.jobs.cli.test_main import run
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from podembed.jobs.prepare.forms import CriteoForm, CsvForm, open_form
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
-from podembed.workers.data.config import DenseColumn
+from podembed.workers.data.columns import DenseColumn
 from podembed.workers.formats.criteo_lines import FIELD_NAMES, read_line
 from tests.click_logs import click_lines
 

@@ -15,7 +15,8 @@ from podembed.jobs.prepare.ids import HashedIds, VocabularyIds, choose_vocabular
 from podembed.workers.columns.decode import Decoder, RawRows
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import Origin
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 
 # A value is a line of its vocabulary file; prepared text has no line end within a value.
 WORDS = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1, max_size=3)

@@ -21,7 +21,7 @@ from podembed.jobs.prepare.preparation import Prepared, Progress, prepare
 from podembed.jobs.prepare.prepared_set import read_prepared
 from podembed.jobs.prepare.settings import PrepareError, PrepareSettings, field_plans
 from podembed.workers.columns.id_columns import hashed_rows
-from podembed.workers.data.config import DenseColumn
+from podembed.workers.data.columns import DenseColumn
 from podembed.workers.formats.criteo_lines import CATEGORY_NAMES, INTEGER_NAMES, read_line
 from podembed.workers.formats.text import TextError
 from podembed.workers.storage.finished_folder import FolderError

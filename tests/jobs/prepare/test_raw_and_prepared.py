@@ -11,7 +11,8 @@ import pytest
 from podembed.jobs.prepare.preparation import Prepared, prepare
 from podembed.jobs.prepare.settings import IdKind, PrepareSettings, field_plans
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import CsvData, DenseColumn, IdColumn, InputData, ParquetData
+from podembed.workers.data.columns import DenseColumn, IdColumn
+from podembed.workers.data.config import CsvData, InputData, ParquetData
 from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 from tests.click_logs import click_lines

@@ -19,8 +19,8 @@ import pytest
 from podembed.orchestrator import trainer
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.workers.liveness.process_signs import read_signs
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.workers.liveness.process_statistics import read_statistics
 from tests.processes import wait_for
 from tests.small_job import small_job
 
@@ -140,9 +140,9 @@ def is_full(program: subprocess.Popen[bytes]) -> bool:
     """Whether it has filled its pipe and sleeps."""
     assert program.stdout is not None
     (held,) = struct.unpack("i", fcntl.ioctl(program.stdout, termios.FIONREAD, bytes(4)))
-    signs = read_signs(program.pid)
+    statistics = read_statistics(program.pid)
     room = fcntl.fcntl(program.stdout, fcntl.F_GETPIPE_SZ) - held
-    return room < 4096 and signs is not None and signs.state == "S"
+    return room < 4096 and statistics is not None and statistics.state == "S"
 
 
 def test_a_signal_in_the_middle_of_a_print_is_no_error() -> None:
@@ -171,7 +171,7 @@ def test_a_signal_while_ray_connects_and_answers_it_itself_is_a_stop(
     def leave(*_: object, **__: object) -> None:
         sys.exit(signal.SIGTERM)
 
-    monkeypatch.setattr(trainer, "connected", leave)
+    monkeypatch.setattr("podembed.orchestrator.cluster.joining.connected", leave)
     fit = trainer.Trainer(
         small_job(folder=small_data),
         scaling_config=ScalingConfig(num_hosts=2),

@@ -10,6 +10,7 @@ import pytest
 from podembed.orchestrator.api.errors import EXIT_TOO_FEW_HOSTS, TooFewHosts
 from podembed.orchestrator.cluster.head_watch import IDLE_PATIENCE_S, LOOK_S, PATIENCE_S, HeadWatch
 from tests.clock import FakeClock
+from tests.sentences import saying
 
 ADDRESS = "10.0.0.1:6379"
 
@@ -29,7 +30,7 @@ class Head:
         return self.is_up
 
     def watch(self) -> HeadWatch:
-        return HeadWatch(ADDRESS, notice=self.told.append, clock=self.clock, takes=self.takes)
+        return HeadWatch(ADDRESS, emit=saying(self.told), clock=self.clock, takes=self.takes)
 
 
 def test_a_head_is_lost_only_after_a_while_of_silence_and_that_is_told_once() -> None:
@@ -95,6 +96,6 @@ def test_one_that_is_back_in_time_is_used() -> None:
 
 def test_a_socket_that_listens_answers_and_one_that_is_closed_does_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", notice=lambda text: None)
+        watch = HeadWatch(f"127.0.0.1:{server.getsockname()[1]}", emit=lambda event: None)
         assert watch.answers()
     assert not watch.answers()

@@ -15,7 +15,6 @@ from podembed.orchestrator.cluster.ray_backend import RayBackend
 from podembed.orchestrator.cluster.ray_calls import RayCall, RayHandle
 from podembed.orchestrator.cluster.ray_nodes import RayNodes
 from podembed.orchestrator.group.worker_group import HostHandles
-from podembed.orchestrator.strategy import _Outcomes
 from podembed.workers.liveness.worker import Worker
 
 
@@ -67,14 +66,6 @@ def test_without_a_head_nothing_is_given_back_and_no_actor_is_killed_through_it(
     assert backend._reservations == backend._marks == {}
 
 
-def test_a_strategy_whose_cluster_ended_is_told_so_and_ray_is_not_asked() -> None:
-    backend = RayBackend(ScalingConfig(num_hosts=1), print, lost=lambda: "raylet of Ray ended on this machine")
-    # The reference is none of Ray's: to ask for its value would be an error.
-    outcome = _Outcomes(backend)(RayCall(Worker("host", 0), object(), RayHandle(Worker("host", 0), object())))
-    assert isinstance(outcome, WorkerFailure)
-    assert "raylet of Ray ended" in str(outcome)
-
-
 @dataclass(frozen=True)
 class _Actor:
     _actor_id: int
@@ -95,7 +86,7 @@ class _Headless(Connection):
 
 def test_a_cluster_without_its_head_is_not_looked_at_and_no_generation_begins_there() -> None:
     scaling = ScalingConfig(num_hosts=1)
-    nodes = RayNodes(RayBackend(scaling, print), scaling, connection=_Headless(), notice=print)
+    nodes = RayNodes(RayBackend(scaling, print), scaling, connection=_Headless(), emit=print)
     assert nodes.look() is None
     assert nodes.killed_for_memory({Worker("host", 0)}) == set()
     nodes.unask()

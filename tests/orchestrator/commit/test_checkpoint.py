@@ -11,7 +11,8 @@ import pytest
 
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.checkpoint import CommitRefused, NoLoadableCommit
-from podembed.orchestrator.commit.lease import Fenced, read_lineage
+from podembed.orchestrator.commit.lease import Fenced
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, commit_file, commit_name
 from podembed.orchestrator.commit.run_record import open_or_create
 from podembed.workers.checkpoint.files import read_bucket, read_dense

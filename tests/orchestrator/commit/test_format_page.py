@@ -23,7 +23,7 @@ import pytest
 
 from podembed.embedding.keras.sgd_ftrl import Adam
 from podembed.orchestrator.api.config import CheckpointConfig
-from podembed.orchestrator.commit import checkpoint, lease, manifest, run_record
+from podembed.orchestrator.commit import checkpoint, holder, lease_files, manifest, run_record
 from podembed.orchestrator.inspect.describe import export
 from podembed.orchestrator.run import history, history_record, job_settings
 from podembed.orchestrator.run.reference import open_commit
@@ -372,9 +372,9 @@ def test_a_strangers_head_is_ours(tmp_path: Path) -> None:
     assert find_head(tmp_path / "run") is None
     for step in (10, 20, 30):
         leases[-1].publish(f"s{step:09d}-g{len(leases):08d}", b"{}")
-        assert find_head(tmp_path / "run") == lease.read_head(store)
+        assert find_head(tmp_path / "run") == lease_files.read_head(store)
         leases.append(take(store))
-        assert find_head(tmp_path / "run") == lease.read_head(store) == leases[-1].head
+        assert find_head(tmp_path / "run") == lease_files.read_head(store) == leases[-1].head
 
 
 @pytest.mark.parametrize("pattern", ["tables/users/rows/c/1/0/0", "tables/items/v/c/0/0/0", "dense/w/c/0/0"])
@@ -423,10 +423,10 @@ def listed_members(section: str) -> set[str]:
                 run_record.RunRecord,
                 run_record.TableRecord,
                 run_record.WarmStartRecord,
-                lease.Claim,
-                lease.Holder,
-                lease.BaseRecord,
-                lease.Heartbeat,
+                holder.Claim,
+                holder.Holder,
+                lease_files.BaseRecord,
+                holder.Heartbeat,
                 job_settings.SettingsRecord,
                 job_settings.SettingChange,
                 history.Window,

@@ -12,7 +12,8 @@ import pytest
 from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import keep_latest, read_committed
-from podembed.orchestrator.commit.lease import Fenced, read_lineage
+from podembed.orchestrator.commit.lease import Fenced
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import commit_file
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store

@@ -10,6 +10,7 @@ from podembed.orchestrator.api.signals import StoppedAtStart, StopSignals
 from podembed.orchestrator.commit.storage_wait import FIRST_WAIT_S, LONGEST_WAIT_S, StorageWait
 from podembed.workers.storage.errors import NameNotFound, StorageError, StorageFull, StoreUnavailable
 from tests.clock import FakeClock
+from tests.sentences import saying
 
 AWAY = StoreUnavailable("read 'x'", attempts=6, elapsed_s=60.0, last=TimeoutError("slow"))
 
@@ -31,7 +32,7 @@ class Away:
 def waiting(
     clock: FakeClock, notices: list[str], *, timeout_s: float = 600.0, stop: StopSignals | None = None
 ) -> StorageWait:
-    return StorageWait(timeout_s, stop=stop or StopSignals(), notice=notices.append, clock=clock)
+    return StorageWait(timeout_s, stop=stop or StopSignals(), emit=saying(notices), clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,6 @@ def test_others_hear_of_it_meanwhile() -> None:
     clock, called_s = FakeClock(), []
     away = Away(clock, StorageFull("write 'x'", OSError(28, "full")), until_s=300.0)
     meanwhile = lambda: called_s.append(clock.now_s)  # noqa: E731
-    wait = StorageWait(600.0, stop=StopSignals(), notice=lambda text: None, clock=clock, meanwhile=meanwhile)
+    wait = StorageWait(600.0, stop=StopSignals(), emit=lambda event: None, clock=clock, meanwhile=meanwhile)
     assert wait(away) == "answer"
     assert max(after - before for before, after in pairwise([100.0, *called_s, clock.now_s])) < 5.0

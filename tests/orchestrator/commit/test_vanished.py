@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, Result
+from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import Fenced, acquire, read_claims, read_lineage
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.lease import Fenced
+from podembed.orchestrator.commit.lease_files import read_claims, read_lineage
 from podembed.orchestrator.commit.vanished import RunVanished
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.outcomes import EXIT_CONFIGURATION, exit_code
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store

@@ -15,9 +15,9 @@ from podembed.orchestrator.api.config import ConfigurationError, RunConfig, Scal
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.inspect.compact import compact
 from podembed.orchestrator.inspect.prune import prune
-from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.trainer import Trainer
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.errors import SingleWriterStore, StoreCannotCreateExclusively
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import commit_steps, take

@@ -37,7 +37,12 @@ from podembed.orchestrator.decisions.failure import (
     window_target_s,
 )
 from podembed.orchestrator.driver.saves import Saves
+from podembed.orchestrator.group.worker_errors import failure_of
+from podembed.workers.data.errors import InputError
+from podembed.workers.device.gang_errors import GangError
+from podembed.workers.job.job import JobError
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.storage.errors import StorageError, StoreUnavailable
 
 DIED, HUNG, PEER, ERROR = FailureKind.DIED, FailureKind.HUNG, FailureKind.PEER, FailureKind.ERROR
 
@@ -187,8 +192,8 @@ GONE = {"kind": DIED, "is_preemption": True}
         ([*hosts_of(Worker("device", 2), kind=DIED), *hosts_of(Worker("host", 1), **GONE)], FaultClass.PREEMPTION),
         ([*hosts_of(Worker("device", 2), kind=DIED), *hosts_of(Worker("host", 0), kind=PEER)], FaultClass.HOST),
         (hosts_of(Worker("host", 0)), FaultClass.USER),
-        (hosts_of(Worker("host", 0), is_refusal=True), FaultClass.REFUSAL),
-        ([*hosts_of(Worker("host", 0), is_refusal=True), *hosts_of(Worker("device", 0))], FaultClass.USER),
+        (hosts_of(Worker("host", 0), refusal=WorkerRefused), FaultClass.REFUSAL),
+        ([*hosts_of(Worker("host", 0), refusal=WorkerRefused), *hosts_of(Worker("device", 0))], FaultClass.USER),
         (hosts_of(Worker("host", 0), memory="host"), FaultClass.HOST_MEMORY),
         (hosts_of(Worker("host", 0), kind=DIED, memory="host"), FaultClass.HOST_MEMORY),
         (
@@ -204,13 +209,13 @@ def test_what_a_failure_is_charged_to(failures: list[Failure], charged: FaultCla
 @pytest.mark.parametrize(
     ("kinds", "before", "max_failures", "decision"),
     [
-        ([DIED], 0, 3, Recover(cause="host 0 died: m0", budget=Budget(host_faults=1))),
-        ([DIED], 2, 3, Recover(cause="host 0 died: m0", budget=Budget(host_faults=3))),
+        ([DIED], 0, 3, Recover(cause="host 0 died: m0", kind=FaultClass.HOST, budget=Budget(host_faults=1))),
+        ([DIED], 2, 3, Recover(cause="host 0 died: m0", kind=FaultClass.HOST, budget=Budget(host_faults=3))),
         ([DIED], 3, 3, GiveUp(cause="host 0 died: m0", kind=FaultClass.HOST)),
         ([DIED], 0, 0, GiveUp(cause="host 0 died: m0", kind=FaultClass.HOST)),
         ([ERROR], 0, 3, GiveUp(cause="host 0 failed: m0", kind=FaultClass.USER)),
         ([ERROR], 9, 3, GiveUp(cause="host 0 failed: m0", kind=FaultClass.USER)),
-        ([ERROR, DIED], 0, 3, Recover(cause="host 1 died: m1", budget=Budget(host_faults=1))),
+        ([ERROR, DIED], 0, 3, Recover(cause="host 1 died: m1", kind=FaultClass.HOST, budget=Budget(host_faults=1))),
     ],
 )
 def test_what_to_do_after_a_failure(
@@ -282,6 +287,27 @@ def test_a_plan_that_did_not_fit_twice_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("raised", "caught"),
+    [
+        (InputError("Found id 99"), InputError),
+        (StoreUnavailable("reading", attempts=2, elapsed_s=1.0, last=OSError("no route")), StorageError),
+        (JobError("Found dense arrays"), JobError),
+        (GangError("Found 1 JAX processes"), WorkerRefused),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_refusal_is_caught_by_its_public_name(raised: Exception, caught: type[Exception]) -> None:
+    """Whichever process found it: a program names the types of docs/names.md."""
+    failure = failure_of(Worker("host", 0), raised)
+    decision = after_failure([failure], budget=Budget(), max_failures=3)
+    assert isinstance(decision, GiveUp)
+    ended = ending(decision, [failure], max_failures=3, plan="")
+    assert isinstance(ended, caught)
+    assert isinstance(ended, WorkerRefused)
+    assert str(raised) in str(ended)
+
+
+@pytest.mark.parametrize(
     ("kind", "error", "words"),
     [
         (FaultClass.USER, JobFailed, "why\nTraceback of one"),
@@ -341,4 +367,5 @@ def test_an_accelerator_gang_that_broke_is_told_from_one_that_cannot_be() -> Non
     )
     alone = failure_of(Worker("device", 0), GangError("Found 1 JAX processes"))
     assert (lost.kind, shared.kind) == (FailureKind.PEER, FailureKind.ERROR)
-    assert (alone.kind, alone.is_refusal) == (FailureKind.ERROR, True)
+    assert alone.kind is FailureKind.ERROR
+    assert alone.refusal is not None

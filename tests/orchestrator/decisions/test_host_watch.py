@@ -12,11 +12,13 @@ import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError, FailureConfig, ScalingConfig
 from podembed.orchestrator.api.errors import CrashLoop, Failure, FailureKind, JobFailed, TooFewHosts, WorkerFailure
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.host_watch import LOOK_S, SEEN_SETTLE_S, SETTLE_S, HostWatch
 from podembed.orchestrator.decisions.membership import Node, Rules
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
+from tests.sentences import saying
 
 DIED, PEER, ERROR = FailureKind.DIED, FailureKind.PEER, FailureKind.ERROR
 
@@ -37,6 +39,7 @@ class Machines(FakeClock):
     killed: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     deaf: set[str] = field(default_factory=set)
+    domains: dict[str, FailureDomain] = field(default_factory=dict)
     least: int = 1
     most: int = 3
     may_share: bool = False
@@ -46,8 +49,11 @@ class Machines(FakeClock):
         for at in sorted(at for at in self.later if at <= self.now_s):
             self.later.pop(at)()
 
-    def left(self) -> frozenset[str]:
-        return frozenset(self.gone)
+    def domain(self, name: str) -> FailureDomain:
+        return self.domains.get(name) or FailureDomain.of_machine(name)
+
+    def left(self) -> frozenset[FailureDomain]:
+        return frozenset(self.domain(name) for name in self.gone)
 
     def look(self, *, is_careful: bool = False) -> Sequence[Node] | None:
         self.looks += 1
@@ -56,6 +62,7 @@ class Machines(FakeClock):
         return [
             Node(
                 id=name,
+                domain=self.domain(name),
                 total={"CPU": 1.0},
                 free={"CPU": free},
                 own_hosts=0 if free else 1,
@@ -74,16 +81,16 @@ class Machines(FakeClock):
     def place(self, avoid: frozenset[str], *, has_own_machines: bool) -> None:
         self.avoided, self.own_machines = avoid, has_own_machines
 
-    def machine_of(self, handle: Any) -> str | None:
-        return handle.machine
+    def domain_of(self, handle: Any) -> FailureDomain | None:
+        return self.domain(handle.machine)
 
     def began(self, handles: Sequence[Any]) -> None: ...
 
     def killed_for_memory(self, workers: Collection[str]) -> set[str]:
         return self.killed & set(workers)
 
-    def placed(self) -> Mapping[int, str]:
-        return dict(enumerate(sorted(self.free)))
+    def placed(self) -> Mapping[int, FailureDomain]:
+        return {host: self.domain(name) for host, name in enumerate(sorted(self.free))}
 
     def ask(self, num_hosts: int, avoid: frozenset[str]) -> None:
         self.asked.append((num_hosts, avoid))
@@ -124,7 +131,7 @@ def world(machines: str = "", *, least: int = 1, most: int = 3, **limits: Any) -
         found,
         scaling=ScalingConfig(num_hosts=(least, most)),
         limits=FailureConfig(**limits),
-        notice=said.append,
+        emit=saying(said),
         describe_plan=lambda num_hosts: "a host holds 3 GiB",
         clock=found,
     )
@@ -139,7 +146,7 @@ def nothing() -> None: ...
 
 
 def test_without_a_cluster_the_number_is_fixed() -> None:
-    watch = HostWatch(None, scaling=ScalingConfig(num_hosts=2), limits=FailureConfig(), notice=lambda text: None)
+    watch = HostWatch(None, scaling=ScalingConfig(num_hosts=2), limits=FailureConfig(), emit=lambda event: None)
     assert watch.choose(nothing, step=0) == 2
     watch.began([SimpleNamespace(host=None)] * 2, generation=1)  # type: ignore[list-item]
     watch.look()
@@ -192,8 +199,7 @@ def test_below_the_minimum_it_waits_asks_and_goes_on_when_a_machine_joins() -> N
     assert max(after - before for before, after in itertools.pairwise(polls)) <= 1.0
     assert found.said[0] == (
         "waiting for hosts: 2 needed, found 1 machine, 1 of them about to leave; room for 0 hosts. Everything up to "
-        "step 30 is committed; "
-        "the run goes on as soon as there are enough, and ends in 598 s if there are not"
+        "step 30 is committed. The run goes on as soon as there are enough, and ends in 598 s if there are not"
     )
     assert len(found.said) == 2, "it says that it waits once a minute, and then what it uses"
     assert set(found.machines.asked[:-1]) == {(2, frozenset("a"))}
@@ -423,6 +429,41 @@ def test_a_machine_on_which_hosts_fail_again_and_again_rests_and_comes_back() ->
     found.machines.now_s += 30.0
     found.look(2)
     assert found.watch.leaves(is_at_commit=True) == "2 machines; room for 2 hosts"
+
+
+def pair_and_single(**limits: Any) -> World:
+    """Machines a, b and c, of which a and b fail as one."""
+    found = world("abc", max_failures=9, **limits)
+    found.machines.domains = dict.fromkeys("ab", FailureDomain("slice", "slice 0"))
+    found.begin("abc")
+    found.look()
+    return found
+
+
+def test_what_fails_as_one_is_charged_once_and_rests_as_a_whole() -> None:
+    found = pair_and_single(quarantine_s=30.0)
+    found.fail(failure(Worker("host", 0)), failure(Worker("host", 1)))
+    assert found.watch.choose(nothing, step=0) == 3, "one fault, though two of its machines saw it"
+    found.begin("abc")
+    found.look()
+    found.fail(failure(Worker("host", 1)))
+    assert found.said[-1] == "slice 0 is not used for 30 s: hosts failed on it again and again"
+    assert found.watch.choose(nothing, step=0) == 1
+    assert found.machines.avoided == frozenset("ab")
+
+
+def test_the_notice_of_one_machine_is_that_of_its_whole_domain() -> None:
+    found = pair_and_single()
+    found.watch.committed(2.0)
+    found.machines.draining["a"] = 5.0
+    with pytest.raises(WorkerFailure) as caught:
+        found.look()
+    assert [failed.worker for failed in caught.value.failures] == [Worker("host", 0), Worker("host", 1)]
+    # The host on the other machine is lost with it, and that is no fault.
+    found.fail(failure(Worker("host", 1)))
+    assert (found.watch.budget.preemptions, found.watch.budget.host_faults) == (1, 0)
+    assert found.watch.choose(nothing, step=0) == 1
+    assert found.machines.avoided == frozenset("ab")
 
 
 def test_machines_are_charged_with_hosts_that_fail_to_start() -> None:

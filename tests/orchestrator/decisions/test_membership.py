@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.membership import (
     Change,
     LeaveAfterWindow,
@@ -29,7 +30,18 @@ NOW = 1_000.0
 
 def machine(name: str, free: float = 1.0, *, total: float | None = None, own: int = 0) -> Node:
     total = free + own if total is None else total
-    return Node(id=name, address=f"10.0.0.{ord(name)}", total={"CPU": total}, free={"CPU": free}, own_hosts=own)
+    domain = FailureDomain.of_machine(name, f"10.0.0.{ord(name)}")
+    return Node(id=name, domain=domain, total={"CPU": total}, free={"CPU": free}, own_hosts=own)
+
+
+def together(*nodes: Node) -> list[Node]:
+    """The machines as one failure domain, named after all of them."""
+    name = "".join(node.id for node in nodes)
+    return [replace(node, domain=FailureDomain(name, f"slice {name}")) for node in nodes]
+
+
+def resting(seconds: dict[str, float]) -> dict[FailureDomain, float]:
+    return {FailureDomain(name): left_s for name, left_s in seconds.items()}
 
 
 def draining(node: Node, *, by: float | None = None) -> Node:
@@ -66,7 +78,7 @@ def test_room_counts_what_is_free_and_what_the_run_holds(node: Node, cpu: float,
 
 def test_what_a_host_needs_none_of_limits_nothing() -> None:
     asked = replace(rules(1, 9), resources={"CPU": 1.0, "GPU": 0.0})
-    assert room(Node(id="a", total={"CPU": 3.0}, free={"CPU": 3.0}), asked) == 3
+    assert room(Node(id="a", domain=FailureDomain("a"), total={"CPU": 3.0}, free={"CPU": 3.0}), asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -90,12 +102,17 @@ def test_what_a_host_needs_none_of_limits_nothing() -> None:
         ([machine("a", 0.0, total=2.0)], rules(2, 2, cpu=1.0, share=True), {}, 2, "", False),
         # With room for all, but not on machines of their own: Ray must not be asked for the impossible.
         ([machine("a", 0.0, total=1.0), machine("b", 2.0)], rules(2, 2), {}, 2, "", False),
+        # What fails together is left, and rests, together.
+        ([HEAD, *together(draining(A), B), C], rules(1, 3), {}, 1, "ab", True),
+        ([HEAD, *together(A, B), C], rules(1, 3), {"ab": 9.0}, 1, "ab", True),
+        # A domain that is the only one is used whatever happened in it, however many machines it has.
+        ([*together(A, B)], rules(1, 3), {"ab": 9.0}, 2, "", True),
     ],
 )
 def test_as_many_hosts_as_there_is_room_for(
     nodes: list[Node], asked: Rules, quarantined: dict[str, float], num_hosts: int, avoid: str, own_machines: bool
 ) -> None:
-    decision = choose_hosts(nodes, asked, quarantined=quarantined)
+    decision = choose_hosts(nodes, asked, quarantined=resting(quarantined))
     assert isinstance(decision, Use)
     assert (decision.num_hosts, decision.avoid, decision.has_own_machines) == (
         num_hosts,
@@ -119,6 +136,13 @@ def test_as_many_hosts_as_there_is_room_for(
             1,
             "3 machines, 2 in quarantine, the next one for 7 s yet; room for 1 host",
         ),
+        (
+            [*together(draining(A), B), C],
+            rules(2, 3),
+            {},
+            1,
+            "3 machines, 2 of them about to leave; room for 1 host",
+        ),
         # Others use it.
         ([machine("a", 0.2, total=1.0)], rules(1, 1), {}, 0, "1 machine; room for 0 hosts"),
     ],
@@ -126,7 +150,7 @@ def test_as_many_hosts_as_there_is_room_for(
 def test_below_the_minimum_it_waits_and_says_what_it_found(
     nodes: list[Node], asked: Rules, quarantined: dict[str, float], found: int, why: str
 ) -> None:
-    decision = choose_hosts(nodes, asked, quarantined=quarantined)
+    decision = choose_hosts(nodes, asked, quarantined=resting(quarantined))
     assert isinstance(decision, Wait)
     assert (decision.found, decision.needed, decision.why) == (found, asked.least, why)
 
@@ -145,19 +169,32 @@ def test_what_is_about_to_be_free_counts_if_asked_so() -> None:
     least=st.integers(1, 6),
     more=st.integers(0, 6),
     one_each=st.booleans(),
+    a_domain=st.integers(1, 4),
 )
 def test_the_range_is_kept_and_leaving_machines_are_never_counted(
-    machines: list[tuple[int, int, bool, bool]], least: int, more: int, one_each: bool
+    machines: list[tuple[int, int, bool, bool]], least: int, more: int, one_each: bool, a_domain: int
 ) -> None:
     nodes = [
-        Node(id=str(at), total={"CPU": free + own}, free={"CPU": free}, own_hosts=own, is_draining=goes)
+        Node(
+            id=str(at),
+            domain=FailureDomain(str(at // a_domain)),
+            total={"CPU": free + own},
+            free={"CPU": free},
+            own_hosts=own,
+            is_draining=goes,
+        )
         for at, (free, own, goes, _) in enumerate(machines)
     ]
-    bad = {str(at): 5.0 for at, (*_, rests) in enumerate(machines) if rests}
+    bad = {FailureDomain(str(at // a_domain)): 5.0 for at, (*_, rests) in enumerate(machines) if rests}
     asked = rules(least, least + more, one_each=one_each)
     decision = choose_hosts(nodes, asked, quarantined=bad)
     usable = [node for node in nodes if node.id not in decision.avoid]
     assert not any(node.is_draining and node.total["CPU"] for node in usable)
+    # A domain is used as a whole or not at all.
+    able = [node for node in nodes if node.total["CPU"]]
+    assert not {node.domain for node in usable if node in able} & {
+        node.domain for node in able if node.id in decision.avoid
+    }
     places = sum(room(node, asked) for node in usable)
     if isinstance(decision, Use):
         assert least <= decision.num_hosts == min(places, least + more)
@@ -225,14 +262,30 @@ THREE = ["a", "b", "c"]
             PACE,
             LeaveAfterWindow(why="10.0.0.97 (a), 10.0.0.98 (b) are about to leave in 8 s"),
         ),
+        # One machine of a domain takes the hosts on the others with it.
+        (
+            [*together(A, draining(B, by=NOW + 6)), C],
+            ["ab", "ab", "c"],
+            PACE,
+            LeaveNow(why="slice ab is about to leave in 6 s, and a commit may take 7 s", hosts=(0, 1)),
+        ),
+        (
+            [*together(A, draining(machine("h", 0.0))), C],
+            ["ah", "c"],
+            PACE,
+            LeaveAtCommit(why="slice ah is about to leave"),
+        ),
     ],
 )
-def test_when_hosts_change(nodes: list[Node], hosts: list[str | None], pace: Pace, change: Change) -> None:
+def test_when_hosts_change(nodes: list[Node], hosts: list[str], pace: Pace, change: Change) -> None:
     wanted = choose_hosts(nodes, rules(1, 3), quarantined={})
-    assert when_to_change(nodes, hosts, wanted=wanted, pace=pace, now_unix_s=NOW) == change
+    domains = [FailureDomain(name) for name in hosts]
+    assert when_to_change(nodes, domains, wanted=wanted, pace=pace, now_unix_s=NOW) == change
 
 
 def test_a_machine_that_goes_is_left_even_if_nothing_can_take_its_place() -> None:
     wanted = choose_hosts([draining(A)], rules(1, 1), quarantined={})
     assert isinstance(wanted, Wait)
-    assert isinstance(when_to_change([draining(A)], ["a"], wanted=wanted, pace=PACE, now_unix_s=NOW), LeaveAtCommit)
+    assert isinstance(
+        when_to_change([draining(A)], [A.domain], wanted=wanted, pace=PACE, now_unix_s=NOW), LeaveAtCommit
+    )

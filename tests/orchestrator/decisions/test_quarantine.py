@@ -1,11 +1,13 @@
-"""Which machines rest, and for how long."""
+"""Which failure domains rest, and for how long."""
 
 from __future__ import annotations
 
 import pytest
 
+from podembed.orchestrator.decisions.failure_domain import FailureDomain
 from podembed.orchestrator.decisions.quarantine import Quarantine
 
+A, B = FailureDomain("a", "10.0.0.1"), FailureDomain("b")
 EMPTY = Quarantine(after=2, first_s=30.0, period_s=1_000.0)
 
 
@@ -26,14 +28,14 @@ EMPTY = Quarantine(after=2, first_s=30.0, period_s=1_000.0)
         ((10.0, 1_009.0), 1_009.0, 30.0),
     ],
 )
-def test_a_machine_rests_longer_with_each_fault(faults: tuple[float, ...], now_s: float, left_s: float | None) -> None:
+def test_a_domain_rests_longer_with_each_fault(faults: tuple[float, ...], now_s: float, left_s: float | None) -> None:
     quarantine = EMPTY
     for at in faults:
-        quarantine = quarantine.noted("a", at)
-    assert quarantine.resting(now_s) == ({} if left_s is None else {"a": left_s})
+        quarantine = quarantine.noted(A, at)
+    assert quarantine.resting(now_s) == ({} if left_s is None else {A: left_s})
 
 
-def test_machines_are_counted_apart() -> None:
-    quarantine = EMPTY.noted("a", 1.0).noted("b", 2.0).noted("a", 3.0)
-    assert quarantine.resting(4.0) == {"a": 29.0}
+def test_domains_are_counted_apart_by_their_names() -> None:
+    quarantine = EMPTY.noted(A, 1.0).noted(B, 2.0).noted(FailureDomain("a"), 3.0)
+    assert quarantine.resting(4.0) == {A: 29.0}
     assert EMPTY.resting(4.0) == {}

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.optimizers import SGD
 from podembed.orchestrator.decisions.table_plan import plan, render, summary
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs
 from tests.small_job import B_ROWS, small_job
@@ -23,13 +24,13 @@ def test_the_plan_is_the_drivers_placement(tmp_path: Path, num_hosts: int) -> No
     found = plan(job, num_hosts=num_hosts)
     for table, spec, owners in zip(found.tables, specs, placed, strict=True):
         assert table.hosts == tuple(np.unique(owners))
-        assert table.way.is_whole == (len(table.hosts) == 1)
+        assert table.is_whole == table.is_pooled == (len(table.hosts) == 1)
         assert table.spec == spec
     held = [
         sum(int((o == h).sum()) * s.bucket_bytes for o, s in zip(placed, specs, strict=True)) for h in range(num_hosts)
     ]
     assert [host.shard_bytes for host in found.hosts] == held
-    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.way.is_whole)
+    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.is_pooled)
     assert {host.incoming_bytes for host in found.hosts} == {None}
 
 
@@ -43,7 +44,7 @@ def test_what_a_change_of_hosts_moves(tmp_path: Path) -> None:
     assert [host.incoming_bytes for host in same.hosts] == [0, 0]
     grown = plan(job, num_hosts=3, previous=previous)
     assert grown.hosts[2].incoming_bytes == grown.hosts[2].shard_bytes > 0
-    assert all(host.incoming_bytes < host.shard_bytes for host in grown.hosts[:2])
+    assert all((host.incoming_bytes or 0) < host.shard_bytes for host in grown.hosts[:2])
 
 
 def test_text_names_every_table_with_its_reason(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_text_names_every_table_with_its_reason(tmp_path: Path) -> None:
     assert f"{B_ROWS:,}" in lines["b"]
     assert "all hosts" in lines["b"]
     assert "above a host's fair share" in lines["b"]
-    assert "within a host's fair share" in lines["a"]
+    assert lines["a"].endswith("one bucket")
     assert {"bags", "audit"} <= set(lines)
     assert "cut over the hosts" in summary(plan(small_job(folder=str(tmp_path)), num_hosts=2))
 
@@ -78,3 +79,41 @@ def test_equal_tables_are_one_line_with_a_count(tmp_path: Path) -> None:
     assert len([line for line in text.splitlines() if line.split()[:1] == ["other"]]) == 1
     (alone,) = [line for line in render(plan(job, num_hosts=1)).splitlines() if "c0" in line]
     assert "host 0" in alone
+
+
+def line_of(text: str, table: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.split()[:1] == [table]]
+    return line
+
+
+def test_a_small_table_that_sends_rows_is_not_called_cut(tmp_path: Path) -> None:
+    """One bucket lies on one host, whatever crosses the network; what it does not pool is not counted there."""
+    base = small_job(folder=str(tmp_path))
+    words = TableConfig(100, 8, combiner="sum", name="words")
+    slow = TableConfig(100, 8, name="slow", optimizer=SGD(0.1, use_gradient_accumulation=False))
+    rounded = TableConfig(100, 8, name="rounded", quantization_config=QuantizationConfig(4, -1.0, 1.0))
+    features = {
+        **base.features,
+        "words": FeatureConfig(words, max_sequence_length=3),
+        "slow": FeatureConfig(slow),
+        "rounded": FeatureConfig(rounded),
+    }
+    job = replace(base, features=features, data=replace(base.data, features=dict.fromkeys(features, "a")))
+    found = plan(job, num_hosts=2)
+    text = render(found)
+    assert line_of(text, "words").endswith("one bucket; a sequence keeps its rows apart, so rows travel")
+    assert line_of(text, "slow").endswith("one bucket; its optimizer does not accumulate gradients, so rows travel")
+    assert line_of(text, "rounded").endswith(
+        "one bucket; its rows are quantized before they are combined, so rows travel"
+    )
+    whole = [table.spec.name for table in found.tables if len(table.hosts) == 1]
+    assert {"words", "slow", "rounded"} <= set(whole)
+    assert f"{len(whole)} whole at one host" in summary(found)
+    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.is_pooled)
+    assert not {"words", "slow", "rounded"} & {table.spec.name for table in found.tables if table.is_pooled}
+
+
+def test_the_hosts_of_a_table_with_fewer_buckets_than_hosts_are_counted(tmp_path: Path) -> None:
+    found = plan(small_job(folder=str(tmp_path)), num_hosts=7)
+    (cut,) = [table for table in found.tables if 1 < len(table.hosts) < 7]
+    assert f"{len(cut.hosts)} of 7 hosts" in line_of(render(found), cut.spec.name)

@@ -10,6 +10,7 @@ from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.window_health import WINDOWS, WindowHealth
 from podembed.workers.host.spec import HostWindow
 from podembed.workers.liveness.progress import Phase
+from tests.sentences import sentences
 
 
 def window(phase_s: dict[str, float], *rows: int) -> HostWindow:
@@ -30,11 +31,11 @@ LIMPS = window({"read": 0.8, "device": 0.7})
 
 
 def health(config: FailureConfig | None = None) -> WindowHealth:
-    return WindowHealth.of(config or FailureConfig(), ["users", "items"], notice=print)
+    return WindowHealth.of(config or FailureConfig(), ["users", "items"], invalid_ids=["hash", "drop"], emit=print)
 
 
 def told(seen: WindowHealth, hosts: list[HostWindow], times: int = 1) -> list[str]:
-    return [text for _ in range(times) for text in seen.window(hosts, seconds=2.0, num_steps=10)]
+    return [text for _ in range(times) for text in sentences(seen.window(hosts, seconds=2.0, num_steps=10))]
 
 
 def test_a_slow_host_is_told_once_when_it_lasts_and_again_when_it_is_over() -> None:
@@ -98,7 +99,7 @@ def test_an_uneven_owner_is_told_with_its_table_and_when_it_is_over() -> None:
     uneven = [window(EVEN_S, 100, 5000), window(EVEN_S, 100, 0), window(EVEN_S, 100, 0)]
     even = [window(EVEN_S, 1000, 1000)] * 3
     (text,) = told(seen, uneven, WINDOWS)
-    assert text.startswith("host 0 is asked for 2.9 times")
+    assert text.startswith("host 0 gets requests for 2.9 times")
     assert "table 'items'" in text
     assert seen.imbalance.ratio > 2.5
     assert told(seen, even, WINDOWS) == ["rows are asked of all owners evenly again"]
@@ -117,3 +118,24 @@ def test_deadlines_follow_the_median_step_unless_they_were_set() -> None:
     fixed = health(FailureConfig(step_timeout_s=7.0))
     fixed.window([EVEN], seconds=60.0, num_steps=10)
     assert (fixed.deadlines.step_s, fixed.deadlines.storage_s) == (7.0, 7.0)
+
+
+def test_an_owner_that_is_busy_for_its_buckets_is_told_from_ids_that_are_uneven() -> None:
+    uneven = [replace(EVEN, rows_asked=(0, asked)) for asked in (9000, 100, 100, 100)]
+    for owners, words in (
+        ([0], "owns 1 of the table's 1 bucket, which is why"),
+        ([0, 0, 1, 0], "owns 3 of the table's 4 buckets, which is why"),
+        ([0, 1, 2, 3], "Its ids fall on few buckets"),
+    ):
+        seen = health()
+        seen.placed({"users": [1, 2, 3, 0], "items": owners})
+        (text,) = told(seen, uneven, WINDOWS)
+        assert words in text
+        assert "table 'items'" in text
+
+
+def test_what_happened_to_ids_is_said_by_its_policy() -> None:
+    seen = health()
+    first, second = told(seen, [replace(EVEN, altered_ids=(3, 4))])
+    assert "table 'users' in a window were hashed, as its invalid_ids='hash' says" in first
+    assert "table 'items' in a window were dropped, as its invalid_ids='drop' says" in second

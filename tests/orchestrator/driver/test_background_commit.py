@@ -14,14 +14,18 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, Result
+from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import PublicationUnsettled
-from podembed.orchestrator.commit.patience import FULL_AT_STOP_S, FailedSave, Patience, SavesFailed
+from podembed.orchestrator.commit.patience import FULL_AT_STOP_S, Patience, SavesFailed
 from podembed.orchestrator.driver.background_commit import FIRST_WAIT_S, BackgroundCommits
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
 from podembed.orchestrator.driver.publication import Answer, Committed, SaveLost, Unsettled
+from podembed.orchestrator.events.commits import SaveFailed
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.storage.errors import NameTaken
@@ -30,6 +34,7 @@ from tests.clock import FakeClock
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.group.test_worker_group import NEVER, QUICK, ScriptedBackend, progress
 from tests.run_state import assert_same_bytes, committed_state, tables_of
+from tests.sentences import saying
 
 PATIENCE_S = 120.0
 
@@ -276,7 +281,7 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
     assert events == [], "removed while another worker still writes"
     commits.finish()
     assert events[0] == SaveLost(reason="host 0 failed: StorageFull: no room.", is_full=True)
-    assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in str(events[1])
+    assert "SAVE FAILED at step 10 (number 1 in a row): host 0 failed: StorageFull: no room" in sentence(events[1])
     answers[Worker("host", 0), "write_save"] = "rows"
     commits.begin(20, published(20))
     begun = [
@@ -294,7 +299,7 @@ def test_a_save_that_the_storage_failed_is_cleared_away_when_all_have_ended_and_
 
 @pytest.mark.parametrize("timeout_s", [0.0, 100.0])
 def test_the_end_waits_for_its_commit_as_long_as_it_may(timeout_s: float) -> None:
-    failures: list[FailedSave] = []
+    failures: list[SaveFailed] = []
     commits, _, acknowledged = commits_of(
         {(Worker("host", 0), "write_save"): storage_failure(Worker("host", 0))},
         failed=failures.append,
@@ -318,7 +323,7 @@ def test_a_run_that_is_to_end_says_why_it_does_not_and_gives_a_full_disk_up_soon
         {(Worker("host", 0), "write_save"): storage_failure(Worker("host", 0))},
         patience=Patience(timeout_s=1800.0),
         clock=clock,
-        notice=notices.append,
+        emit=saying(notices),
         is_stopping=lambda: clock.monotonic_s() - started_s >= 20.0,
     )
     started_s = clock.monotonic_s()
@@ -344,7 +349,7 @@ def test_a_storage_that_may_come_back_is_tried_as_long_as_ever_when_the_run_is_t
         {(Worker("host", 0), "write_save"): away},
         patience=Patience(timeout_s=100.0),
         clock=clock,
-        notice=notices.append,
+        emit=saying(notices),
         is_stopping=lambda: True,
     )
     commits.begin(10, published(10))
@@ -366,7 +371,7 @@ def test_nothing_is_saved_again_while_files_of_the_failed_attempt_are_left() -> 
             answer.append(next(failed, "rows"))
         return answer[-1]
 
-    failures: list[FailedSave] = []
+    failures: list[SaveFailed] = []
     commits, backend, acknowledged = commits_of(
         {(Worker("host", 0), "write_save"): write}, failed=failures.append, clock=FakeClock()
     )
@@ -409,7 +414,7 @@ def unsettled(step: int) -> Unsettled:
 def test_a_commit_of_which_nobody_knows_is_asked_after_until_there_is_an_answer() -> None:
     """The driver's thread goes on meanwhile, and says so once; the next save waits."""
     clock, notices = FakeClock(), []
-    commits, _, acknowledged = commits_of({}, clock=clock, notice=notices.append)
+    commits, _, acknowledged = commits_of({}, clock=clock, emit=saying(notices))
     commits.begin(10, ScriptedPublication(10, settles=[unsettled(10), unsettled(10), None]))
     while not notices:
         commits.poll()
@@ -428,7 +433,7 @@ def test_a_commit_of_which_nobody_knows_is_asked_after_until_there_is_an_answer(
 def test_a_commit_of_which_nobody_knows_for_too_long_ends_the_run(leaves: bool) -> None:
     """After a fault it is not asked after any more: the next generation finds out."""
     clock, notices = FakeClock(), []
-    commits, _, acknowledged = commits_of({}, clock=clock, notice=notices.append, patience=Patience(timeout_s=5.0))
+    commits, _, acknowledged = commits_of({}, clock=clock, emit=saying(notices), patience=Patience(timeout_s=5.0))
     commits.begin(10, ScriptedPublication(10, settles=[unsettled(10)] * 9))
     while not notices:
         commits.poll()

@@ -10,14 +10,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from podembed.orchestrator.api.config import Evaluation, Recovery
-from podembed.orchestrator.driver.console import (
-    ConsoleReporter,
-    SilentReporter,
-    WindowReport,
-    format_bytes,
-    format_duration,
-)
+from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.orchestrator.driver.console import ConsoleReporter
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.job.ranking import Baseline
 from tests.clock import FakeClock
 
@@ -144,21 +140,6 @@ def test_the_silent_reporter_says_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536 << 10, "1.5 MiB"),
-        (5 << 30, "5.0 GiB"),
-        (3 << 40, "3.0 TiB"),
-    ],
-)
-def test_sizes(size_bytes: int, text: str) -> None:
-    assert format_bytes(size_bytes) == text
-
-
 LARGE = WindowReport(
     step=9_999_999,
     total_steps=10_000_000,
@@ -197,22 +178,6 @@ def test_lines_fit_80_columns_with_large_numbers(is_terminal: bool) -> None:
     ):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1:00"),
-        (200, "3:20"),
-        (5025, "1:23:45"),
-        (47 * 3600, "47:00:00"),
-        (180_000, "2 d 2 h"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 def test_a_log_says_what_a_start_is_doing_with_its_seconds() -> None:

@@ -19,14 +19,17 @@ import optax
 import pytest
 
 from podembed.embedding.initializers import initial_rows
-from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, read_run
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.input.sources import job_plan
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long

@@ -15,25 +15,20 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.orchestrator.api.config import (
-    CheckpointConfig,
-    ConfigurationError,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    with_metric,
-)
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.policy_checks import with_metric
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.driver.console import SilentReporter
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.run.policy_record import read_policies
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.files import locate
 from podembed.workers.host.spec import ScoredSamples
+from podembed.workers.host.windows import sample_losses
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import QualityError, Scores
 from podembed.workers.job.ranking import LogLoss
-from podembed.workers.job.sample_losses import sample_losses
 from podembed.workers.storage.store import Store
 from tests.small_job import small_job
 

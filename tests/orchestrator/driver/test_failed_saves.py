@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig, Result
+from podembed.orchestrator.api.config import CheckpointConfig, FailureConfig
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.orchestrator.commit.patience import SavesFailed
 from podembed.orchestrator.driver import background_commit, committing
 from podembed.orchestrator.driver.background_commit import BackgroundCommits
-from podembed.orchestrator.inspect.fsck import check_run, render
+from podembed.orchestrator.fsck.check import check_run
+from podembed.orchestrator.fsck.report import render
 from podembed.orchestrator.run.history_record import read_history
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store

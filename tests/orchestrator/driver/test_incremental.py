@@ -13,24 +13,19 @@ import numpy as np
 import pytest
 
 from podembed.jobs.cli.main import main
-from podembed.orchestrator.api.config import (
-    CheckpointConfig,
-    ConfigurationError,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    WarmStart,
-)
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.errors import WorkerRefused
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import Manifest, parse_commit_name, problems
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fsck.check import check_run
+from podembed.orchestrator.fsck.report import render
 from podembed.orchestrator.inspect.compact import compact
 from podembed.orchestrator.inspect.describe import export
 from podembed.orchestrator.inspect.diff import diff
 from podembed.orchestrator.inspect.extract import extract
-from podembed.orchestrator.inspect.fsck import check_run, render
 from podembed.orchestrator.inspect.inspect_run import describe
 from podembed.orchestrator.inspect.inspect_run import render as render_run
 from podembed.orchestrator.inspect.prune import prune
@@ -38,7 +33,7 @@ from podembed.orchestrator.run.reference import open_commit
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import read_dense
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table

@@ -13,8 +13,9 @@ import pytest
 
 from podembed.embedding.keras import schedules
 from podembed.embedding.keras import sgd_ftrl as keras_optimizers
-from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job

@@ -18,7 +18,7 @@ import pytest
 
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.keep import keep_latest
-from podembed.orchestrator.commit.lease import read_lineage
+from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.commit.manifest import parse_commit_name
 from podembed.workers.checkpoint.files import read_bucket
 from podembed.workers.storage.store import Store

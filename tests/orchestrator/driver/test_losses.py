@@ -17,7 +17,7 @@ from podembed.embedding.optimizers import SGD
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.driver.console import SilentReporter
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
@@ -34,7 +34,9 @@ def dense(job: JobConfig, schedule: Callable[..., Any]) -> JobConfig:
 
 
 def rows(job: JobConfig, schedule: Callable[..., Any]) -> JobConfig:
-    table = TableConfig(50, 8, name="a", combiner="sum", optimizer=SGD(schedule))
+    # The rate itself must be finite; times the decay it is not.
+    optimizer = SGD(schedule, weight_decay_factor=10.0, multiply_weight_decay_factor_by_learning_rate=True)
+    table = TableConfig(50, 8, name="a", combiner="sum", optimizer=optimizer)
     return replace(job, features={**job.features, "a": FeatureConfig(table)})
 
 
@@ -45,7 +47,7 @@ def rows(job: JobConfig, schedule: Callable[..., Any]) -> JobConfig:
         # The update of the last step before the commit: no loss has seen it yet.
         (dense, 9, float("inf"), 10, r"'params/\w+' not finite after 10 steps"),
         (dense, 9, float("nan"), 10, r"'params/\w+' not finite after 10 steps"),
-        (rows, 9, float("inf"), 10, r"rows [\d, ]+ and at least \d+ more of table 'a' not finite after 10 steps"),
+        (rows, 9, 3e38, 10, r"rows [\d, ]+ and at least \d+ more of table 'a' not finite after 10 steps"),
     ],
 )
 def test_what_is_not_finite_is_named_and_not_committed(

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from podembed.orchestrator.api.config import Result
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.run_record import read_run
-from podembed.orchestrator.driver.console import SilentReporter, WindowReport
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long

@@ -13,9 +13,10 @@ import pytest
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.survivors import MAX_ATTEMPTS, Groups, who_goes_on
-from podembed.orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Reforming, WorkerGroup
+from podembed.orchestrator.group.worker_group import Deadlines, Handle, HostHandles, Rejoining, WorkerGroup
 from podembed.workers.liveness.worker import Worker
 from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend, ScriptedHandle, failure, progress
+from tests.sentences import saying
 
 QUICK = Deadlines(
     start_s=20.0, step_s=20.0, silence_s=20.0, grace_s=0.1, close_s=20.0, poll_s=0.01, salvage_s=0.2, settle_s=0.3
@@ -78,7 +79,7 @@ def backend_of(script: dict[tuple[Worker, str], Any]) -> KeepingBackend:
 
 def groups_of(backend: ScriptedBackend, *, standby_after_s: float | None = None) -> tuple[Groups, list[str]]:
     notices: list[str] = []
-    return Groups(backend, standby_after_s=standby_after_s, notice=notices.append, clock=backend.clock), notices
+    return Groups(backend, standby_after_s=standby_after_s, emit=saying(notices), clock=backend.clock), notices
 
 
 def after(groups: Groups, num_hosts: int = 3) -> tuple[WorkerGroup, dict[int, int]]:
@@ -89,8 +90,8 @@ def nothing() -> None: ...
 
 
 def test_the_protocol_is_told_from_that_of_plain_backends() -> None:
-    assert isinstance(backend_of({}), Reforming)
-    assert not isinstance(ScriptedBackend(lambda worker, method: None), Reforming)
+    assert isinstance(backend_of({}), Rejoining)
+    assert not isinstance(ScriptedBackend(lambda worker, method: None), Rejoining)
 
 
 def test_hosts_that_answer_go_on_and_all_else_is_ended() -> None:

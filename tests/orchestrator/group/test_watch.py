@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from podembed.orchestrator.api.errors import FailureKind
+from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.group.watch import Deadlines, Silence, Watch, why_frozen
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
 from tests.clock import FakeClock
@@ -21,22 +21,24 @@ from tests.clock import FakeClock
 DEADLINES = Deadlines()
 
 
-def signs(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessSigns:
-    return ProcessSigns(process=process, started=1, cpu_s=cpu_s, state=state)
+def statistics(cpu_s: float = 1.0, state: str = "S", process: int = 7) -> ProcessStatistics:
+    return ProcessStatistics(process=process, started=1, cpu_s=cpu_s, state=state)
 
 
 @dataclass
 class Scripted(FakeClock):
-    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; `looks` are what the kernel says of
-    a worker; the machines of `lost` take no connection; `unheard_s` is what workers say that they do not hear.
+    """A group of hosts, its backend and its clock in one. `frozen` answer nothing; the status calls of `dead` fail;
+    `looks` are what the kernel says of a worker; the machines of `lost` take no connection; `unheard_s` is what workers
+    say that they do not hear.
     """
 
     hosts: int = 2
     deadlines: Deadlines = DEADLINES
     frozen: set[Worker] = field(default_factory=set)
+    dead: set[Worker] = field(default_factory=set)
     lost: set[Worker] = field(default_factory=set)
     unheard_s: dict[Worker, dict[int, float]] = field(default_factory=dict)
-    looks: dict[Worker, Callable[[float], ProcessSigns | None]] = field(default_factory=dict)
+    looks: dict[Worker, Callable[[float], ProcessStatistics | None]] = field(default_factory=dict)
     marks: Callable[[float], int] = lambda now_s: int(now_s)
     phase: str = "update"
     now_s: float = 0.0
@@ -61,7 +63,10 @@ class Scripted(FakeClock):
     def settled(self, calls: Sequence[Any], *, timeout_s: float) -> tuple[list[Any], list[Any]]:
         return [c for c in calls if c.worker not in self.frozen], [c for c in calls if c.worker in self.frozen]
 
-    def result(self, call: Any) -> None: ...
+    def result(self, call: Any) -> Failure | None:
+        if call.worker in self.dead:
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message="Worker unexpectedly exits")
+        return None
 
     def note(self, worker: Worker, answer: Any) -> None:
         self.progress[worker] = Progress(
@@ -76,7 +81,7 @@ class Scripted(FakeClock):
     def cut_off(self, workers: Sequence[Any]) -> frozenset[Worker]:
         return frozenset(handle.worker for handle in workers if handle.worker in self.lost)
 
-    def signs(self, handle: Any) -> ProcessSigns | None:
+    def statistics(self, handle: Any) -> ProcessStatistics | None:
         return self.looks.get(handle.worker, lambda _: None)(self.now_s)
 
 
@@ -93,12 +98,23 @@ class Handle:
 
 
 def run(
-    group: Scripted, *, until_s: float = 400.0, timeout_s: float = 120.0, counts_marks: bool = True, gap_s: float = 0.2
+    group: Scripted,
+    *,
+    until_s: float = 400.0,
+    timeout_s: float = 120.0,
+    counts_marks: bool = True,
+    gap_s: float = 0.2,
+    runs_function: bool = False,
 ):
-    """(seconds until the first failures, those failures), or None if there were none by `until_s`."""
-    watch = Watch(group, timeout_s=timeout_s, counts_marks=counts_marks)  # type: ignore[arg-type]
+    """(seconds until the first failures, those failures), or None if there were none by `until_s`.
+
+    With `runs_function` only device processes have something to do, a function of the user.
+    """
+    devices: Any = [pair.device for pair in group.handles]
+    patient_with = {device.worker for device in devices} if runs_function else ()
+    watch = Watch(group, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient_with)  # type: ignore[arg-type]
     began_s = group.now_s
-    running: Any = [handle for pair in group.handles for handle in (pair.host, pair.device)]
+    running: Any = [*([] if runs_function else [pair.host for pair in group.handles]), *devices]
     while group.now_s < began_s + until_s:
         group.now_s += gap_s
         if failures := watch.check(running):
@@ -113,12 +129,12 @@ def settle(group: Scripted) -> None:
     group.frozen = frozen
 
 
-def stopped(_: float) -> ProcessSigns:
-    return signs(state="T")
+def stopped(_: float) -> ProcessStatistics:
+    return statistics(state="T")
 
 
-def starved(now_s: float) -> ProcessSigns:
-    return signs(cpu_s=0.01 * int(now_s))
+def starved(now_s: float) -> ProcessStatistics:
+    return statistics(cpu_s=0.01 * int(now_s))
 
 
 def test_a_process_that_stopped_in_one_round_of_calls_is_found_in_the_next_one_without_a_new_wait() -> None:
@@ -155,7 +171,7 @@ def test_a_starved_process_is_given_time_and_not_for_ever() -> None:
 
 
 def test_a_process_that_comes_up_slowly_is_not_taken_for_frozen_though_it_waits() -> None:
-    group = Scripted(frozen={Worker("host", 0)}, looks={Worker("host", 0): lambda _: signs(state="D")})
+    group = Scripted(frozen={Worker("host", 0)}, looks={Worker("host", 0): lambda _: statistics(state="D")})
     assert run(group, until_s=200.0, timeout_s=300.0, counts_marks=False) is None
 
 
@@ -223,6 +239,57 @@ def test_a_driver_that_was_stopped_blames_nobody_for_that_time(gap_s: float) -> 
         assert watch.check([]) == []
 
 
+SILENT_LOOKS = {
+    "holds the interpreter's lock and sleeps": lambda _: statistics(),
+    "holds it and computes": lambda now_s: statistics(cpu_s=now_s),
+    "waits for a disk": lambda _: statistics(state="D"),
+    "is on another machine": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("looks", SILENT_LOOKS.values(), ids=SILENT_LOOKS)
+@pytest.mark.parametrize("counts_marks", [True, False])
+def test_a_function_of_the_user_may_be_silent_until_its_deadline(
+    looks: Callable[[float], ProcessStatistics | None], counts_marks: bool
+) -> None:
+    device = Worker("device", 1)
+    group = Scripted(frozen={device}, looks={device: looks}, marks=lambda _: 1)
+    settle(group)
+    seconds, failures = run(group, timeout_s=3600.0, until_s=4000.0, runs_function=True, counts_marks=counts_marks)
+    assert 3600.0 < seconds < 3610.0
+    assert {failure.worker for failure in failures} == {Worker("device", 0), device}
+
+
+@pytest.mark.parametrize("worker", [Worker("device", 1), Worker("host", 1)], ids=str)
+@pytest.mark.parametrize("has_answered", [True, False])
+def test_what_is_stopped_by_a_signal_is_found_while_functions_of_the_user_run(
+    worker: Worker, has_answered: bool
+) -> None:
+    group = Scripted(frozen={worker}, looks={worker: stopped})
+    if has_answered:
+        settle(group)
+    seconds, (failure,) = run(group, timeout_s=3600.0, runs_function=True, counts_marks=False)
+    assert (failure.worker, seconds <= 9.0) == (worker, True)
+    assert "stopped by a signal" in failure.message
+
+
+def test_a_machine_that_takes_no_connection_is_found_while_functions_of_the_user_run() -> None:
+    group = Scripted(frozen={Worker("device", 1)}, lost={Worker("device", 1)})
+    settle(group)
+    seconds, _ = run(group, timeout_s=3600.0, runs_function=True, counts_marks=False)
+    assert seconds <= 8.0
+
+
+def test_a_host_that_died_while_only_devices_work_is_found_by_its_status() -> None:
+    group = Scripted(dead={Worker("host", 1)})
+    seconds, (failure,) = run(group, timeout_s=3600.0, runs_function=True, counts_marks=False)
+    assert (failure.worker, failure.kind, seconds <= 3.0) == (Worker("host", 1), FailureKind.DIED, True)
+
+
+def test_a_worker_with_a_call_under_way_reports_its_death_by_that() -> None:
+    assert run(Scripted(dead={Worker("host", 1)}), until_s=20.0) is None
+
+
 def test_beyond_the_sample_a_frozen_one_is_found_within_ten_seconds() -> None:
     group = Scripted(hosts=40, frozen={Worker("device", 39)}, marks=lambda now_s: min(2, int(now_s)))
     settle(group)
@@ -245,24 +312,24 @@ def test_the_deadline_of_calls_that_make_no_marks_counts_from_their_beginning() 
     assert 20.0 < found_s < 23.0
 
 
-def silence(silent_s: float, idle_s: float | None, look: ProcessSigns | None) -> Silence:
-    return Silence(call=None, handle=None, silent_s=silent_s, idle_s=idle_s, signs=look)  # type: ignore[arg-type]
+def silence(silent_s: float, idle_s: float | None, look: ProcessStatistics | None) -> Silence:
+    return Silence(call=None, handle=None, silent_s=silent_s, idle_s=idle_s, statistics=look)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("seen", "has_answered", "still_s", "is_frozen"),
     [
-        (silence(7, 7, signs()), True, 0.0, True),
-        (silence(7, 4, signs()), True, 0.0, False),
-        (silence(4, 7, signs()), True, 0.0, False),
-        (silence(7, 7, signs()), False, 0.0, False),
-        (silence(7, 7, signs(state="T")), False, 0.0, True),
+        (silence(7, 7, statistics()), True, 0.0, True),
+        (silence(7, 4, statistics()), True, 0.0, False),
+        (silence(4, 7, statistics()), True, 0.0, False),
+        (silence(7, 7, statistics()), False, 0.0, False),
+        (silence(7, 7, statistics(state="T")), False, 0.0, True),
         (silence(7, None, None), True, 7.0, True),
         (silence(7, None, None), True, 4.0, False),
         (silence(7, None, None), False, 7.0, False),
-        (silence(31, 0, signs()), True, 0.0, True),
-        (silence(31, 0, signs()), False, 0.0, False),
-        (silence(301, 0, signs()), False, 0.0, True),
+        (silence(31, 0, statistics()), True, 0.0, True),
+        (silence(31, 0, statistics()), False, 0.0, False),
+        (silence(301, 0, statistics()), False, 0.0, True),
     ],
 )
 def test_when_a_silent_process_is_given_up(seen: Silence, has_answered: bool, still_s: float, is_frozen: bool) -> None:
@@ -272,6 +339,6 @@ def test_when_a_silent_process_is_given_up(seen: Silence, has_answered: bool, st
 
 def test_another_process_of_the_same_number_is_no_idle_one() -> None:
     seen = silence(0, None, None)
-    for look in (signs(), signs(), ProcessSigns(process=7, started=2, cpu_s=1.0, state="S")):
+    for look in (statistics(), statistics(), ProcessStatistics(process=7, started=2, cpu_s=1.0, state="S")):
         seen.pass_time(1.0, look)
     assert (seen.silent_s, seen.idle_s) == (3.0, 0.0)

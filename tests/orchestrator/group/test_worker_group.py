@@ -82,7 +82,7 @@ class ScriptedBackend:
     def result(self, call: Call) -> Any:
         return call.answer()  # type: ignore[attr-defined]
 
-    def signs(self, handle: Any) -> None:
+    def statistics(self, handle: Any) -> None:
         """As of processes on other machines."""
 
     def stop(self, handles: Sequence[HostHandles]) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.text import format_bytes
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.run_record import WarmStartRecord, open_or_create
-from podembed.orchestrator.inspect.inspect_run import describe, format_age, format_bytes, reading_example, render
+from podembed.orchestrator.inspect.inspect_run import describe, format_age, reading_example, render
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import RECORD, TABLES, take, values_of, write_next
 
@@ -145,14 +146,6 @@ def test_a_damaged_head_is_shown_and_not_raised(run) -> None:
     store.replace(commit_file(manifests[-1].name), b"{}")
     text = render(describe(store, now_unix_s=NOW_UNIX_S))
     assert "head, DAMAGED" in text
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (1 << 60, "1024.0 PiB")],
-)
-def test_sizes_are_readable(num_bytes: int, text: str) -> None:
-    assert format_bytes(num_bytes) == text
 
 
 @pytest.mark.parametrize(

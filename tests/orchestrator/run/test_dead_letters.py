@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.orchestrator.api.config import CheckpointConfig, Result, RunConfig, ScalingConfig
-from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed, WorkerRefused
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import EXIT_CONFIGURATION, JobFailed
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.outcomes import exit_code
 from podembed.orchestrator.run.dead_letters import FOLDER, DeadLetters
 from podembed.orchestrator.trainer import Trainer
 from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.data.errors import InputError
 from podembed.workers.job.job import JobConfig
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -84,9 +86,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(job: JobConfig, tmp_path: Path) ->
 
 
 def test_one_row_too_many_ends_the_run(job: JobConfig, tmp_path: Path) -> None:
-    with pytest.raises(
-        (JobFailed, WorkerRefused), match=r"more than 2 malformed rows: null in .*part-.*column 'label'"
-    ):
+    with pytest.raises(InputError, match=r"more than 2 malformed rows: null in .*part-.*column 'label'"):
         train(job, tmp_path / "some", max_bad_rows=2)
 
 

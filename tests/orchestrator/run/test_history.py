@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podembed.orchestrator.api.config import Evaluation
+from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.run.history import History
 from podembed.workers.liveness.progress import Phase
 

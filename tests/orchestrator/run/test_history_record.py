@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podembed.orchestrator.api.config import Evaluation
-from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.api.result import Evaluation
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run import history_record
 from podembed.orchestrator.run.history import History
@@ -18,6 +18,7 @@ from podembed.orchestrator.run.history_record import HistoryKeeper, HistoryRecor
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
+from tests.sentences import saying
 
 
 def train(history: History, generation: int, *bounds: int, evaluate: bool = True) -> None:
@@ -40,7 +41,7 @@ def train(history: History, generation: int, *bounds: int, evaluate: bool = True
 
 
 def keeper(store: Store, told: list[str] | None = None) -> HistoryKeeper:
-    return HistoryKeeper(store, notice=(told if told is not None else []).append)
+    return HistoryKeeper(store, emit=saying(told if told is not None else []))
 
 
 def spans(record: HistoryRecord) -> list[tuple[int, int, int]]:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.input_change import InputChanged
 from podembed.orchestrator.run.input_record import (
@@ -22,11 +24,15 @@ from podembed.orchestrator.run.input_record import (
     record_change,
     write_input,
 )
-from podembed.orchestrator.run.run import OpenRun, create_run, open_run
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.input.reader import InputIndex, LanePlan, build_index, training_plan
-from podembed.workers.job.job import JobConfig, JobReference
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
+from tests.orchestrator.run.claims_of import claims_of
 from tests.small_job import small_job, write_small_data
 
 
@@ -66,8 +72,7 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
     accepted = open_run(run.url, accept_input_change=True)
     assert read_changes(run.store) == ()  # nobody has gone on with it yet
     told: list[str] = []
-    accepted.notice = told.append
-    lease = accepted.acquire()
+    lease = claims_of(accepted, told=told).acquire()
     (change,) = read_changes(run.store)
     assert change.step == 0
     assert "part-0.parquet has" in change.changes[0]
@@ -79,22 +84,23 @@ def test_an_accepted_change_is_written_when_the_run_goes_on_and_is_what_later_st
     lease.release()
 
     again = open_run(run.url)
-    lease = again.acquire()
+    lease = claims_of(again).acquire()
     assert len(read_changes(run.store)) == 1
     lease.release()
 
     touch(data, 2)
     with pytest.raises(InputChanged, match=r"part-0\.parquet has"):
         open_run(run.url)
-    lease = open_run(run.url, accept_input_change=True).acquire()
+    lease = claims_of(open_run(run.url, accept_input_change=True)).acquire()
     assert [change.step for change in read_changes(run.store)] == [0, 0]
     lease.release()
 
 
 def opened_at(run: OpenRun, monkeypatch: pytest.MonkeyPatch, step: int) -> OpenRun:
     """The run as it is when its newest commit is of that step."""
-    monkeypatch.setattr("podembed.orchestrator.run.run.newest_commit", lambda run: type("Commit", (), {"step": step}))
-    monkeypatch.setattr(OpenRun, "head_step", lambda self, lease: step)
+    commit = SimpleNamespace(step=step)
+    monkeypatch.setattr("podembed.orchestrator.run.input_record.newest_commit", lambda *_, **__: commit)
+    monkeypatch.setattr(Lease, "head_step", step)
     return open_run(run.url, accept_input_change=True)
 
 
@@ -107,22 +113,22 @@ def test_other_row_groups_are_accepted_between_two_epochs_alone(
         with pytest.raises(InputChanged, match=rf"of 50 rows in .*part-1\.parquet, at step {step}, .*--max-steps"):
             opened_at(run, monkeypatch, step)
     opened = opened_at(run, monkeypatch, steps)
-    opened.acquire().release()
+    claims_of(opened).acquire().release()
     assert read_changes(run.store)[0].step == steps
     # From there on the new row groups are those of the run, also within an epoch.
-    opened_at(run, monkeypatch, steps + 1).acquire().release()
+    claims_of(opened_at(run, monkeypatch, steps + 1)).acquire().release()
     # A damaged commit may lead back to a step that was read from the old ones.
     with pytest.raises(InputChanged, match="row groups"):
-        opened_at(run, monkeypatch, steps - 1).acquire()
+        claims_of(opened_at(run, monkeypatch, steps - 1)).acquire()
     # What is refused leaves no driver behind.
-    opened_at(run, monkeypatch, steps + 1).acquire().release()
+    claims_of(opened_at(run, monkeypatch, steps + 1)).acquire().release()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda data: rewrite(data / "part-1.parquet", row_group_size=90, cast=("a", pa.string())), "type string"),
-        (lambda data: (data / "part-1.parquet").unlink(), r"part-1\.parquet has 0 rows, had .*--warm-start"),
+        (lambda data: (data / "part-1.parquet").unlink(), r"part-1\.parquet has 0 rows, had .*--name"),
         (lambda data: write_small_data(data, num_rows=601), r"Found 601 rows .* Expected 600"),
     ],
 )
@@ -137,7 +143,7 @@ def test_a_change_of_what_steps_and_values_mean_is_refused_even_so(
 def test_renamed_files_in_the_same_order_are_accepted(run: OpenRun, data: Path) -> None:
     for path in sorted(data.iterdir()):
         path.rename(path.with_name(f"part-0{path.name.removeprefix('part-')}"))
-    open_run(run.url, accept_input_change=True).acquire().release()
+    claims_of(open_run(run.url, accept_input_change=True)).acquire().release()
     assert any("is gone" in phrase for phrase in read_changes(run.store)[0].changes)
 
 
@@ -204,12 +210,12 @@ def test_a_damaged_record_of_what_was_accepted_last_is_refused_until_it_is_accep
     run: OpenRun, data: Path
 ) -> None:
     touch(data, 1)
-    open_run(run.url, accept_input_change=True).acquire().release()
+    claims_of(open_run(run.url, accept_input_change=True)).acquire().release()
     path = Path(run.url, "input", "change-00001.json")
     document = json.loads(path.read_text())
     assert document["step"] == 0
     path.write_text(path.read_text().replace('"step":0', '"step":1'))
     with pytest.raises(InputChanged, match=r"change-00001\.json.*--accept-input-change"):
         open_run(run.url)
-    open_run(run.url, accept_input_change=True).acquire().release()
+    claims_of(open_run(run.url, accept_input_change=True)).acquire().release()
     open_run(run.url)

@@ -14,15 +14,17 @@ import pytest
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.jobs.chaos.jobs import TinyModel
-from podembed.orchestrator.api.config import ConfigurationError, Result, RunConfig, ScalingConfig
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.run_record import RunMismatch
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.inspect.inspect_run import describe, render
 from podembed.orchestrator.run.job_settings import changes, check_change, read_settings, record_settings
-from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.trainer import fit
-from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
 from tests.orchestrator.committed_tables import flip_byte

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from podembed.jobs.cli import launch
+from podembed.jobs.cli import settings
 from podembed.jobs.cli.main import Resume, Train
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError
-from podembed.orchestrator.api.records import encode
 from podembed.orchestrator.api.save_policies import OnBest
-from podembed.orchestrator.inspect.fsck import check_run
+from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.run.policy_record import PolicyRecord, read_policies, record_policies
+from podembed.workers.storage.records import encode
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal
 from tests.orchestrator.committed_tables import commit_tables, create_run, flip_byte, random_table
@@ -76,7 +76,7 @@ def test_a_resumed_run_keeps_as_before_unless_it_is_told_otherwise() -> None:
     recorded = PolicyRecord.of(ALL, generation=1)
 
     def kept(command: Train | Resume, record: PolicyRecord | None = recorded) -> tuple[object, ...]:
-        config = launch._config(command, steps=1000, recorded=record).checkpoint_config
+        config = settings.run_config(command, steps=1000, recorded=record).checkpoint_config
         return config.num_to_keep, config.keep_every_steps, config.keep_best, config.metric, config.on_best
 
     assert kept(Resume(run="x")) == (7, 100, 2, "log_loss", True)
@@ -91,10 +91,10 @@ def test_a_resumed_run_keeps_as_before_unless_it_is_told_otherwise() -> None:
     assert kept(Resume(run="x", keep_best=1), unused)[2:4] == (1, None), "the job decides"
     everything = PolicyRecord.of(CheckpointConfig(num_to_keep=None), generation=1)
     assert kept(Resume(run="x"), everything)[0] is None
-    config = launch._config(Resume(run="x"), steps=1000, recorded=recorded).checkpoint_config
+    config = settings.run_config(Resume(run="x"), steps=1000, recorded=recorded).checkpoint_config
     assert OnBest("log_loss") in config.save_policies
-    with pytest.raises(ConfigurationError, match="num_to_keep=1"):
-        launch._config(Resume(run="x", keep=1), steps=1)
+    with pytest.raises(ConfigurationError, match="Found --keep 1"):
+        settings.run_config(Resume(run="x", keep=1), steps=1)
 
 
 def test_fsck_names_a_damaged_record(tmp_path: Path) -> None:

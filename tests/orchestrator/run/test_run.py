@@ -12,15 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.orchestrator.commit.lease import RunIsHeld
+from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.run.input_record import InputChanged
-from podembed.orchestrator.run.run import OpenRun, create_run, newest_commit, open_run
-from podembed.workers.data.config import DataConfigError
+from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.data.columns import DataConfigError
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
-from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.strict_json import DocumentRefused
+from tests.orchestrator.run.claims_of import claims_of
 from tests.small_job import NUM_LANES, small_job, write_small_data
 
 CHANGES: dict[str, object] = {}
@@ -53,7 +56,7 @@ def test_a_new_run_is_described_by_its_record(run: OpenRun, data: str) -> None:
     assert run.table_buckets == tuple(table.num_buckets for table in record.tables)
     assert os.path.isabs(run.url)
     assert run.eval_index is None
-    assert newest_commit(run) is None
+    assert run.newest_commit() is None
 
 
 def test_creating_it_again_opens_the_same_run(run: OpenRun) -> None:
@@ -148,7 +151,8 @@ def test_changed_data_is_refused_and_accepted_only_with_as_many_rows(run: OpenRu
         "another file": "part-2.parquet is new",
         "a file less": "part-1.parquet is gone",
     }
-    words = rf"changed since it began: .*{named.get(change, 'part-1.parquet has')}.* pass --accept-input-change"
+    found = named.get(change, "part-1.parquet has")
+    words = rf"changed since it began: .*{found}.* Begin a new one under another name \(--name\), or remove "
     with pytest.raises(InputChanged, match=words):
         open_run(run.url)
     with pytest.raises(InputChanged, match=words):
@@ -158,7 +162,7 @@ def test_changed_data_is_refused_and_accepted_only_with_as_many_rows(run: OpenRu
         assert create_run(run.url, run.job, run.reference, accept_input_change=True).record == run.record
     else:
         with pytest.raises(
-            InputChanged, match=r"rows of training data: .*part-[12].parquet has .* Expected 600, .*--warm-start"
+            InputChanged, match=r"training data: .*part-[12].parquet has .* Expected 600, .* no commit, .*--name"
         ):
             open_run(run.url, accept_input_change=True)
 
@@ -173,7 +177,7 @@ def test_data_that_is_gone_is_named(run: OpenRun, data: str) -> None:
 
 def test_a_job_function_that_is_gone_or_takes_other_arguments_is_named(tmp_path: Path, data: str) -> None:
     for function, words in (
-        ("tests.orchestrator.run.test_run:no_such_job", "cannot be imported"),
+        ("tests.orchestrator.run.test_run:no_such_job", "Found no 'no_such_job' in the module tests.orchestrator"),
         ("tests.no_such_module:job", "cannot be imported"),
         ("tests.orchestrator.run.test_run", "Expected package.module:function"),
         (":job", "Expected package.module:function"),
@@ -198,19 +202,20 @@ def test_a_place_that_cannot_be_written_is_named(data: str, tmp_path: Path) -> N
 
 def test_two_drivers_on_one_run(run: OpenRun) -> None:
     """The second is told who holds it, unless it takes over; another call of the same driver is no second driver."""
-    first = run.acquire()
-    assert run.generation == first.generation == 1
+    claims = claims_of(run)
+    assert claims.generation == 0
+    first = claims.acquire()
+    assert claims.generation == first.generation == 1
     other = open_run(run.url)
     with pytest.raises(RunIsHeld, match=f"process {os.getpid()} on "):
-        other.acquire()
-    assert run.acquire().generation == 2
-    other.take_over = True
-    assert other.acquire().generation == 3
+        claims_of(other).acquire()
+    assert claims.acquire().generation == 2
+    assert claims_of(open_run(run.url, take_over=True)).acquire().generation == 3
 
 
 def test_a_released_run_is_free_at_once(run: OpenRun) -> None:
-    run.acquire().release()
-    assert open_run(run.url).acquire().generation == 2
+    claims_of(run).acquire().release()
+    assert claims_of(open_run(run.url)).acquire().generation == 2
 
 
 @pytest.mark.parametrize("num_rows", [601, 95, 1])
@@ -224,5 +229,5 @@ def test_the_sample_counter_of_a_manifest_is_what_a_reader_counts(tmp_path: Path
     reader = InputReader(job.resolved_data, run.train_index, plan, range(job.num_lanes))
     seen = 0
     for step in range(2 * plan.steps_per_epoch + 1):
-        assert run._samples(step) == seen, f"before step {step}"
+        assert run.input_plan.rows_before(step) == seen, f"before step {step}"
         seen += int((~reader.read(step).is_padding).sum())

@@ -11,22 +11,16 @@ import numpy as np
 import pytest
 
 from podembed.embedding.initializers import initial_rows
-from podembed.orchestrator.api.config import (
-    CheckpointConfig,
-    ConfigurationError,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    WarmStart,
-)
+from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig, ScalingConfig, WarmStart
 from podembed.orchestrator.api.errors import WorkerRefused
+from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, WarmStartRecord, read_run
-from podembed.orchestrator.driver.console import SilentReporter
-from podembed.orchestrator.run.run import create_run, open_run
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.run.warm_start import WarmStartRefused
 from podembed.orchestrator.trainer import Trainer, fit
-from podembed.workers.job.job import JobReference
+from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
 from podembed.workers.storage.store import Store
 from tests.jobs.cli.test_main import run as podembed
@@ -63,7 +57,7 @@ def train(
 
 def train_source(folder: str, path: Path, *, steps: int) -> Result:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("podembed.orchestrator.run.run.choose_buckets", lambda job: BUCKETS)
+        patched.setattr("podembed.orchestrator.run.opening.choose_buckets", lambda job: BUCKETS)
         return train(job_of(folder), path, steps=steps)
 
 

@@ -24,7 +24,7 @@ from podembed.orchestrator.run.warm_start import (
     plan_warm_start,
     refuse_hashed_growth,
 )
-from podembed.workers.data.config import IdColumn
+from podembed.workers.data.columns import IdColumn
 from podembed.workers.storage.store import Store
 from tests.orchestrator.committed_tables import SampleTable, commit_tables, create_run, random_table, run_with
 from tests.small_job import small_job

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.signals import StopSignals
-from podembed.orchestrator.commit.lease import Heartbeat, Holder, acquire
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Heartbeat, Holder
 from podembed.orchestrator.supervise import driver_pulse, supervision
 from podembed.orchestrator.supervise.driver_pulse import FROZEN_ELSEWHERE_S, FROZEN_S, DriverPulse, Look, heartbeat_of
 from podembed.orchestrator.supervise.supervision import LocalRunner, supervise
-from podembed.workers.liveness.process_signs import ProcessSigns
+from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.storage.store import Store
 
 US = Holder(submission="us", hostname="h", process=7, machine="m")
@@ -26,7 +27,7 @@ def look(beat: int | None, cpu_s: float | None, state: str = "S") -> Look:
     heartbeat = None if beat is None else Heartbeat(generation=1, holder=US, written_unix_s=float(beat))
     return Look(
         heartbeat=heartbeat,
-        signs=None if cpu_s is None else ProcessSigns(process=7, started=1, cpu_s=cpu_s, state=state),
+        statistics=None if cpu_s is None else ProcessStatistics(process=7, started=1, cpu_s=cpu_s, state=state),
     )
 
 
@@ -80,7 +81,8 @@ def test_only_the_heartbeat_of_our_own_driver_is_seen(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os, signal, sys
-from podembed.orchestrator.commit.lease import Holder, acquire
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
 from podembed.workers.storage.store import Store
 first = sys.argv[2] == "1"
 lease = acquire(Store(sys.argv[1]), holder=Holder.current("attempt"), take_over=True)

@@ -65,8 +65,10 @@ def test_a_driver_that_ray_ended_from_within_is_no_error_of_the_job() -> None:
 
 def test_a_driver_whose_heartbeat_is_left_did_not_end_by_itself(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom orchestrator.commit.lease import Holder, acquire\nfrom workers.storage.store import "
-        "Store\n"
+        "import os, sys\n"
+        "from podembed.orchestrator.commit.claiming import acquire\n"
+        "from podembed.orchestrator.commit.holder import Holder\n"
+        "from podembed.workers.storage.store import Store\n"
         "lease = acquire(Store(sys.argv[1]), holder=Holder.current('attempt'), take_over=True)\n"
         "if len(sys.argv) > 2: lease.release()\n"
         "os._exit(1)\n"

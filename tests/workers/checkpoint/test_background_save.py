@@ -15,7 +15,7 @@ import pytest
 from podembed.embedding.config import TableConfig
 from podembed.embedding.initializers import Constant
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, Adam, Optimizer, RowWiseAdagrad
-from podembed.embedding.table.snapshot import SEAT_BYTES
+from podembed.embedding.table.snapshot import ENTRY_BYTES
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
@@ -370,7 +370,7 @@ def test_a_save_that_pauses_beside_training_goes_on_when_it_should(
         if aborted.is_set():
             raise RuntimeError("aborted")
 
-    row_bytes = table.spec.row_bytes + SEAT_BYTES
+    row_bytes = table.spec.row_bytes + ENTRY_BYTES
     save, tracker = saver([table], buffer_bytes=200 * row_bytes, processors=1e-8, raise_if_aborted=raise_if_aborted)
     with tracker.phase(Phase.DEVICE):
         save.freeze()

@@ -20,8 +20,6 @@ from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.deltas import problems_of
 from podembed.workers.checkpoint.files import (
-    TableFiles,
-    TablePlan,
     assemble_delta,
     assemble_table,
     read_bucket,
@@ -29,6 +27,7 @@ from podembed.workers.checkpoint.files import (
     write_bucket,
     write_table_metadata,
 )
+from podembed.workers.checkpoint.records import TableFiles, TablePlan
 from podembed.workers.checkpoint.shard import read_shard
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store

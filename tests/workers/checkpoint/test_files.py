@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import (
-    BucketReceipt,
-    TableFiles,
-    TablePlan,
     assemble_table,
     read_bucket,
     read_dense,
@@ -23,6 +20,7 @@ from podembed.workers.checkpoint.files import (
     write_dense,
     write_table_metadata,
 )
+from podembed.workers.checkpoint.records import BucketReceipt, TableFiles, TablePlan
 from podembed.workers.storage.store import Store, is_safe_name
 
 ATTEMPT = "s000000010-g00000001"

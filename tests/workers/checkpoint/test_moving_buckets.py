@@ -19,7 +19,8 @@ from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.files import assemble_table
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import read_shard, table_plan
 from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import write_live

@@ -19,7 +19,8 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.files import assemble_table
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import (
     CheckpointMismatch,
     ShardReceipt,

@@ -13,7 +13,8 @@ from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
 from podembed.workers.data.bad_rows import Origin
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DenseColumn, IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 
 ORIGIN = Origin(path="clicks.parquet", group=2, first_row=100)

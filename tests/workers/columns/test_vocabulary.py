@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from podembed.embedding.hashing import mix64
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, load_vocabulary, text_of
-from podembed.workers.data.config import CsvData, IdColumn
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan
 

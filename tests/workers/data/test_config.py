@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from podembed.workers.data.config import DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+from podembed.workers.data.config import ParquetData
 
 
 def test_short_forms_stand_for_the_long_ones() -> None:

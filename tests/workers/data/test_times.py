@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+from podembed.workers.data.config import CsvData, ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale
 from podembed.workers.input.index import build_index

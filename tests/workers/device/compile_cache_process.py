@@ -15,7 +15,8 @@ import jax
 from jax.extend import backend
 
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
-from podembed.workers.device.model_step import DeviceWorker, join_gang, leave_gang
+from podembed.workers.device.gang import join_gang, leave_gang
+from podembed.workers.device.model_step import DeviceWorker
 from podembed.workers.device.standby import warm_up
 from tests.small_job import small_job
 
@@ -34,7 +35,7 @@ def main() -> None:
         events.clear()
         join_gang(coordinator=coordinator, num_processes=NUM_PROCESSES, process=int(process), timeout_s=240)
         with every_member_writes(cache):
-            DeviceWorker(job=job, num_samples=NUM_SAMPLES).build(is_filled_later=True)
+            DeviceWorker(job=job, num_samples=NUM_SAMPLES).build(is_restored_later=True)
         found = {"number": jax.process_index(), "asked": events["compile_requests_use_cache"]}
         print(json.dumps(found | {"known": events["cache_hits"]}), flush=True)
         leave_gang()

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from podembed.workers.device.model_step import join_gang, leave_gang
+from podembed.workers.device.gang import join_gang, leave_gang
 from podembed.workers.device.shared_memory import RecordKind
 from tests.small_job import small_job
 from tests.workers.device.test_model_step import Pair, random_batch

@@ -1,4 +1,4 @@
-"""The device end of a handover in a process of its own. Says on stdout what happened.
+"""The device end of a channel in a process of its own. Says on stdout what happened.
 
 Usage: python -m tests.workers.device.shared_memory_process INVITATION MODE, the invitation as JSON. Modes: `serve`
 answers every batch with gradients that are twice the activations, until the window ends; `wait` waits for a record that
@@ -15,9 +15,9 @@ from typing import Any
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.workers.device.shared_memory import (
-    HandoverEnd,
-    HandoverError,
-    HandoverLayout,
+    ChannelEnd,
+    ChannelError,
+    ChannelLayout,
     Invitation,
     Record,
     RecordKind,
@@ -26,10 +26,10 @@ from podembed.workers.device.shared_memory import (
 PATIENCE_S = 120.0
 
 
-def handover_layout(num_samples: int, num_dense: int, widths: Sequence[int], num_buffers: int = 1) -> HandoverLayout:
+def channel_layout(num_samples: int, num_dense: int, widths: Sequence[int], num_buffers: int = 1) -> ChannelLayout:
     """Of features that are all pooled where they are used."""
     activations = ActivationLayout(num_samples=num_samples, widths=tuple(widths), owners=(-1,) * len(widths))
-    return HandoverLayout(num_dense=num_dense, activations=activations, num_buffers=num_buffers)
+    return ChannelLayout(num_dense=num_dense, activations=activations, num_buffers=num_buffers)
 
 
 def to_json(invitation: Invitation, **changes: Any) -> str:
@@ -50,11 +50,11 @@ def from_json(text: str) -> Invitation:
         address=fields["address"],
         secret=bytes.fromhex(fields["secret"]),
         generation=fields["generation"],
-        layout=handover_layout(*fields["layout"]),
+        layout=channel_layout(*fields["layout"]),
     )
 
 
-def serve(end: HandoverEnd) -> None:
+def serve(end: ChannelEnd) -> None:
     while (record := end.receive(timeout_s=PATIENCE_S)).kind is not RecordKind.END:
         arrays = end.buffers[record.buffer]
         arrays["gradients"][...] = 2 * arrays["activations"]
@@ -73,7 +73,7 @@ def main() -> None:
             case "idle":
                 time.sleep(PATIENCE_S)
         print("done", flush=True)
-    except HandoverError as error:
+    except ChannelError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
 
 

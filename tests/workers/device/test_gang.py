@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from podembed.workers.device.gang import join_gang
 from podembed.workers.device.gang_errors import GangError
-from podembed.workers.device.model_step import DeviceWorker, join_gang
+from podembed.workers.device.model_step import DeviceWorker
 from tests.processes import free_port
 from tests.small_job import small_job
 from tests.workers.device import gang_process

@@ -1,4 +1,4 @@
-"""`DeviceWorker` through a real handover in one process, against the same step written in plain JAX."""
+"""`DeviceWorker` through a real shared-memory channel in one process, against the same step written in plain JAX."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import optax
 import pytest
 
 from podembed.embedding.features.activations import Activations
-from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker, sigmoid_binary_cross_entropy
+from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
 from podembed.workers.device.process import DeviceProcess, _not_finite
-from podembed.workers.device.shared_memory import HandoverEnd, HandoverServer, HandoverTimeout, Record, RecordKind
+from podembed.workers.device.programs import sigmoid_binary_cross_entropy
+from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job
-from tests.workers.device.shared_memory_process import PATIENCE_S, handover_layout
+from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout
 
 NUM_SAMPLES = 24
 
@@ -30,20 +31,20 @@ def job(small_data: str) -> JobConfig:
 
 
 class Pair:
-    """A built worker, and the host's end of its handover."""
+    """A built worker, and the host's end of its channel."""
 
-    def __init__(self, job: JobConfig, *, is_filled_later: bool = False) -> None:
+    def __init__(self, job: JobConfig, *, is_restored_later: bool = False) -> None:
         self.job = job
-        layout = handover_layout(NUM_SAMPLES, len(job.data.dense), list(job.widths.values()))
-        server = HandoverServer(layout, generation=1)
-        ends: list[HandoverEnd] = []
+        layout = channel_layout(NUM_SAMPLES, len(job.data.dense), list(job.widths.values()))
+        server = ChannelServer(layout, generation=1)
+        ends: list[ChannelEnd] = []
         joining = threading.Thread(target=lambda: ends.append(server.invitation.connect(timeout_s=PATIENCE_S)))
         joining.start()
         self.host = server.accept(timeout_s=PATIENCE_S)
         joining.join(PATIENCE_S)
         (self.device,) = ends
         self.worker = DeviceWorker(job=job, num_samples=NUM_SAMPLES)
-        self.compile_s = self.worker.build(is_filled_later=is_filled_later)
+        self.compile_s = self.worker.build(is_restored_later=is_restored_later)
 
     def put(self, batch: dict[str, Any]) -> None:
         arrays = self.host.buffers[0]
@@ -113,7 +114,7 @@ def random_batch(job: JobConfig, seed: int, *, num_padding: int = 0) -> dict[str
 class Plain:
     """The step as the documentation describes it."""
 
-    def __init__(self, job: JobConfig, *, is_filled_later: bool = False) -> None:
+    def __init__(self, job: JobConfig, *, is_restored_later: bool = False) -> None:
         self.job = job
         self.optimizer = job.dense_optimizer or optax.adam(1e-3)
 
@@ -234,7 +235,7 @@ def test_evaluation_scores_and_changes_nothing(job: JobConfig, shared: Pair) -> 
 
 def test_a_restored_worker_goes_on_with_the_same_bytes(job: JobConfig, paired: Callable[..., Pair]) -> None:
     batches = [random_batch(job, seed) for seed in range(6)]
-    whole, first, second = paired(job), paired(job), paired(job, is_filled_later=True)
+    whole, first, second = paired(job), paired(job), paired(job, is_restored_later=True)
     losses = whole.window(batches, RecordKind.TRAIN).losses
     early = first.window(batches[:3], RecordKind.TRAIN).losses
     arrays = {key: values.copy() for key, values in first.worker.dense_arrays().items()}
@@ -251,7 +252,7 @@ def test_a_random_key_of_the_optimizer_is_stored_as_its_numbers(job: JobConfig, 
     """The noise after a restore is the noise that would have come."""
     noisy = replace(job, dense_optimizer=optax.chain(optax.add_noise(0.1, 0.5, 3), optax.adam(1e-2)))
     batches = [random_batch(job, seed) for seed in range(4)]
-    whole, first, second = paired(noisy), paired(noisy), paired(noisy, is_filled_later=True)
+    whole, first, second = paired(noisy), paired(noisy), paired(noisy, is_restored_later=True)
     whole.window(batches, RecordKind.TRAIN)
     begun = first.worker.dense_arrays()["optimizer/0/rng_key"].copy()
     first.window(batches[:2], RecordKind.TRAIN)
@@ -303,7 +304,7 @@ def test_arrays_of_another_model_are_refused_and_nothing_changes(
 
 
 def test_a_silent_host_is_given_up(shared: Pair) -> None:
-    with pytest.raises(HandoverTimeout, match="host process sent nothing"):
+    with pytest.raises(ChannelTimeout, match="host process sent nothing"):
         shared.worker.serve_window(shared.device, timeout_s=0.1)
 
 
@@ -326,6 +327,21 @@ def test_calls_out_of_order_say_what_was_expected() -> None:
     assert (address, 0 < int(port) < 65536) == ("127.0.0.1", True)
     process.close()
     process.close()
+
+
+def test_an_error_of_the_model_names_the_shapes_that_it_got(small_data: str) -> None:
+    class Wrong:
+        def init(self, key, num_dense, widths):
+            return {"w": jnp.zeros((99,))}
+
+        def apply(self, params, dense, activations):
+            return jnp.concatenate(list(activations.values()), 1) @ params["w"]
+
+    job = replace(small_job(folder=small_data), model=Wrong())
+    with pytest.raises(TypeError, match="dot_general") as raised:
+        DeviceWorker(job=job, num_samples=8).build()
+    notes = "\n".join(raised.value.__notes__)
+    assert "model.apply got dense of shape (8, 2), activations['a'] of shape (8, " in notes
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The handover between two real processes: data in place, strangers refused, deaths seen at once, nothing left
-behind.
+"""The shared-memory channel between two real processes: data in place, intruders refused, deaths seen at once, nothing
+left behind.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from hypothesis import strategies as st
 
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES
 from podembed.workers.device.shared_memory import (
-    HandoverEnd,
-    HandoverError,
-    HandoverLayout,
-    HandoverLost,
-    HandoverServer,
-    HandoverTimeout,
+    ChannelEnd,
+    ChannelError,
+    ChannelLayout,
+    ChannelLost,
+    ChannelServer,
+    ChannelTimeout,
     Record,
     RecordKind,
 )
-from tests.workers.device.shared_memory_process import PATIENCE_S, handover_layout, to_json
+from tests.workers.device.shared_memory_process import PATIENCE_S, channel_layout, to_json
 
-LAYOUT = handover_layout(5, 3, (4, 3), num_buffers=2)
+LAYOUT = channel_layout(5, 3, (4, 3), num_buffers=2)
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def server() -> Iterator[HandoverServer]:
-    server = HandoverServer(LAYOUT, generation=4)
+def server() -> Iterator[ChannelServer]:
+    server = ChannelServer(LAYOUT, generation=4)
     yield server
     server.close()
 
 
 @contextmanager
-def device_process(server: HandoverServer, mode: str, **changes: Any) -> Iterator[subprocess.Popen[str]]:
+def device_process(server: ChannelServer, mode: str, **changes: Any) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable,
         "-m",
@@ -67,7 +67,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_batches_go_and_gradients_come_back_in_the_same_memory(server: HandoverServer) -> None:
+def test_batches_go_and_gradients_come_back_in_the_same_memory(server: ChannelServer) -> None:
     with device_process(server, "serve") as process:
         end = server.accept(timeout_s=PATIENCE_S)
         rng = np.random.default_rng(0)
@@ -93,14 +93,14 @@ def test_batches_go_and_gradients_come_back_in_the_same_memory(server: HandoverS
 
 
 @pytest.mark.parametrize("changes", [{"secret": "00" * 32}, {"generation": 3}, {"generation": 5}])
-def test_a_stranger_is_refused_and_the_right_process_still_gets_in(
-    server: HandoverServer, changes: dict[str, Any]
+def test_an_intruder_is_refused_and_the_right_process_still_gets_in(
+    server: ChannelServer, changes: dict[str, Any]
 ) -> None:
-    with device_process(server, "idle", **changes) as stranger:
-        results: list[HandoverEnd] = []
+    with device_process(server, "idle", **changes) as intruder:
+        results: list[ChannelEnd] = []
         host = threading.Thread(target=lambda: results.append(server.accept(timeout_s=PATIENCE_S)))
         host.start()
-        assert first_line(stranger).startswith("HandoverLost: The host process refused this device process. Expected")
+        assert first_line(intruder).startswith("ChannelLost: The host process refused this device process. Expected")
         assert host.is_alive()
         with device_process(server, "serve") as process:
             assert first_line(process) == "connected"
@@ -109,7 +109,7 @@ def test_a_stranger_is_refused_and_the_right_process_still_gets_in(
             end.close()
 
 
-def test_callers_that_say_nothing_or_half_a_hello_do_not_keep_the_right_one_out(server: HandoverServer) -> None:
+def test_callers_that_say_nothing_or_half_a_hello_do_not_keep_the_right_one_out(server: ChannelServer) -> None:
     with device_process(server, "serve") as process:
         for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * 39):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
@@ -120,17 +120,17 @@ def test_callers_that_say_nothing_or_half_a_hello_do_not_keep_the_right_one_out(
         end.close()
 
 
-def test_the_death_of_the_device_process_ends_the_hosts_wait_and_its_next_sends(server: HandoverServer) -> None:
+def test_the_death_of_the_device_process_ends_the_hosts_wait_and_its_next_sends(server: ChannelServer) -> None:
     with device_process(server, "idle") as process:
         end = server.accept(timeout_s=PATIENCE_S)
         assert first_line(process) == "connected"
         killer = threading.Timer(0.2, process.kill)
         killer.start()
-        # The deadline is far away: only the end of the other process can end this wait as HandoverLost.
-        with pytest.raises(HandoverLost, match=r"device process of this host is gone .* starts a new generation"):
+        # The deadline is far away: only the end of the other process can end this wait as ChannelLost.
+        with pytest.raises(ChannelLost, match=r"device process of this host is gone .* starts a new generation"):
             end.receive(timeout_s=600)
         killer.join()
-        with pytest.raises(HandoverLost, match="device process"):
+        with pytest.raises(ChannelLost, match="device process"):
             end.send(Record(kind=RecordKind.TRAIN, step=1))
         end.close()
 
@@ -138,9 +138,9 @@ def test_the_death_of_the_device_process_ends_the_hosts_wait_and_its_next_sends(
 def test_the_death_of_the_host_ends_the_devices_wait() -> None:
     program = (
         "import sys, time\n"
-        "from tests.workers.device.shared_memory_process import handover_layout, to_json\n"
-        "from podembed.workers.device.shared_memory import HandoverServer\n"
-        "server = HandoverServer(handover_layout(2, 1, [1]), generation=1)\n"
+        "from tests.workers.device.shared_memory_process import channel_layout, to_json\n"
+        "from podembed.workers.device.shared_memory import ChannelServer\n"
+        "server = ChannelServer(channel_layout(2, 1, [1]), generation=1)\n"
         "print(to_json(server.invitation), flush=True)\n"
         "end = server.accept(timeout_s=120)\n"
         "time.sleep(600)\n"
@@ -151,20 +151,20 @@ def test_the_death_of_the_host_ends_the_devices_wait() -> None:
             with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as device:
                 assert first_line(device) == "connected"
                 os.kill(host.pid, signal.SIGKILL)
-                assert first_line(device).startswith("HandoverLost: The host process of this host is gone")
+                assert first_line(device).startswith("ChannelLost: The host process of this host is gone")
         finally:
             host.kill()
 
 
-def test_silence_ends_at_the_deadline(server: HandoverServer) -> None:
+def test_silence_ends_at_the_deadline(server: ChannelServer) -> None:
     with device_process(server, "idle"):
         end = server.accept(timeout_s=PATIENCE_S)
-        with pytest.raises(HandoverTimeout, match=r"device process sent nothing for 0 s\. Expected"):
+        with pytest.raises(ChannelTimeout, match=r"device process sent nothing for 0 s\. Expected"):
             end.receive(timeout_s=0.2)
         end.close()
 
 
-def test_a_wait_can_be_given_up(server: HandoverServer) -> None:
+def test_a_wait_can_be_given_up(server: ChannelServer) -> None:
     class GivenUp(Exception):
         pass
 
@@ -179,21 +179,21 @@ def test_a_wait_can_be_given_up(server: HandoverServer) -> None:
 
 
 def test_nobody_comes() -> None:
-    server = HandoverServer(LAYOUT, generation=1)
-    with pytest.raises(HandoverTimeout, match="No device process connected within 0 s"):
+    server = ChannelServer(LAYOUT, generation=1)
+    with pytest.raises(ChannelTimeout, match="No device process connected within 0 s"):
         server.accept(timeout_s=0.1)
-    with pytest.raises(HandoverLost, match="host process is gone"):
+    with pytest.raises(ChannelLost, match="host process is gone"):
         server.invitation.connect(timeout_s=PATIENCE_S)
 
 
-def test_a_host_that_does_not_answer_is_not_waited_for_longer_than_asked(server: HandoverServer) -> None:
-    with pytest.raises(HandoverTimeout, match="did not answer within 0 s"):
+def test_a_host_that_does_not_answer_is_not_waited_for_longer_than_asked(server: ChannelServer) -> None:
+    with pytest.raises(ChannelTimeout, match="did not answer within 0 s"):
         server.invitation.connect(timeout_s=0.2)
 
 
-def in_one_process(layout: HandoverLayout = LAYOUT) -> tuple[HandoverEnd, HandoverEnd]:
-    server = HandoverServer(layout, generation=1)
-    ends: list[HandoverEnd] = []
+def in_one_process(layout: ChannelLayout = LAYOUT) -> tuple[ChannelEnd, ChannelEnd]:
+    server = ChannelServer(layout, generation=1)
+    ends: list[ChannelEnd] = []
     device = threading.Thread(target=lambda: ends.append(server.invitation.connect(timeout_s=PATIENCE_S)))
     device.start()
     host = server.accept(timeout_s=PATIENCE_S)
@@ -223,7 +223,7 @@ def test_nothing_has_a_name_and_nothing_stays_open() -> None:
         host.buffers[0]["labels"][...] = 1.0
         assert device.buffers[0]["labels"].sum() == LAYOUT.num_samples
         device.close()
-        with pytest.raises(HandoverLost):
+        with pytest.raises(ChannelLost):
             host.receive(timeout_s=PATIENCE_S)
         host.close()
         host.close()
@@ -264,7 +264,7 @@ def test_records_that_arrive_in_one_piece_are_read_one_by_one() -> None:
 def test_arrays_are_aligned_and_do_not_overlap(
     num_samples: int, num_dense: int, widths: list[int], num_buffers: int
 ) -> None:
-    layout = handover_layout(num_samples, num_dense, widths, num_buffers)
+    layout = channel_layout(num_samples, num_dense, widths, num_buffers)
     memory = np.zeros(layout.size_bytes, np.uint8)
     spans = []
     for arrays in layout.views(memory):  # type: ignore[arg-type]
@@ -287,6 +287,6 @@ def test_arrays_are_aligned_and_do_not_overlap(
 
 
 def test_errors_are_one_family() -> None:
-    assert issubclass(HandoverLost, HandoverError)
-    assert issubclass(HandoverTimeout, HandoverError)
-    assert json.loads(to_json(HandoverServer(LAYOUT, generation=2).invitation))["generation"] == 2
+    assert issubclass(ChannelLost, ChannelError)
+    assert issubclass(ChannelTimeout, ChannelError)
+    assert json.loads(to_json(ChannelServer(LAYOUT, generation=2).invitation))["generation"] == 2

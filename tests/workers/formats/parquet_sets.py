@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DenseColumn, IdColumn
+from podembed.workers.data.config import ParquetData
 
 VOCABULARY_SIZE = 1 << 20
 

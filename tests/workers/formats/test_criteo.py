@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.workers.data.config import DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DenseColumn, IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.formats import criteo as criteo_text
 from podembed.workers.formats import text as text_lines

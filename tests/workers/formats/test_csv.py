@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import CsvData, DataConfigError, IdColumn
+from podembed.workers.data.columns import DataConfigError, IdColumn
+from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
 from podembed.workers.formats import csv as csv_files
 from podembed.workers.formats import csv_records

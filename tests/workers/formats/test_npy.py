@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import DataConfigError, DenseColumn, IdColumn, NpyData
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+from podembed.workers.data.config import NpyData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 

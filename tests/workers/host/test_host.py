@@ -1,5 +1,5 @@
-"""Pairs of `HostWorker` in threads: the real mesh, the real handover, real files; the device side is a thread with a
-model of one line.
+"""Pairs of `HostWorker` in threads: the real mesh, the real shared-memory channel, real files; the device side is a
+thread with a model of one line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from podembed.embedding.buckets import place, split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import initial_rows
 from podembed.embedding.optimizers import SGD
-from podembed.workers.checkpoint.files import TableFiles, assemble_table
+from podembed.workers.checkpoint.files import assemble_table
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import CheckpointMismatch, table_plan
 from podembed.workers.data.errors import InputError
 from podembed.workers.device.shared_memory import (
-    HandoverError,
-    HandoverLost,
-    HandoverTimeout,
+    ChannelError,
+    ChannelLost,
+    ChannelTimeout,
     Invitation,
     Record,
     RecordKind,
@@ -96,7 +97,7 @@ class OneLineDevice(threading.Thread):
                 answer = self.answer(record)
                 if answer is not None:
                     end.send(answer)
-        except HandoverError:
+        except ChannelError:
             pass
         finally:
             end.close()
@@ -257,7 +258,7 @@ class Dense:
             table -= RATE * total
 
 
-def take_for_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the hosts of this machine believe that they are on different ones, so that pooled vectors travel over
     TCP.
     """
@@ -271,7 +272,7 @@ def test_hosts_train_together_what_one_dense_model_trains(
 ) -> None:
     """5 hosts share 12 lanes unevenly; the steps go over the end of an epoch, where batches are padded."""
     if machines > 1:
-        take_for_strangers(monkeypatch)
+        set_machines_apart(monkeypatch)
     dense = Dense(plain_job)
     last = dense.reader.plan.steps_per_epoch + 3
     with pod(plain_job, tmp_path, num_hosts) as hosts:
@@ -305,7 +306,7 @@ def test_shared_memory_and_the_network_bring_the_same_bytes(
     states, bytes_sent = [], []
     for name in ("shared", "sent"):
         if name == "sent":
-            take_for_strangers(monkeypatch)
+            set_machines_apart(monkeypatch)
         with pod(job, tmp_path / name, 3) as hosts:
             hosts.all("restore", [(None,)] * 3)
             bytes_sent.append(sum(window.bytes_sent for window in hosts.train(0, 12)))
@@ -397,7 +398,7 @@ def test_a_device_process_that_dies_is_noticed_at_once(job: JobConfig, tmp_path:
     with pod(job, tmp_path, 1, step_timeout_s=600.0, leave_at=2) as hosts:
         hosts.all("restore", [(None,)])
         (outcome,) = hosts.outcomes("train", [(0, 10)])
-        assert isinstance(outcome, HandoverLost)
+        assert isinstance(outcome, ChannelLost)
         assert hosts.workers[0].status().phase == "device"
         assert hosts.workers[0].status().step == 2
 
@@ -406,7 +407,7 @@ def test_a_device_process_that_says_nothing_is_given_up(job: JobConfig, tmp_path
     with pod(job, tmp_path, 1, step_timeout_s=0.3, answer=lambda record: None) as hosts:
         hosts.all("restore", [(None,)])
         (outcome,) = hosts.outcomes("train", [(0, 10)])
-        assert isinstance(outcome, HandoverTimeout)
+        assert isinstance(outcome, ChannelTimeout)
 
 
 def test_an_answer_for_another_step_is_refused(job: JobConfig, tmp_path: Path) -> None:

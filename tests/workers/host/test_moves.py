@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.table.table import Table
-from podembed.workers.checkpoint.files import TableFiles
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.host.moves import BucketExchange, _by_round
-from podembed.workers.host.surviving_shard import Filled, HeldRows
+from podembed.workers.host.surviving_shard import Restored, SurvivingShard
 from podembed.workers.mesh.errors import FrameError, MeshError
 from podembed.workers.mesh.frames import HEADER_BYTES, Tag
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
@@ -52,7 +52,7 @@ class Move:
     placement: list[np.ndarray]
     became: Sequence[int | None]
     tables: list[list[Table]] = field(default_factory=list)
-    helds: list[HeldRows] = field(default_factory=list)
+    surviving: list[SurvivingShard] = field(default_factory=list)
 
     def cut(self, unknown: Collection[tuple[int, int, int]] = (), undo_share: float = ROOMY) -> None:
         """Cuts the tables anew; `unknown`: (old host, table, bucket) of which nothing is known, and whose rows are
@@ -62,7 +62,7 @@ class Move:
         for host, old in enumerate(self.became):
             if old is None:
                 self.tables.append([Table(spec, np.flatnonzero(owners == host)) for spec, owners in self._each(specs)])
-                self.helds.append(HeldRows.none_of(self.tables[-1]))
+                self.surviving.append(SurvivingShard.none_of(self.tables[-1]))
                 continue
             tables = [_copy(table) for table in self.hosts[old]]
             known = [np.ones(len(table.buckets), bool) for table in tables]
@@ -71,9 +71,9 @@ class Move:
                     if (old, at, bucket) in unknown:
                         known[at][position] = False
                         table.bucket(bucket)["rows"][...] = np.nan
-            held = HeldRows(COMMIT, known)
-            self.tables.append(held.recut(tables, specs, self.placement, host=host, undo_share=undo_share))
-            self.helds.append(held)
+            surviving = SurvivingShard(COMMIT, known)
+            self.tables.append(surviving.recut(tables, specs, self.placement, host=host, undo_share=undo_share))
+            self.surviving.append(surviving)
 
     def _each(self, specs: Sequence[Any]) -> Any:
         return zip(specs, self.placement, strict=True)
@@ -81,14 +81,14 @@ class Move:
     def moves(self, ranks: Sequence[Mesh], **options: Any) -> list[Callable[[], None]]:
         given: dict[str, Any] = {"timeout_s": PATIENCE_S, "on_round": lambda: None, **options}
         return [
-            partial(held.move, mesh, self.store, tables, self.files, placement=self.placement, **given)
-            for held, mesh, tables in zip(self.helds, ranks, self.tables, strict=True)
+            partial(surviving.move, mesh, self.store, tables, self.files, placement=self.placement, **given)
+            for surviving, mesh, tables in zip(self.surviving, ranks, self.tables, strict=True)
         ]
 
-    def fill(self) -> list[Filled]:
+    def restore(self) -> list[Restored]:
         return [
-            held.fill(self.store, tables, self.files, on_chunk=lambda: None)
-            for held, tables in zip(self.helds, self.tables, strict=True)
+            one.restore(self.store, tables, self.files, on_chunk=lambda: None)
+            for one, tables in zip(self.surviving, self.tables, strict=True)
         ]
 
     def movable(self) -> set[tuple[int, int]]:
@@ -159,13 +159,13 @@ def test_any_hosts_to_any_hosts_with_buckets_that_nobody_knows(data: st.DataObje
         move = move_of(folder, tables, before, after, num_before=num_before, became=became)
         move.cut(unknown)
         succeed(in_threads(move.moves(ranks, round_bytes=round_bytes)))
-        filled = move.fill()
+        restored = move.restore()
         expected = move.movable() - {(at, bucket) for _, at, bucket in unknown}
-        assert sum(one.buckets_moved for one in filled) == len(expected)
-        assert {place for held in move.helds for place in held.moved.places} == expected
-        assert sum(one.buckets_refused + one.buckets_wrong for one in filled) == 0
-        assert sum(one.buckets_kept + one.buckets_moved + one.buckets_read for one in filled) == len(everything)
-        assert not any(held.leaving for held in move.helds)
+        assert sum(one.buckets_moved for one in restored) == len(expected)
+        assert {place for one in move.surviving for place in one.moved.places} == expected
+        assert sum(one.buckets_refused + one.buckets_wrong for one in restored) == 0
+        assert sum(one.buckets_kept + one.buckets_moved + one.buckets_read for one in restored) == len(everything)
+        assert not any(one.leaving for one in move.surviving)
         move.assert_committed()
 
 
@@ -183,11 +183,11 @@ def test_a_digest_that_is_wrong_on_the_wire_is_found_and_the_bucket_is_read(tmp_
         move = swap(tmp_path)
         move.cut()
         succeed(in_threads(move.moves(ranks)))
-        filled = move.fill()
-        assert [one.buckets_refused for one in filled] == [0, 1]
-        assert [(one.buckets_moved, one.buckets_read, one.buckets_kept) for one in filled] == [(2, 0, 2), (1, 1, 2)]
-        assert (filled[0].bytes_moved, filled[0].bytes_read) == (2 * move.tables[0][0].spec.bucket_bytes, 0)
-        assert filled[1].bytes_read > 0
+        restored = move.restore()
+        assert [one.buckets_refused for one in restored] == [0, 1]
+        assert [(one.buckets_moved, one.buckets_read, one.buckets_kept) for one in restored] == [(2, 0, 2), (1, 1, 2)]
+        assert (restored[0].bytes_moved, restored[0].bytes_read) == (2 * move.tables[0][0].spec.bucket_bytes, 0)
+        assert restored[1].bytes_read > 0
         move.assert_committed()
 
 
@@ -196,9 +196,9 @@ def test_a_host_that_reads_the_files_as_fast_is_sent_nothing(tmp_path: Path) -> 
         move = swap(tmp_path)
         move.cut()
         succeed(in_threads(move.moves(ranks, beside={1})))
-        filled = move.fill()
-        assert [(one.buckets_moved, one.buckets_read) for one in filled] == [(2, 0), (0, 2)]
-        assert sum(one.buckets_refused for one in filled) == 0
+        restored = move.restore()
+        assert [(one.buckets_moved, one.buckets_read) for one in restored] == [(2, 0), (0, 2)]
+        assert sum(one.buckets_refused for one in restored) == 0
         move.assert_committed()
 
 
@@ -207,10 +207,13 @@ def test_a_bucket_that_is_not_the_committed_one_is_not_sent(tmp_path: Path) -> N
     with meshes(2) as ranks:
         move = swap(tmp_path)
         move.cut()
-        move.helds[0].leaving[0, 1][0].reshape(-1).view(np.uint32)[5] ^= 1
+        move.surviving[0].leaving[0, 1][0].reshape(-1).view(np.uint32)[5] ^= 1
         succeed(in_threads(move.moves(ranks)))
-        filled = move.fill()
-        assert [(one.buckets_moved, one.buckets_refused, one.buckets_read) for one in filled] == [(2, 0, 0), (1, 1, 1)]
+        found = move.restore()
+        assert [(one.buckets_moved, one.buckets_refused, one.buckets_read) for one in found] == [
+            (2, 0, 0),
+            (1, 1, 1),
+        ]
         move.assert_committed()
 
 
@@ -230,15 +233,15 @@ def test_a_host_that_dies_in_the_middle_ends_the_exchange_for_all_and_the_next_o
         outcomes = in_threads([one, lambda: _dying(broken, ranks[1])])
         assert isinstance(outcomes[0], MeshError), outcomes
         assert isinstance(outcomes[1], SystemError)
-    moved = sum(int(known.sum()) for held in move.helds for known in held.known) - 4
+    moved = sum(int(known.sum()) for one in move.surviving for known in one.known) - 4
     assert 0 <= moved <= 2
     with meshes(2) as ranks:
         succeed(in_threads(move.moves(ranks)))
-        filled = move.fill()
+        restored = move.restore()
         # What came before counts as kept, and is proved again; what was under way is nowhere but in the files.
-        assert sum(one.buckets_kept for one in filled) == 4 + moved
-        assert sum(one.buckets_moved for one in filled) == 2
-        assert sum(one.buckets_wrong + one.buckets_refused for one in filled) == 0
+        assert sum(one.buckets_kept for one in restored) == 4 + moved
+        assert sum(one.buckets_moved for one in restored) == 2
+        assert sum(one.buckets_wrong + one.buckets_refused for one in restored) == 0
         move.assert_committed()
 
 
@@ -255,12 +258,12 @@ def test_a_bucket_that_comes_back_before_it_was_sent_is_kept(tmp_path: Path) -> 
     move.cut()
     before = [np.array([0, 0, 0, 0, 1, 1, 1, 1], np.int32)]
     specs = [table.spec for table in move.hosts[0]]
-    for host, held in enumerate(move.helds):
-        move.tables[host] = held.recut(move.tables[host], specs, before, host=host, undo_share=ROOMY)
-        assert not held.leaving
-        assert held.known[0].all()
-    filled = move.fill()
-    assert [(one.buckets_kept, one.buckets_read) for one in filled] == [(4, 0), (4, 0)]
+    for host, surviving in enumerate(move.surviving):
+        move.tables[host] = surviving.recut(move.tables[host], specs, before, host=host, undo_share=ROOMY)
+        assert not surviving.leaving
+        assert surviving.known[0].all()
+    restored = move.restore()
+    assert [(one.buckets_kept, one.buckets_read) for one in restored] == [(4, 0), (4, 0)]
     move.assert_committed()
 
 
@@ -272,11 +275,11 @@ def test_what_leaves_takes_no_more_memory_than_there_was(tmp_path: Path, monkeyp
     size = move.hosts[0][0].spec.bucket_bytes
     monkeypatch.setattr("podembed.workers.checkpoint.undo.MIN_LOG_BYTES", 0)
     move.cut(undo_share=1.5 * size / (4 * size))
-    assert [len(held.leaving) for held in move.helds] == [1, 1]
+    assert [len(one.leaving) for one in move.surviving] == [1, 1]
     with meshes(2) as ranks:
         succeed(in_threads(move.moves(ranks)))
-    filled = move.fill()
-    assert [(one.buckets_kept, one.buckets_moved, one.buckets_read) for one in filled] == [(2, 1, 1), (2, 1, 1)]
+    restored = move.restore()
+    assert [(one.buckets_kept, one.buckets_moved, one.buckets_read) for one in restored] == [(2, 1, 1), (2, 1, 1)]
     move.assert_committed()
 
 
@@ -285,7 +288,7 @@ import resource
 import numpy as np
 from podembed.embedding.table.table import Table
 from tests.workers.checkpoint.test_moving_buckets import spec_of
-from podembed.workers.host.surviving_shard import HeldRows
+from podembed.workers.host.surviving_shard import SurvivingShard
 
 def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -296,12 +299,12 @@ for array in (table.rows, *table.slots.values()):
     array.fill(3.0)
 table.rows[-1] = 7.0
 size, before = table.size_bytes, peak_bytes()
-held = HeldRows("s000000001-g00000001", [np.ones(len(table.buckets), bool)])
+surviving = SurvivingShard("s000000001-g00000001", [np.ones(len(table.buckets), bool)])
 owners = (np.arange(spec.layout.num_buckets) >= spec.layout.num_buckets // 2).astype(np.int32)
 tables = [table]
 del table, array
-(kept,) = held.recut(tables, [spec], [owners], host=1)
-assert len(held.leaving) == len(kept.buckets) == spec.layout.num_buckets // 2
+(kept,) = surviving.recut(tables, [spec], [owners], host=1)
+assert len(surviving.leaving) == len(kept.buckets) == spec.layout.num_buckets // 2
 assert (kept.rows[-1] == 7.0).all()
 print((peak_bytes() - before) / size)
 """
@@ -340,8 +343,11 @@ def test_a_frame_that_is_cut_short_is_read_instead(tmp_path: Path, monkeypatch: 
         move = swap(tmp_path)
         move.cut()
         succeed(in_threads(move.moves(ranks)))
-        filled = move.fill()
-        assert [(one.buckets_moved, one.buckets_refused, one.buckets_read) for one in filled] == [(0, 2, 2), (0, 2, 2)]
+        found = move.restore()
+        assert [(one.buckets_moved, one.buckets_refused, one.buckets_read) for one in found] == [
+            (0, 2, 2),
+            (0, 2, 2),
+        ]
         move.assert_committed()
 
 
@@ -385,9 +391,9 @@ def test_many_large_frames_in_both_directions_do_not_wait_for_each_other(tmp_pat
     move.cut()
     with meshes(4) as ranks:
         succeed(in_threads(move.moves(ranks)))
-    filled = move.fill()
-    assert sum(one.buckets_read for one in filled) == 0
-    assert sum(one.buckets_moved for one in filled) == int((before != after).sum())
+    restored = move.restore()
+    assert sum(one.buckets_read for one in restored) == 0
+    assert sum(one.buckets_moved for one in restored) == int((before != after).sum())
     move.assert_committed()
 
 
@@ -404,8 +410,8 @@ def test_the_state_of_a_chain_of_deltas_moves_whole(tmp_path: Path) -> None:
     move.cut()
     with meshes(3) as ranks:
         succeed(in_threads(move.moves(ranks)))
-    filled = move.fill()
-    assert sum(one.buckets_moved for one in filled) == len(move.movable()) > 0
-    assert sum(one.buckets_read + one.buckets_refused for one in filled) == 0
-    assert sum(one.bytes_read for one in filled) == 0
+    restored = move.restore()
+    assert sum(one.buckets_moved for one in restored) == len(move.movable()) > 0
+    assert sum(one.buckets_read + one.buckets_refused for one in restored) == 0
+    assert sum(one.bytes_read for one in restored) == 0
     move.assert_committed()

@@ -16,12 +16,12 @@ import pytest
 from podembed.embedding.buckets import split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
-from podembed.workers.checkpoint.files import TableFiles
-from podembed.workers.host.ids import EARLY_RETRY_STEPS
+from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.host.exchange import PREFETCH_RETRY_STEPS
 from podembed.workers.job.job import JobConfig, JobError
 from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
-from tests.workers.host.test_host import RATE, Dense, Pod, pod, take_for_strangers
+from tests.workers.host.test_host import RATE, Dense, Pod, pod, set_machines_apart
 
 # Of tables a, b, bags and audit. The last has a row for each sample, so none of its bags touches what the step before
 # touched.
@@ -37,7 +37,7 @@ def job(small_data: str) -> JobConfig:
 @pytest.fixture(params=["one machine", "many machines"])
 def machines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "many machines":
-        take_for_strangers(monkeypatch)
+        set_machines_apart(monkeypatch)
     return request.param
 
 
@@ -72,7 +72,7 @@ def test_overlap_changes_no_byte(
             replace(job, overlap=overlap), tmp_path / str(overlap), num_hosts, buckets=buckets, hold_s=0.003
         ) as hosts:
             hosts.all("restore", [(None,)] * num_hosts)
-            # Of the steps alone: greetings between neighbours tell numbers of descriptors, some of which have more
+            # Of the steps alone: greetings between on_same_machine tell numbers of descriptors, some of which have more
             # digits than others.
             greeted = bytes_sent(hosts)
             for _ in windows(hosts, random_cuts(last, seed)):
@@ -86,7 +86,7 @@ def test_overlap_changes_no_byte(
     for without, with_it in zip(*seen, strict=True):
         for step in range(last):
             assert all((a == b).all() for a, b in zip(without[step], with_it[step], strict=True))
-    # The masks are what overlap adds, so early vectors did travel; pooled ones of one machine need none.
+    # The masks are what overlap adds, so prefetched vectors did travel; pooled ones of one machine need none.
     assert (sent[1] > sent[0]) == (num_hosts > 1 and (machines == "many machines" or buckets != ALL_WHOLE))
 
 
@@ -100,12 +100,12 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
         generation = worker._present
         reader, lookups = generation._input.training(3), generation._lookups
         steps = [generation.windows.steps.prepare(reader, number) for number in (3, 4)]
-        lookups.pooled.split(steps[1].request, steps[0].request)
-        split = steps[1].request.splits[0]
+        lookups.both.pooled.split(steps[1].lookup.request, steps[0].lookup.request)
+        split = steps[1].lookup.request.splits[0]
         assert split is not None
-        names = [lookups.features[at].name for at in lookups.layout.order]
-        assert len(split.late[names.index("audit")]) == 0
-        assert len(split.late[names.index("a")]) > 48
+        names = [lookups.both.features[at].name for at in lookups.both.layout.order]
+        assert len(split.rest[names.index("audit")]) == 0
+        assert len(split.rest[names.index("a")]) > 48
 
 
 def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfi
         hosts.all("restore", [(None,)] * 2)
         hosts.train(0, 1)
         looked = []
-        for step in range(2, EARLY_RETRY_STEPS + 4, 2):
+        for step in range(2, PREFETCH_RETRY_STEPS + 4, 2):
             # Of two steps in a window, the second one is looked up ahead.
             windows = hosts.train(step - 1, step + 1)
             looked += [step for window in windows if "split" in window.phase_s]
-    assert looked == [2, 2, EARLY_RETRY_STEPS, EARLY_RETRY_STEPS]
+    assert looked == [2, 2, PREFETCH_RETRY_STEPS, PREFETCH_RETRY_STEPS]
 
 
 # ------------------------------------------------------------------ staleness
@@ -202,7 +202,7 @@ def test_staleness_1_does_not_depend_on_windows_evaluations_or_memory(
     job, last, commit, states = replace(job, staleness=1), 17, 8, []
     for number, cuts in enumerate(([0, commit, last], [0, 1, 2, commit, 11, last], [0, 3, commit, 9, 16, last])):
         if number == 2:
-            take_for_strangers(monkeypatch)
+            set_machines_apart(monkeypatch)
         with pod(job, tmp_path / str(number), 3, buckets=BUCKETS) as hosts:
             hosts.all("restore", [(None,)] * 3)
             for step in windows(hosts, cuts, commits=[commit]):
@@ -237,7 +237,7 @@ def test_bfloat16_halves_the_vectors_and_rounds_each_once(
     """A number is off by at most 2^-8 of itself; a bag of rows by that much of the sum of their magnitudes, here of 20
     rows at most.
     """
-    take_for_strangers(monkeypatch)
+    set_machines_apart(monkeypatch)
     sent, seen, states = [], [], []
     for wire_dtype in ("float32", "bfloat16"):
         with pod(

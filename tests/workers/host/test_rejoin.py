@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from podembed.embedding.buckets import place, split_evenly
-from podembed.workers.checkpoint.files import TableFiles
-from podembed.workers.device.shared_memory import HandoverError
+from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.device.shared_memory import ChannelError
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.moves import BucketExchange
-from podembed.workers.host.surviving_shard import Filled
+from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.errors import MeshBroken, MeshError
@@ -57,7 +57,7 @@ class Survivors(Pod):
 
     def go_on(
         self, *, lost: Collection[int] = (), num_hosts: int | None = None, leave_at: int | None = None
-    ) -> list[Filled]:
+    ) -> list[Restored]:
         """The next generation, from the last commit: hosts that are not lost rejoin, devices are new."""
         before = self.workers[0]._present.spec
         num_before, self.num_hosts = self.num_hosts, num_hosts or self.num_hosts
@@ -117,7 +117,7 @@ def undisturbed(job: JobConfig, tmp_path_factory: pytest.TempPathFactory) -> dic
 def fail(pod: Survivors, first: int, last: int) -> None:
     """Trains until the devices leave: hosts are in the middle of a step, each somewhere else."""
     outcomes = pod.outcomes("train", [(first, last, False)] * pod.num_hosts)
-    assert all(isinstance(outcome, HandoverError | MeshError) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, ChannelError | MeshError) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("lost", [(), (1,), (0,)])
@@ -133,8 +133,8 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
         if is_saving:
             pod.all("begin_save", [("s000000007-g00000003",)] * 2)
         fail(pod, 7, 12)
-        filled = pod.go_on(lost=lost)
-        for rank, one in enumerate(filled):
+        restored = pod.go_on(lost=lost)
+        for rank, one in enumerate(restored):
             held = sum(int((owners == rank).sum()) for owners in pod.workers[rank]._present.spec.placement)
             assert one.buckets_wrong == 0
             assert (one.buckets_kept, one.buckets_read) == ((0, held) if rank in lost else (held, 0))
@@ -171,9 +171,9 @@ def test_fault_after_fault_and_one_in_the_middle_of_a_recovery(
             patch.setattr(Store, "read_into", _away)
             with pytest.raises(StorageError, match="away"):
                 pod.go_on(lost=[0])
-        filled = pod.go_on(lost=[0])
-        assert filled[0].buckets_kept == 0
-        assert (filled[1].buckets_read, filled[1].buckets_wrong) == (0, 0)
+        restored = pod.go_on(lost=[0])
+        assert restored[0].buckets_kept == 0
+        assert (restored[1].buckets_read, restored[1].buckets_wrong) == (0, 0)
         pod.train(5, 12)
         assert_same_bytes(pod.state("end"), undisturbed)
 
@@ -189,7 +189,7 @@ def test_a_generation_that_was_left_takes_no_memory(job: JobConfig, tmp_path: Pa
         pod.commit_as(BASE)
         pod.workers[0].abort("a test")
         fail(pod, 5, 12)
-        old = [weakref.ref(worker._present._lookups.sharded) for worker in pod.workers]
+        old = [weakref.ref(worker._present._lookups.both.sharded) for worker in pod.workers]
         # The threads of this test keep their errors, whose frames lead everywhere.
         gc.collect()
         gc.disable()
@@ -223,9 +223,9 @@ def test_a_row_that_changed_behind_the_back_of_the_log_is_found(
         fail(pod, 5, 12)
         table = pod.workers[1]._present.shard.tables[1]
         table.rows[-3:, 0].view(np.uint32)[...] ^= 1 << 7
-        filled = pod.go_on()
-        assert [one.buckets_wrong for one in filled] == [0, 1]
-        assert filled[1].buckets_read == 1
+        restored = pod.go_on()
+        assert [one.buckets_wrong for one in restored] == [0, 1]
+        assert restored[1].buckets_read == 1
         pod.train(5, 12)
         assert_same_bytes(pod.state("end"), undisturbed)
 
@@ -253,10 +253,10 @@ def test_a_host_that_dies_as_buckets_move_is_a_fault_like_any_other(
             patch.setattr(BucketExchange, "_exchange", dies)
             with pytest.raises(MeshError):
                 pod.go_on(num_hosts=3)
-        filled = pod.go_on(lost=[2], num_hosts=2)
-        assert sum(one.buckets_wrong + one.buckets_refused for one in filled) == 0
+        restored = pod.go_on(lost=[2], num_hosts=2)
+        assert sum(one.buckets_wrong + one.buckets_refused for one in restored) == 0
         # Nothing had reached the third one, so all is still where it was.
-        assert sum(one.buckets_read for one in filled) == 0
+        assert sum(one.buckets_read for one in restored) == 0
         pod.train(5, 12)
         assert_same_bytes(pod.state("end"), undisturbed)
 
@@ -277,18 +277,18 @@ def test_with_other_numbers_of_hosts_only_what_no_host_has_is_read(
         fail(pod, 5, 12)
         pod.are_apart = are_apart
         old = pod.workers[0]._present.spec.placement
-        filled = pod.go_on(num_hosts=after)
+        restored = pod.go_on(num_hosts=after)
         new = pod.workers[0]._present.spec.placement
         was, becomes = np.concatenate(old), np.concatenate(new)
         lives = was < min(numbers)
         stay = int(((was == becomes) & lives).sum())
-        assert sum(one.buckets_kept for one in filled) == stay > 0
+        assert sum(one.buckets_kept for one in restored) == stay > 0
         moving = int(lives.sum()) - stay
         assert (moving > 0) == (after > before)
-        assert sum(one.buckets_moved for one in filled) == (moving if are_apart else 0)
-        assert sum(one.buckets_read for one in filled) == int((~lives).sum()) + (0 if are_apart else moving)
-        assert (sum(one.bytes_moved for one in filled) > 0) == (are_apart and moving > 0)
-        assert sum(one.buckets_refused for one in filled) == 0
+        assert sum(one.buckets_moved for one in restored) == (moving if are_apart else 0)
+        assert sum(one.buckets_read for one in restored) == int((~lives).sum()) + (0 if are_apart else moving)
+        assert (sum(one.bytes_moved for one in restored) > 0) == (are_apart and moving > 0)
+        assert sum(one.buckets_refused for one in restored) == 0
         committed: Any = SimpleNamespace(tables=pod.commit[1] if pod.commit else ())
         assert_same_bytes(pod.state("end"), tables_of(Store(str(tmp_path)), committed))
         pod.train(5, 8)

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout
-from podembed.workers.device.shared_memory import HandoverLayout
+from podembed.workers.device.shared_memory import ChannelLayout
 from podembed.workers.host.same_machine import meet
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
 
-LAYOUT = HandoverLayout(num_dense=2, activations=ActivationLayout(num_samples=4, widths=(8, 8, 4), owners=(0, 1, -1)))
+LAYOUT = ChannelLayout(num_dense=2, activations=ActivationLayout(num_samples=4, widths=(8, 8, 4), owners=(0, 1, -1)))
 
 
 @pytest.fixture
 def descriptors() -> Iterator[list[int]]:
     """The shared memory of three hosts."""
-    found = [os.memfd_create("podembed-handover", os.MFD_CLOEXEC) for _ in range(3)]
+    found = [os.memfd_create("podembed-channel", os.MFD_CLOEXEC) for _ in range(3)]
     for descriptor in found:
         os.ftruncate(descriptor, LAYOUT.size_bytes)
     yield found
@@ -40,26 +40,26 @@ def met(descriptors: list[int]) -> list[dict]:
         return succeed(in_threads(calls))
 
 
-def test_what_a_neighbour_writes_is_there(descriptors: list[int]) -> None:
-    neighbours = met(descriptors)
-    assert [sorted(of_host) for of_host in neighbours] == [[1, 2], [0, 2], [0, 1]]
+def test_what_another_host_of_the_machine_writes_is_there(descriptors: list[int]) -> None:
+    met_hosts = met(descriptors)
+    assert [sorted(of_host) for of_host in met_hosts] == [[1, 2], [0, 2], [0, 1]]
     own = LAYOUT.views(mmap.mmap(descriptors[0], LAYOUT.size_bytes))[0]
-    neighbours[1][0].buffers[0]["activations"][LAYOUT.activations.region(1)] = 7.0
+    met_hosts[1][0].buffers[0]["activations"][LAYOUT.activations.region(1)] = 7.0
     assert (own["activations"][LAYOUT.activations.region(1)] == 7.0).all()
     assert (own["activations"][LAYOUT.activations.region(0)] == 0.0).all()
     own["gradients"][:] = 3.0
-    assert (neighbours[2][0].buffers[0]["gradients"] == 3.0).all()
+    assert (met_hosts[2][0].buffers[0]["gradients"] == 3.0).all()
 
 
 def test_a_pair_shares_only_if_both_can(descriptors: list[int], tmp_path: Path) -> None:
-    """Host 1 names a file that is no handover: neither it nor the others use that pair's memory."""
+    """Host 1 names a file that is no shared-memory channel: neither it nor the others use that pair's memory."""
     file = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     os.ftruncate(file, LAYOUT.size_bytes)
     try:
-        neighbours = met([descriptors[0], file, descriptors[2]])
+        met_hosts = met([descriptors[0], file, descriptors[2]])
     finally:
         os.close(file)
-    assert [sorted(of_host) for of_host in neighbours] == [[2], [], [0]]
+    assert [sorted(of_host) for of_host in met_hosts] == [[2], [], [0]]
     assert not np.fromfile(tmp_path / "other", np.uint8).any()
 
 
@@ -74,5 +74,5 @@ def test_hosts_of_different_machines_do_not_share(descriptors: list[int], monkey
     assert met(descriptors[:2]) == [{}, {}]
 
 
-def test_one_host_has_no_neighbours(descriptors: list[int]) -> None:
+def test_one_host_meets_no_other(descriptors: list[int]) -> None:
     assert met(descriptors[:1]) == [{}]

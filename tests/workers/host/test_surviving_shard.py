@@ -1,5 +1,5 @@
-"""`HeldRows`: a survivor's tables cut anew, and filled: what is right is kept, what is not is found by its digest, and
-only the rest is read.
+"""`SurvivingShard`: a survivor's tables cut anew, and restored. What is right is kept, what is not is found by its
+digest, and only the rest is read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import Adagrad
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.checkpoint.files import TableFiles
-from podembed.workers.host.surviving_shard import HeldRows
+from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.host.surviving_shard import SurvivingShard
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import assembled, write_live
@@ -51,7 +51,7 @@ def tables_with(owned: Sequence[Sequence[int]]) -> list[Table]:
     for table in tables:
         table.initialize()
         table.rows[...] += 0.25
-        # Padding is zero in a table that is filled from files or begins anew.
+        # Padding is zero in a table that is restored from files or begins anew.
         for bucket in map(int, table.buckets):
             table.bucket(bucket)["rows"][len(range(bucket, 203, BUCKETS)) :] = 0
     return tables
@@ -82,11 +82,11 @@ def test_the_same_placement_keeps_the_arrays_and_reads_nothing(
     store, files = committed
     tables = tables_with([[0, 1, 2], [5]])
     memory = [table.rows.ctypes.data for table in tables]
-    held = HeldRows(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
-    tables = held.recut(tables, SPECS, placement_of([[0, 1, 2], [5]]), host=0)
-    filled = held.fill(store, tables, files, on_chunk=lambda: None)
+    surviving = SurvivingShard(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
+    tables = surviving.recut(tables, SPECS, placement_of([[0, 1, 2], [5]]), host=0)
+    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
     assert [table.rows.ctypes.data for table in tables] == memory
-    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read, filled.bytes_read) == (4, 0, 0, 0)
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read, restored.bytes_read) == (4, 0, 0, 0)
     assert_committed(tables)
 
 
@@ -96,13 +96,13 @@ def test_another_placement_keeps_what_stays_and_reads_what_comes(
     store, files = committed
     tables = tables_with([[0, 1, 2], [5]])
     tables[0].bucket(1)["rows"][...] = -7.0  # not known, so nobody looks at it
-    held = HeldRows(ATTEMPT, [np.array([True, False, True]), np.ones(1, bool)])
-    tables = held.recut(tables, SPECS, placement_of([[1, 2, 4, 6], []]), host=0)
+    surviving = SurvivingShard(ATTEMPT, [np.array([True, False, True]), np.ones(1, bool)])
+    tables = surviving.recut(tables, SPECS, placement_of([[1, 2, 4, 6], []]), host=0)
     assert [table.buckets.tolist() for table in tables] == [[1, 2, 4, 6], []]
-    filled = held.fill(store, tables, files, on_chunk=lambda: None)
-    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read) == (1, 0, 3)
+    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (1, 0, 3)
     read = [chunk for chunk in files[0].chunks if chunk.bucket in (1, 4, 6)]
-    assert filled.bytes_read == sum(chunk.size_bytes for chunk in read)
+    assert restored.bytes_read == sum(chunk.size_bytes for chunk in read)
     assert {*store.read_names} == {chunk.name for chunk in read}
     assert_committed(tables)
 
@@ -113,9 +113,9 @@ def test_a_row_that_is_not_the_committed_one_is_found_and_read(
     store, files = committed
     tables = tables_with([[0, 1, 2], [5]])
     tables[1].slots["accumulator"].reshape(-1).view(np.uint32)[7] ^= 1
-    held = HeldRows(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
-    filled = held.fill(store, tables, files, on_chunk=lambda: None)
-    assert (filled.buckets_kept, filled.buckets_wrong, filled.buckets_read) == (3, 1, 1)
+    surviving = SurvivingShard(ATTEMPT, [np.ones(3, bool), np.ones(1, bool)])
+    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    assert (restored.buckets_kept, restored.buckets_wrong, restored.buckets_read) == (3, 1, 1)
     assert_committed(tables)
 
 
@@ -124,12 +124,12 @@ def test_what_was_right_before_a_fault_on_the_way_need_not_be_read_after_it(
 ) -> None:
     store, files = committed
     tables = tables_with([[0, 1, 2], [5]])
-    held = HeldRows(ATTEMPT, [np.array([True, False, False]), np.ones(1, bool)])
+    surviving = SurvivingShard(ATTEMPT, [np.array([True, False, False]), np.ones(1, bool)])
     store.fail_after = 1
     with pytest.raises(StorageError):
-        held.fill(store, tables, files, on_chunk=lambda: None)
-    assert [known.tolist() for known in held.known] == [[True, False, False], [True]]
+        surviving.restore(store, tables, files, on_chunk=lambda: None)
+    assert [known.tolist() for known in surviving.known] == [[True, False, False], [True]]
     store.fail_after = None
-    filled = held.fill(store, tables, files, on_chunk=lambda: None)
-    assert (filled.buckets_kept, filled.buckets_read) == (2, 2)
+    restored = surviving.restore(store, tables, files, on_chunk=lambda: None)
+    assert (restored.buckets_kept, restored.buckets_read) == (2, 2)
     assert_committed(tables)

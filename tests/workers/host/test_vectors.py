@@ -1,13 +1,17 @@
-"""What a `VectorExchange` refuses: frames that are not what both hosts planned."""
+"""What exchanges refuse: frames that are not what both hosts planned."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.exchange import Prefetched
 from podembed.embedding.lookup.owner_pooled import PooledLookup
-from podembed.embedding.lookup.sharded import Prepared
+from podembed.embedding.lookup.streams import Prepared
+from podembed.workers.host.exchange import IdExchange
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from tests.embedding.lookup import test_sharded as test_lookup
@@ -33,9 +37,7 @@ def outcome(planned: tuple[test_lookup.Pod, Prepared], method: str, frame: np.nd
     layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
     pooled = PooledLookup(lookup.tables, lookup.features[:1], layout, host=0, num_hosts=2)
     with meshes(2) as ranks:
-        vectors = VectorExchange(
-            ranks[0], lookup, pooled, layout, neighbours=frozenset(), wire_dtype="float32", timeout_s=PATIENCE_S
-        )
+        vectors = VectorExchange(ranks[0], lookup, pooled, wire_dtype="float32", timeout_s=PATIENCE_S)
 
         def receive(rank: int, num_bytes: int) -> np.ndarray:
             return np.empty(num_bytes, np.uint8)
@@ -43,7 +45,7 @@ def outcome(planned: tuple[test_lookup.Pod, Prepared], method: str, frame: np.nd
         def send() -> None:
             ranks[1].exchange(tag=Tag.ROWS, step=STEP, send=[[frame], []], receive=receive, timeout_s=PATIENCE_S)
 
-        arguments = {"early_rows": (prepared, STEP), "rows": (prepared, STEP, {})}[method]
+        arguments = {"prefetch_rows": (prepared, STEP), "rows": (prepared, STEP, {})}[method]
         found, _ = in_threads([lambda: getattr(vectors, method)(*arguments), send])
     return found
 
@@ -57,20 +59,48 @@ def lengths_and_floats(planned: tuple[test_lookup.Pod, Prepared]) -> tuple[int, 
 def test_more_early_vectors_than_were_asked_for_are_refused(planned) -> None:
     num_vectors, num_floats = lengths_and_floats(planned)
     assert num_vectors > 0
-    found = outcome(planned, "early_rows", np.zeros(4 * -(-num_vectors // 32) + 4 * num_floats + 4, np.uint8))
+    found = outcome(planned, "prefetch_rows", np.zeros(4 * -(-num_vectors // 32) + 4 * num_floats + 4, np.uint8))
     assert isinstance(found, ValueError)
-    assert "bytes of early vectors. Expected" in str(found)
+    assert "bytes of prefetched vectors. Expected" in str(found)
 
 
 def test_a_mask_that_does_not_fit_its_vectors_is_refused(planned) -> None:
-    """All zeros say that everything is early, but only one number follows."""
+    """All zeros say that everything was prefetched, but only one number follows."""
     num_vectors, num_floats = lengths_and_floats(planned)
-    found = outcome(planned, "early_rows", np.zeros(4 * -(-num_vectors // 32) + 4, np.uint8))
+    found = outcome(planned, "prefetch_rows", np.zeros(4 * -(-num_vectors // 32) + 4, np.uint8))
     assert isinstance(found, ValueError)
-    assert f"sent 1 early numbers. Expected {num_floats}, as its mask says" in str(found)
+    assert f"sent 1 prefetched numbers. Expected {num_floats}, as its mask says" in str(found)
 
 
 def test_rows_of_another_size_are_refused(planned) -> None:
     found = outcome(planned, "rows", np.zeros(4, np.uint8))
     assert isinstance(found, ValueError)
     assert "Host 1 sent 4 bytes. Expected" in str(found)
+
+
+class Wire:
+    """A mesh whose other host sends what a test says."""
+
+    def __init__(self, frame: np.ndarray) -> None:
+        self.frame = frame
+
+    def exchange(self, *, receive: Callable[[int, int], np.ndarray], **others: object) -> None:
+        receive(1, self.frame.nbytes)[...] = self.frame
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (np.zeros(2, np.int64), "whole int64 with 7 in front"),
+        (np.zeros(11, np.int32), "whole int64 with 7 in front"),
+        (np.array([0, 0, 1, 1, 1, 0, 0, 7], np.int64), "announced"),
+        (np.array([0, 0, 1, -1, 2, 0, 0, 7], np.int64), "announced"),
+    ],
+)
+def test_requests_that_contradict_their_counts_are_refused(planned, frame: np.ndarray, text: str) -> None:
+    pod, prepared = planned
+    layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
+    pooled = PooledLookup(pod.lookups[0].tables, pod.lookups[0].features[:1], layout, host=0, num_hosts=2)
+    exchange = IdExchange(Wire(frame), timeout_s=1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=text):
+        exchange.exchange(1, prepared, pooled.request({}), weight=1.0, prefetched=Prefetched.NONE)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from podembed.workers.data.config import IdColumn, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.index import InputIndex, build_index, check_alike, check_unchanged, describe
 from tests.workers.formats.parquet_sets import declaration, table_of, write_set

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podembed.workers.data.config import DataConfigError
+from podembed.workers.data.columns import DataConfigError
 from podembed.workers.input.lanes import LanePlan
 
 plans = st.builds(

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from podembed.embedding.buckets import split_evenly
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import CsvData, IdColumn, InputData, NpyData, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import CsvData, InputData, NpyData, ParquetData
 from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
 from tests.workers.formats.parquet_sets import assert_same
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from podembed.embedding.buckets import split_evenly
 from podembed.workers.columns.decode import Decoder
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import DataConfigError, ParquetData
+from podembed.workers.data.columns import DataConfigError
+from podembed.workers.data.config import ParquetData
 from podembed.workers.data.input_files import InputFile
 from podembed.workers.formats.parquet import OpenedParquet
 from podembed.workers.input import reader as input_module

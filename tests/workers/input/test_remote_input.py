@@ -19,7 +19,8 @@ import pytest
 from podembed.embedding.buckets import split_evenly
 from podembed.workers.data import files
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import IdColumn, InputData, ParquetData
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import InputData, ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.formats.criteo import convert_criteo
 from podembed.workers.input.reader import InputReader, build_index, training_plan

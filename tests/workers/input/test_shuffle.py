@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.hashing import mix64
-from podembed.workers.input.shuffle import permutation
+from podembed.workers.input.lanes import permutation
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])

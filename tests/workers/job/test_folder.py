@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podembed.workers.job.folder import search_last
-from podembed.workers.job.job import JobError, JobReference
+from podembed.workers.job.job import JobError
+from podembed.workers.job.reference import JobReference, search_last
 
 JOB = "from podembed.workers.job.job import JobConfig\n\n\ndef job() -> JobConfig:\n    return 'found here'\n"
 
@@ -61,3 +61,12 @@ def test_the_folder_is_not_searched_for_a_job_that_is_found_without_it(tmp_path:
     search_last(str(tmp_path), for_package="not_to_be_found")
     assert importlib.import_module("not_to_be_found").__file__ == str(tmp_path / "not_to_be_found.py")
     assert sum(getattr(finder, "folder", None) == str(tmp_path) for finder in sys.meta_path) == 1
+
+
+def test_a_function_that_is_not_in_its_module_is_told_from_a_module_that_is_not_there() -> None:
+    missing = JobReference(function="tests.small_job:smal_job")
+    with pytest.raises(
+        JobError,
+        match=r"Found no 'smal_job' in the module tests\.small_job \(.*It has small_job: pass tests\.small_job:",
+    ):
+        missing.resolve()

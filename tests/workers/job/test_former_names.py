@@ -13,9 +13,9 @@ import pytest
 
 from podembed.jobs.criteo import COLUMN_NAMES
 from podembed.orchestrator.commit.run_record import RUN_FILE, read_run
-from podembed.orchestrator.run.run import create_run, open_run
-from podembed.workers.job.folder import _LastFolder
-from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.reference import JobReference, _LastFolder
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal, unseal
 

@@ -11,9 +11,11 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
-from podembed.workers.data.config import DataConfigError, IdColumn, ParquetData
-from podembed.workers.job.job import JobConfig, JobError, JobReference
+from podembed.workers.data.columns import DataConfigError, IdColumn
+from podembed.workers.data.config import ParquetData
+from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.ranking import RecallAt
+from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, feature_bindings, needs_rows, table_specs
 from tests.small_job import DIM, SmallModel, small_job
 
@@ -177,9 +179,18 @@ def test_activations_have_the_declared_shape(options: dict[str, Any], shape: tup
     assert job.widths["user"] == width
 
 
-@pytest.mark.parametrize("shape", [(31,), (None, None), (32, 0), (4, 32)])
-def test_an_output_shape_begins_with_the_batch(shape: tuple[int | None, ...]) -> None:
-    with pytest.raises(JobError, match="feature 'user' in a job with batch_size=32"):
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        ((4,), r"None or 32\. Write output_shape=\(None, 4\) for 4 vectors a sample, or leave it out for one"),
+        ((4, 3), r"Write output_shape=\(None, 4, 3\) for 12 vectors a sample"),
+        ((None, None), r"sizes of at least 1 .* such as output_shape=\(None, 4\)"),
+        ((32, 0), r"such as output_shape=\(None, 4\)"),
+        ((4, 32), r"Write output_shape=\(None, 4, 32\)"),
+    ],
+)
+def test_an_output_shape_begins_with_the_batch(shape: tuple[int | None, ...], remedy: str) -> None:
+    with pytest.raises(JobError, match=f"feature 'user' in a job with batch_size=32.*{remedy}"):
         with_first_feature(output_shape=shape)
 
 

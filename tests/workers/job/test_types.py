@@ -15,7 +15,8 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.keras.sgd_ftrl import Adagrad as KerasAdagrad
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.jobs.models.dlrm import DLRM
-from podembed.workers.data.config import CsvData, DataConfigError, DenseColumn, IdColumn, ParquetData
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+from podembed.workers.data.config import CsvData, InputData, ParquetData
 from podembed.workers.job.job import JobConfig, JobError
 from podembed.workers.job.ranking import RecallAt
 from tests.small_job import SmallModel
@@ -49,6 +50,7 @@ def job_of(**changes: Any) -> JobConfig:
         ({"features": [FeatureConfig(TABLE)]}, "features=.*Expected a dictionary"),
         ({"features": {3: FeatureConfig(TABLE)}}, "names that are text"),
         ({"features": {"u": FeatureConfig(TableConfig(9, 4, name="t", optimizer=optax.sgd(1.0)))}}, "as optimizer of table 't'"),
+        ({"features": {"u": FeatureConfig(TableConfig(9, 4, name="t", dtype="int32"))}}, "dtype of table 't'='int32'. Expected float32"),
         ({"model": None}, r"model=None\. Expected an object with init\(.*\) and apply\("),
         ({"model": SmallModel}, r"model=the class SmallModel.*Write model=SmallModel\(\.\.\.\)"),
         ({"model": lambda x: x}, "model=a function. Expected an object with init"),
@@ -58,6 +60,8 @@ def job_of(**changes: Any) -> JobConfig:
         ({"dense_optimizer": 0.1}, "dense_optimizer=0.1. Expected a transformation of optax"),
         ({"data": ["a.parquet"]}, r"data=\['a.parquet'\]. Expected ParquetData, CsvData or NpyData"),
         ({"data": "a.parquet"}, "data='a.parquet'. Expected ParquetData"),
+        # Declared with what all kinds share, so that nothing could read it.
+        ({"data": InputData("x", label="y")}, "data=an? InputData. Expected ParquetData, CsvData or NpyData"),
         ({"data": ({} for _ in range(3))}, "data=a generator. Expected ParquetData"),
         ({"data": ParquetData}, "data=the class ParquetData"),
         ({"loss": "mse"}, "loss='mse'. Expected a function"),

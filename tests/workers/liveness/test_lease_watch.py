@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.orchestrator.api.errors import EXIT_FENCED
-from podembed.orchestrator.commit.lease import Holder, acquire
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
 from podembed.workers.liveness import lease_watch
 from podembed.workers.liveness.lease_watch import LeaseSigns, LeaseWatch, StoredLease
 from podembed.workers.storage.errors import StoreUnavailable

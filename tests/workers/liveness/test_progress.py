@@ -50,8 +50,9 @@ def test_what_a_phase_waits_for_does_not_depend_on_its_text() -> None:
 
 
 def test_every_phase_is_a_fault_point_by_its_name() -> None:
-    """Plans that users wrote name them."""
-    begun = {phase.fault_point for phase in Phase if phase not in (Phase.IDLE, Phase.BETWEEN, Phase.WAIT_FOR_HOST)}
+    """Plans that users wrote name them. Functions of the user run in the step-by-step mode, which has no plans."""
+    not_begun = (Phase.IDLE, Phase.BETWEEN, Phase.WAIT_FOR_HOST, Phase.USER_FUNCTION)
+    begun = {phase.fault_point for phase in Phase if phase not in not_begun}
     assert begun <= POINTS.keys()
 
 

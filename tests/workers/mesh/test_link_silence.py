@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from podembed.workers.mesh import link_silence
-from podembed.workers.mesh import setup as forming
+from podembed.workers.mesh import setup as connecting
 from podembed.workers.mesh.link_silence import ask_when_quiet, silence_s
 from podembed.workers.mesh.mesh import Mesh, MeshConnectTimeout
 from tests.processes import wait_for
@@ -70,7 +70,7 @@ def test_a_mesh_names_those_that_it_does_not_hear(monkeypatch: pytest.MonkeyPatc
 def test_a_machine_that_answers_no_dial_is_given_up_long_before_the_others_would_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forming, "UNREACHABLE_S", 0.5)
+    monkeypatch.setattr(connecting, "UNREACHABLE_S", 0.5)
     with (
         without_answer() as address,
         Mesh.listen(identity(1, 2), bind_address=LOCAL) as mesh,

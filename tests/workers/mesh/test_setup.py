@@ -1,4 +1,4 @@
-"""Forming a mesh among strangers, late comers, impostors and the dead."""
+"""Mesh setup among intruders, late comers, impostors and the dead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from podembed.workers.mesh.mesh import (
     MeshOptions,
     MeshUsageError,
 )
-from podembed.workers.mesh.setup import Forming
+from podembed.workers.mesh.setup import MeshSetup
 from tests.clock import FakeClock
 from tests.processes import wait_for
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, identity, in_threads, meshes, succeed, trade
@@ -49,14 +49,14 @@ def _refusing_address() -> Iterator[tuple[str, int]]:
 
 def _time_passes_with_a_problem(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     """For the host on this clock, a second goes by when something went wrong with a peer, and no time does before."""
-    note = Forming._note_problem
+    note = MeshSetup._note_problem
 
-    def noted(self: Forming, rank: int, reason: str) -> None:
+    def noted(self: MeshSetup, rank: int, reason: str) -> None:
         note(self, rank, reason)
         if self._clock == clock.monotonic_s:
             clock.sleep(1.0)
 
-    monkeypatch.setattr(Forming, "_note_problem", noted)
+    monkeypatch.setattr(MeshSetup, "_note_problem", noted)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8])
@@ -82,23 +82,23 @@ def test_strangers_do_not_keep_hosts_apart() -> None:
         _listening(1, 2) as high,
         contextlib.ExitStack() as stack,
     ):
-        strangers = [stack.enter_context(socket.create_connection(low.address)) for _ in range(6)]
-        strangers[0].sendall(b"GET / HTTP/1.1\r\n" + b"x" * 1000)
-        strangers[1].sendall(b"PODEMBED")
-        strangers[2].close()
-        strangers[3].sendall(os.urandom(5000))
+        intruders = [stack.enter_context(socket.create_connection(low.address)) for _ in range(6)]
+        intruders[0].sendall(b"GET / HTTP/1.1\r\n" + b"x" * 1000)
+        intruders[1].sendall(b"PODEMBED")
+        intruders[2].close()
+        intruders[3].sendall(os.urandom(5000))
         addresses = [low.address, high.address]
-        forming = threading.Thread(target=_connect(low, addresses))
-        forming.start()
+        connecting = threading.Thread(target=_connect(low, addresses))
+        connecting.start()
         wait_for("refusal of those that said something", lambda: low.num_refusals == 3, seconds=PATIENCE_S)
         clock.sleep(0.3)
-        wait_for("refusal of the others", lambda: low.num_refusals == len(strangers), seconds=PATIENCE_S)
-        succeed(in_threads([_connect(high, addresses), forming.join]))
+        wait_for("refusal of the others", lambda: low.num_refusals == len(intruders), seconds=PATIENCE_S)
+        succeed(in_threads([_connect(high, addresses), connecting.join]))
         reasons = " | ".join(refusal.reason for refusal in low.refusals)
         assert "found b'GET / HT' as first bytes" in reasons
         assert "not done in 0.2 s" in reasons
         assert "closed in the middle of the handshake" in reasons
-        assert low.num_refusals == len(strangers)
+        assert low.num_refusals == len(intruders)
 
 
 @pytest.mark.parametrize("noise", [b"", b"x" * 500], ids=["silent", "noisy"])
@@ -128,14 +128,14 @@ def test_a_flood_of_clients_is_bounded_and_passed_by(noise: bytes) -> None:
 def test_an_impostor_is_refused_and_the_true_peer_let_in(change: dict[str, Any], reason: str) -> None:
     with _listening(0, 2) as low, _listening(1, 2) as high, _listening(1, 2, **change) as impostor:
         addresses = [low.address, high.address]
-        forming = threading.Thread(target=_connect(low, addresses))
-        forming.start()
+        connecting = threading.Thread(target=_connect(low, addresses))
+        connecting.start()
         with pytest.raises(HandshakeRefused) as caught:
             impostor.connect(addresses, timeout_s=PATIENCE_S)
         assert caught.value.rank == 0
         with pytest.raises(MeshBroken):
             impostor.connect(addresses, timeout_s=1)
-        succeed(in_threads([_connect(high, addresses), forming.join]))
+        succeed(in_threads([_connect(high, addresses), connecting.join]))
         assert reason in low.refusals[-1].reason
 
 
@@ -260,14 +260,14 @@ def test_the_missing_are_named_with_what_went_wrong(monkeypatch: pytest.MonkeyPa
         assert "[0, 2, 3]" in str(caught.value)
 
 
-def test_abort_ends_forming() -> None:
+def test_abort_ends_the_setup() -> None:
     with _listening(0, 2) as mesh, _refusing_address() as nobody:
         threading.Timer(0.1, mesh.abort, args=["generation 8 begins"]).start()
         with pytest.raises(MeshAborted, match="generation 8 begins"):
             mesh.connect([mesh.address, nobody], timeout_s=PATIENCE_S)
 
 
-def test_nobody_is_let_in_after_forming() -> None:
+def test_no_connection_is_let_in_after_the_setup() -> None:
     with meshes(2) as ranks, pytest.raises(ConnectionRefusedError):
         socket.create_connection(ranks[0].address)
 

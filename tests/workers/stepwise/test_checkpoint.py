@@ -18,7 +18,7 @@ from podembed.embedding.replicas.strategies import LocalStrategy
 from podembed.embedding.tpu_embedding.checkpoint import Checkpoint, CheckpointMismatch, latest_checkpoint
 from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
-from podembed.workers.stepwise.saved_embedding import AlreadySaved, NothingSaved
+from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal

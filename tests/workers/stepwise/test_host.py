@@ -3,6 +3,7 @@ noticed.
 """
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,16 +11,25 @@ import pytest
 
 from podembed.embedding.buckets import place
 from podembed.embedding.config import TableConfig
-from podembed.embedding.engine.engine import EngineSpec, HostEngine, InProcessEngine, Share
+from podembed.embedding.engine.engine import EngineSpec, Share
+from podembed.embedding.engine.host_engine import HostEngine, InProcessEngine
 from podembed.embedding.engine.order import OrderError
 from podembed.embedding.features.bags import split_bags
-from podembed.embedding.lookup.feature_lookup import LookupFeature
+from podembed.embedding.lookup.exchange import Alone
+from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.lookup.steps import LookupSteps
+from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.strategies import get_replica_context
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshAborted, MeshError
-from podembed.workers.stepwise.host import MeshExchange, ReplicaEngine, StepwiseDevice, StepwiseHost, StepwiseSpec
+from podembed.workers.mesh.frames import Tag
+from podembed.workers.stepwise.device import ReplicaEngine, StepwiseDevice
+from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
+from podembed.workers.stepwise.shared_values import DeviceValues, SharedValues
 
 NUM_SAMPLES = 12
 
@@ -31,10 +41,10 @@ def engine_spec(*, is_pipelined=False):
         TableSpec.of(TableConfig(30, 3, name="unused here", optimizer=Adagrad(0.1)), seed=3, num_buckets=4),
     )
     features = (
-        LookupFeature(table=1, combiner="sum"),
-        LookupFeature(table=0, combiner="mean"),
-        LookupFeature(table=1, combiner="sqrtn"),
-        LookupFeature(table=2, combiner="sum"),
+        FeatureBinding(name="0", table=1, combiner="sum"),
+        FeatureBinding(name="1", table=0, combiner="mean"),
+        FeatureBinding(name="2", table=1, combiner="sqrtn"),
+        FeatureBinding(name="3", table=2, combiner="sum"),
     )
     return EngineSpec(tables=tables, features=features, quantization=(None, None, None), is_pipelined=is_pipelined)
 
@@ -73,24 +83,28 @@ def hosts(request):
         list(pool.map(lambda host: host.connect(addresses, 20.0), made))
         yield made, lambda call: list(pool.map(call, range(num_hosts)))
         for host in made:
-            host.abort("the test is over")
+            host._mesh.abort("the test is over")
     # A mesh belongs to one thread at a time, so all threads have ended here.
     for host in made:
         host.close()
 
 
-def start_engines(hosts, together, spec):
+def start_engines(hosts, together, spec, *, is_whole=False):
+    """Tables cut into buckets, or each whole on one host where its rule allows that. Returns where values lie."""
     sizes = [np.full(t.layout.num_buckets, t.bucket_bytes) for t in spec.tables]
     placement = place(bucket_bytes=sizes, num_hosts=len(hosts))
-    together(lambda at: hosts[at].start_engine(spec, placement, None))
+    if is_whole:
+        placement = place_tables(spec.tables, num_features=spec.num_features, num_hosts=len(hosts))
+    return together(lambda at: hosts[at].start_engine(spec, placement, None))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3], indirect=True)
 @pytest.mark.parametrize("is_pipelined", [False, True])
-def test_hosts_together_do_what_one_engine_does(hosts, is_pipelined):
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_hosts_together_do_what_one_engine_does(hosts, is_pipelined, is_whole):
     made, together = hosts
     spec = engine_spec(is_pipelined=is_pipelined)
-    start_engines(made, together, spec)
+    start_engines(made, together, spec, is_whole=is_whole)
     alone = InProcessEngine(spec)
     rng = np.random.default_rng(0)
     for step in range(4):
@@ -121,6 +135,99 @@ def test_hosts_together_do_what_one_engine_does(hosts, is_pipelined):
         assert seen == layout.num_buckets
 
 
+def sized_spec(*, is_pipelined):
+    """A spec that says how large a usual batch is, with tables that are pooled at their owner and one that is cut."""
+    tables = (
+        TableSpec.of(TableConfig(50, 3, name="mean", optimizer=Adagrad(0.1)), seed=3),
+        TableSpec.of(TableConfig(200, 5, name="cut", optimizer=Adam(0.1, lazy_adam=False)), seed=3, num_buckets=16),
+        TableSpec.of(TableConfig(30, 4, name="sum", optimizer=Adagrad(0.1)), seed=3),
+    )
+    features = tuple(
+        FeatureBinding(name=str(at), table=table, combiner=combiner)
+        for at, (table, combiner) in enumerate(((0, "mean"), (1, "sum"), (2, "sum"), (0, "sum")))
+    )
+    shapes = ((NUM_SAMPLES,),) * 4
+    rounding = (None, None, None)
+    return EngineSpec(
+        tables=tables, features=features, quantization=rounding, is_pipelined=is_pipelined, output_shapes=shapes
+    )
+
+
+def bags_of(rng, num_rows, num_samples):
+    splits = np.concatenate([[0], np.cumsum(rng.integers(0, 4, num_samples))])
+    return Ragged(rng.integers(0, num_rows, splits[-1]), splits, None)
+
+
+def train_in_turns(made, together, spec, *, shares_memory):
+    """Batches of the usual size and others. Gradients come from the device, from the driver, and in a call of their
+    own. Returns all activations, all rows, and the bytes that the meshes sent.
+    """
+    places = start_engines(made, together, spec, is_whole=True)
+    others = [tuple(other for other in range(len(made)) if other != at) for at in range(len(made))]
+    sent = []
+    if shares_memory:
+        assert together(lambda at: made[at].share_memory()) == others
+    for host in made:
+        host._mesh.begin = counted(host._mesh, sent)
+    values = [DeviceValues(SharedValues.open(place)) for place in places]
+    rng, seen = np.random.default_rng(0), []
+    for step, size in enumerate((NUM_SAMPLES, NUM_SAMPLES + 1, NUM_SAMPLES, NUM_SAMPLES, 5, NUM_SAMPLES, NUM_SAMPLES)):
+        whole = [bags_of(rng, spec.tables[feature.table].num_rows, size) for feature in spec.features]
+        shares = [split_bags(bags, size, len(made)) for bags in whole]
+
+        def one(at, shares=shares, step=step):
+            engine = ReplicaEngine(spec, DirectLink(made[at]), values[at])
+            own = tuple(bags[at] for bags in shares)
+            engine.enqueue([Share(features=own, is_training=True)])
+            (found,) = engine.dequeue(None)
+            gradients = [[0.5 * array + at for array in found]]
+            if step % 3 == 1:
+                made[at].apply_gradients(gradients[0], [0.1, 0.2, 0.3], None)
+            elif step % 3 == 2:
+                ReplicaEngine(spec, DirectLink(made[at]), values[at]).apply_gradients(gradients, [0.1, 0.2, 0.3], None)
+            else:
+                engine.apply_gradients(gradients, [0.1, 0.2, 0.3], None)
+            engine.finish()
+            return found
+
+        seen += together(one)
+    together(lambda at: made[at].drain())
+    rows = [made[at].read_buckets(table) for at in range(len(made)) for table in range(len(spec.tables))]
+    for host in made:
+        del host._mesh.begin
+    together(lambda at: made[at].stop_engine())
+    return seen, rows, sum(sent)
+
+
+def counted(mesh, sent):
+    """`mesh.begin`, with the number of bytes that it sends added to a list."""
+    begin = mesh.begin
+
+    def counting(**arguments):
+        sent.append(sum(part.nbytes for parts in arguments["send"] for part in parts))
+        begin(**arguments)
+
+    return counting
+
+
+@pytest.mark.parametrize("hosts", [2, 3], indirect=True)
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_hosts_that_share_memory_do_what_hosts_with_messages_do(hosts, is_pipelined):
+    made, together = hosts
+    spec = sized_spec(is_pipelined=is_pipelined)
+    seen, rows, num_bytes = train_in_turns(made, together, spec, shares_memory=False)
+    seen_in_memory, rows_in_memory, num_bytes_in_memory = train_in_turns(made, together, spec, shares_memory=True)
+    assert num_bytes_in_memory < 0.8 * num_bytes
+    for one, other in zip(seen, seen_in_memory, strict=True):
+        for array, same in zip(one, other, strict=True):
+            np.testing.assert_array_equal(array, same)
+    for held, same in zip(rows, rows_in_memory, strict=True):
+        assert held.keys() == same.keys()
+        for bucket, arrays in held.items():
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(array, same[bucket][name])
+
+
 def test_calls_out_of_order_are_refused_on_all_hosts_before_they_wait(hosts):
     made, together = hosts
     start_engines(made, together, engine_spec())
@@ -133,18 +240,28 @@ def test_calls_out_of_order_are_refused_on_all_hosts_before_they_wait(hosts):
     assert together(refused) == [True, True]
 
 
-def test_a_waiting_host_is_freed_by_abort(hosts):
+def test_a_host_that_waits_says_for_whom(hosts):
     made, together = hosts
     start_engines(made, together, engine_spec())
+    assert made[0].status().phase is Phase.IDLE
     share = Share(
         features=tuple(split_bags(bags, NUM_SAMPLES, 2)[0] for bags in batch(np.random.default_rng(0))),
         is_training=True,
     )
-    waiting = threading.Timer(0.3, lambda: made[0].abort("the other one failed"))
-    waiting.start()
+    said = []
+
+    def look():
+        while not made[0].status().waits_for:
+            time.sleep(0.01)
+        said.append(made[0].status())
+        made[0]._mesh.abort("the test is over")
+
+    looking = threading.Thread(target=look)
+    looking.start()
     with pytest.raises(MeshAborted):
         made[0].enqueue(share)
-    waiting.join()
+    looking.join()
+    assert (said[0].phase, said[0].waits_for) == (Phase.ID_EXCHANGE, (Worker("host", 1),))
 
 
 def test_hosts_that_fall_out_of_step_are_noticed(hosts):
@@ -158,43 +275,14 @@ def test_hosts_that_fall_out_of_step_are_noticed(hosts):
 
     def one_ahead(at):
         if at == 0:
-            made[0]._exchange.rows([[np.zeros((0, 3), np.float32)] * 3] * 2, [[(0, 3)] * 3] * 2)
+            made[0]._mesh.exchange(
+                tag=Tag.ROWS, step=1, send=[[], []], receive=lambda host, size: np.empty(size, np.uint8), timeout_s=20.0
+            )
         else:
             made[1].enqueue(shares[1])
 
     with pytest.raises((MeshError, ValueError)):
         together(one_ahead)
-
-
-class Wire:
-    """An exchange whose peer sends what a test says."""
-
-    def __init__(self, frame):
-        self.frame = frame
-
-    def exchange(self, *, receive, **others):
-        receive(1, self.frame.nbytes)[...] = self.frame
-
-
-@pytest.mark.parametrize(
-    ("frame", "text"),
-    [
-        (np.array([1], np.int64), "whole int64 with 2 in front"),
-        (np.array([1, 2, 3], np.int32), "whole int64 with 2 in front"),
-        (np.array([1, 1, 7], np.int64), "announced"),
-        (np.array([-1, 2, 7], np.int64), "announced"),
-    ],
-)
-def test_ids_that_contradict_their_counts_are_refused(frame, text):
-    asked = [[np.zeros(1, np.int64)] * 2] * 2
-    with pytest.raises(ValueError, match=text):
-        MeshExchange(Wire(frame), timeout_s=1.0).ids(asked)  # type: ignore[arg-type]
-
-
-def test_rows_of_another_size_are_refused():
-    send = [[np.zeros((1, 3), np.float32)]] * 2
-    with pytest.raises(ValueError, match=r"sent 8 bytes of rows\. Expected 24"):
-        MeshExchange(Wire(np.zeros(2, np.float32)), timeout_s=1.0).rows(send, [[(1, 3)], [(2, 3)]])  # type: ignore[arg-type]
 
 
 class DirectLink:
@@ -204,7 +292,10 @@ class DirectLink:
         self.host = host
 
     def call(self, method, *arguments):
-        return method(self.host, *arguments)
+        return self.begin(method, *arguments)()
+
+    def begin(self, method, *arguments):
+        return lambda: method(self.host, *arguments)
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)
@@ -216,7 +307,21 @@ def test_a_device_runs_functions_with_the_engine_of_its_host(hosts):
     device.join("unused by a gang of one", 1, 0, 5.0)
     features = tuple(batch(np.random.default_rng(0)))
 
+    said = []
+    assert (device.status().phase, device.status().waits_for) == (Phase.BETWEEN, ())
+
+    class TellingLink(DirectLink):
+        def begin(self, method, *arguments):
+            answer = super().begin(method, *arguments)
+
+            def telling():
+                said.append(device.status())
+                return answer()
+
+            return telling
+
     def step(scale, *, name):
+        said.append(device.status())
         context = get_replica_context()
         engine = context.engine
         engine.enqueue([Share(features=features, is_training=True, name=name)])
@@ -225,14 +330,99 @@ def test_a_device_runs_functions_with_the_engine_of_its_host(hosts):
         context.state["calls"] = context.state.get("calls", 0) + 1
         return context.replica_id_in_sync_group, context.num_replicas_in_sync, context.state["calls"]
 
-    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}, spec, DirectLink(made[0])) == (0, 1, 1)
-    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}, spec, DirectLink(made[0])) == (0, 1, 2)
+    device.attach(spec, TellingLink(made[0]))
+    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == (0, 1, 1)
+    assert {(one.phase, one.waits_for) for one in said} == {
+        (Phase.USER_FUNCTION, ()),
+        (Phase.WAIT_FOR_HOST, (Worker("host", 0),)),
+    }
+    device.attach(spec, DirectLink(made[0]))
+    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == (0, 1, 2)
     assert get_replica_context() is None
     assert made[0].metrics().learning_rates == (1.1, 1.1, 1.1)
     engine = ReplicaEngine(spec, DirectLink(made[0]))
     for call in (engine.read_tables, lambda: engine.save("x"), lambda: engine.restore("x"), engine.close):
         with pytest.raises(RuntimeError, match="Expected a call on the driver"):
             call()
+    device.detach()
+    assert device.run_function(lambda: get_replica_context().engine, (), {}) is None
+    device.close()
+
+
+class SlowLink(DirectLink):
+    """Writes down when a call began, and when somebody waited for its answer."""
+
+    def __init__(self, host):
+        super().__init__(host)
+        self.log = []
+
+    def begin(self, method, *arguments):
+        self.log.append(f"begin {method.__name__}")
+        answer = super().begin(method, *arguments)
+
+        def wait():
+            self.log.append(f"wait {method.__name__}")
+            return answer()
+
+        return wait
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_function_goes_on_beside_an_update_that_cannot_be_refused(hosts):
+    made, together = hosts
+    spec = sized_spec(is_pipelined=False)
+    (place,) = start_engines(made, together, spec)
+    device, link = StepwiseDevice(), SlowLink(made[0])
+    device.join("unused by a gang of one", 1, 0, 5.0)
+    device.attach(spec, link, place)
+    rng = np.random.default_rng(0)
+    own = tuple(bags_of(rng, spec.tables[feature.table].num_rows, NUM_SAMPLES) for feature in spec.features)
+
+    def step(*, name, num_steps=1):
+        engine = get_replica_context().engine
+        for _ in range(num_steps):
+            engine.enqueue([Share(features=own, is_training=True)])
+            (found,) = engine.dequeue(None)
+            engine.apply_gradients([found], [0.1, 0.2, 0.3], name)
+            link.log.append("goes on")
+
+    device.run_function(step, (), {"name": None, "num_steps": 2})
+    begin_update, wait_for_update = "begin apply_placed", "wait apply_placed"
+    own_calls = [line for line in link.log if "apply" in line or line in ("goes on", "begin enqueue")]
+    one = ["begin enqueue", begin_update, "goes on", wait_for_update]
+    assert own_calls == one + one
+    assert made[0].num_steps() == 2
+    # Under a name that the host does not wait for, the refusal is raised where the function can see it.
+    link.log.clear()
+    with pytest.raises(OrderError, match="name='other'"):
+        device.run_function(step, (), {"name": "other"})
+    assert link.log[-2:] == [begin_update, wait_for_update]
+    device.close()
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_an_update_that_fails_fails_the_function(hosts):
+    made, together = hosts
+    spec = sized_spec(is_pipelined=False)
+    (place,) = start_engines(made, together, spec)
+    device = StepwiseDevice()
+    device.join("unused by a gang of one", 1, 0, 5.0)
+    device.attach(spec, DirectLink(made[0]), place)
+    own = tuple(bags_of(np.random.default_rng(0), 30, NUM_SAMPLES) for _ in spec.features)
+
+    def step(error):
+        engine = get_replica_context().engine
+        engine.enqueue([Share(features=own, is_training=True)])
+        (found,) = engine.dequeue(None)
+        engine.apply_gradients([found], [0.1], None)
+        if error is not None:
+            raise error
+
+    with pytest.raises(IndexError):
+        device.run_function(step, (None,), {})
+    made[0].discard()
+    with pytest.raises(KeyError, match="mine"):
+        device.run_function(step, (KeyError("mine"),), {})
     device.close()
 
 
@@ -242,7 +432,6 @@ def test_hosts_without_an_engine_say_so():
         host.drain()
     with pytest.raises(RuntimeError, match="before start"):
         host.connect([], 1.0)
-    host.abort("nothing to abort")
     host.close()
 
 
@@ -251,7 +440,7 @@ def test_host_engines_on_two_placements_start_with_the_same_rows():
     whole = InProcessEngine(spec).read_tables()
     placement = [np.arange(t.layout.num_buckets, dtype=np.int32) % 3 for t in spec.tables]
     for host in range(3):
-        engine = HostEngine(spec, placement, host=host, num_hosts=3, exchange=None)  # type: ignore[arg-type]
+        engine = HostEngine(spec, LookupSteps(spec.lookups(placement, host=host, num_hosts=3), Alone()))
         engine.initialize()
         for table, arrays in zip(engine.tables, whole, strict=True):
             for bucket in table.buckets:

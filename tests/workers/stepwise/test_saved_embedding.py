@@ -16,18 +16,14 @@ from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.shard import CheckpointMismatch
 from podembed.workers.stepwise.checkpoint import CHECKPOINT_STORAGE
-from podembed.workers.stepwise.saved_embedding import (
-    TABLE_STORAGE,
+from podembed.workers.stepwise.saved_embedding import TABLE_STORAGE, assemble, new_attempt, restore_tables, write_host
+from podembed.workers.stepwise.saved_index import (
     AlreadySaved,
     IndexTooLarge,
     NothingSaved,
-    assemble,
     checkpoint_key,
-    new_attempt,
     publish,
     read_index,
-    restore_tables,
-    write_host,
 )
 from podembed.workers.storage import strict_json
 from podembed.workers.storage.errors import StorageError

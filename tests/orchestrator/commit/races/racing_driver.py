@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 
-from podembed.orchestrator.commit.lease import Fenced, Holder, acquire
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.holder import Holder
+from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.manifest import commit_name, parse_commit_name
 from podembed.workers.storage.store import Store
 

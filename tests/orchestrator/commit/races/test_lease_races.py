@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.errors import EXIT_FENCED
-from podembed.orchestrator.commit.lease import acquire, read_commit_names, read_lineage
+from podembed.orchestrator.commit.claiming import acquire
+from podembed.orchestrator.commit.lease_files import read_commit_names, read_lineage
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import holder
 from tests.orchestrator.commit.races.lease_races import finish, race, start

@@ -1,0 +1,131 @@
+"""`Exchange`: what the lookups of all hosts send each other, and `Alone`, where there is no other host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Protocol
+
+import numpy as np
+
+from podembed.embedding.lookup.activation_layout import Blocks
+from podembed.embedding.lookup.owner_pooled import PooledRequest
+from podembed.embedding.lookup.prefetch import Split
+from podembed.embedding.lookup.streams import Prepared
+
+Splits = Mapping[int, Split | None]
+"""By host. Those that arrive from a host say which of the vectors that it sends are prefetched."""
+
+
+class Prefetched(IntFlag):
+    """Kinds of vectors of which some were sent ahead of an update."""
+
+    NONE = 0
+    ROWS = 1
+    POOLED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """What all hosts said for one step.
+
+    Attributes:
+      wanted, wanted_counts: for `ShardedLookup.accept`.
+      frames, are_usual: per host, for `PooledLookup.accept`.
+      weight_sum: weight of the global batch.
+      prefetched: what any host could prefetch in the step before; the same on all hosts.
+    """
+
+    wanted: list[np.ndarray]
+    wanted_counts: np.ndarray
+    frames: list[np.ndarray]
+    are_usual: list[bool]
+    weight_sum: float
+    prefetched: Prefetched
+
+
+class Exchange(Protocol):
+    """Moves ids, vectors and gradients between hosts. All hosts make the same calls in the same order, each with the
+    number of the step.
+    """
+
+    def ids(
+        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+    ) -> Asked:
+        """Sends each owner what is asked of it, with the weight of this host's samples and what it could prefetch in
+        the step before.
+        """
+        ...
+
+    def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
+        """Exchanges the rows that the step under way does not touch. Returns what the others found."""
+        ...
+
+    def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
+        """Exchanges the rows that are left: `served` into the other hosts' `rows`."""
+        ...
+
+    def row_gradients(self, prepared: Prepared, number: int) -> None:
+        """Exchanges the gradients of rows: `rows` into their owners' `served`."""
+        ...
+
+    def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
+        """Starts to exchange the bags that the step under way does not touch; `finish_prefetch_pooled` ends it."""
+        ...
+
+    def finish_prefetch_pooled(self, activations: Blocks) -> Splits:
+        """Waits for the bags. Returns what the others found."""
+        ...
+
+    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
+        """Starts to exchange the bags that are left; `finish_pooled` ends it."""
+        ...
+
+    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
+        """Starts to send the gradients of pooled vectors back to their owners; `finish_pooled` ends it."""
+        ...
+
+    def finish_pooled(self) -> None:
+        """Waits for pooled vectors or their gradients."""
+        ...
+
+
+class Alone:
+    """The exchange of a single host: it has no other host to talk to."""
+
+    def ids(
+        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+    ) -> Asked:
+        return Asked(
+            wanted=list(prepared.asked),
+            wanted_counts=prepared.asked_counts,
+            frames=request.frames,
+            are_usual=[request.is_usual],
+            weight_sum=weight,
+            prefetched=prefetched,
+        )
+
+    def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
+        return {}
+
+    def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
+        pass
+
+    def row_gradients(self, prepared: Prepared, number: int) -> None:
+        pass
+
+    def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
+        pass
+
+    def finish_prefetch_pooled(self, activations: Blocks) -> Splits:
+        return {}
+
+    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
+        pass
+
+    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
+        pass
+
+    def finish_pooled(self) -> None:
+        pass

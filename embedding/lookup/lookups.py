@@ -1,0 +1,104 @@
+"""`Lookups`: both ways of looking up on one host, and which feature takes which.
+
+Vectors of a table that lies whole on one host are pooled there (`PooledLookup`). Rows of all other tables come to the
+host of the samples (`ShardedLookup`). The choice is made here, one entry a table, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
+from podembed.embedding.lookup.owner_pooled import PooledLookup, can_pool_at_owner
+from podembed.embedding.lookup.sharded import ShardedLookup
+from podembed.embedding.lookup.streams import FeatureBinding
+from podembed.embedding.table.table import Table
+from podembed.embedding.table_spec import TableSpec
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lookups:
+    """Both lookups of a host, and what they have in common.
+
+    Attributes:
+      specs: all tables.
+      features: all features, in the order of the batch.
+      layout: of the activations and of their gradients.
+      sharded: the features whose rows come to this host.
+      pooled: the features that are pooled where their table is.
+    """
+
+    specs: tuple[TableSpec, ...]
+    features: tuple[FeatureBinding, ...]
+    layout: ActivationLayout
+    sharded: ShardedLookup
+    pooled: PooledLookup
+
+    @staticmethod
+    def build(
+        specs: Sequence[TableSpec],
+        features: Sequence[FeatureBinding],
+        placement: Sequence[np.ndarray],
+        *,
+        host: int,
+        num_hosts: int,
+        num_samples: int,
+        inner: Sequence[tuple[int, ...]] = (),
+        vectors: Sequence[int] = (),
+        needs_rows: Sequence[bool],
+        quantization: Sequence[QuantizationConfig | None],
+        num_buffers: int = 1,
+        tables: Sequence[Table] | None = None,
+    ) -> Lookups:
+        """Decides for each table what will cross the network: vectors pooled at its owner, or rows.
+
+        Args:
+          placement: per table, the owner of each bucket.
+          num_samples: of this host's share of a batch, with padding.
+          inner: per feature, the axes of its activations between samples and width; empty if none has any.
+          vectors: per feature, those of a usual batch; empty for one a sample and position.
+          needs_rows: per table, whether its rows must come to the samples in any case.
+          quantization: per table, or None.
+          num_buffers: batches that may be in flight at once.
+          tables: the shard, where it is here already; None allocates it.
+        """
+        whole = pooling_owners(placement)
+        owners = [
+            owner if can_pool_at_owner(spec) and not as_rows else -1
+            for owner, spec, as_rows in zip(whole, specs, needs_rows, strict=True)
+        ]
+        layout = ActivationLayout(
+            num_samples=num_samples,
+            widths=tuple(specs[feature.table].dim for feature in features),
+            owners=tuple(owners[feature.table] for feature in features),
+            inner=tuple(inner),
+            vectors=tuple(vectors),
+        )
+        sharded = ShardedLookup(
+            specs,
+            features,
+            placement,
+            host=host,
+            num_hosts=num_hosts,
+            elsewhere={at for at, owner in enumerate(owners) if owner >= 0},
+            tables=tables,
+            quantization=quantization,
+        )
+        pooled = PooledLookup(sharded.tables, features, layout, host=host, num_hosts=num_hosts, num_buffers=num_buffers)
+        return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, sharded=sharded, pooled=pooled)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """This host's shard of every table."""
+        return self.sharded.tables
+
+    def by_name(self, values: Sequence[Value]) -> dict[str, Value]:
+        """One value a feature, by the feature's name."""
+        return {feature.name: value for feature, value in zip(self.features, values, strict=True)}

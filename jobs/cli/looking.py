@@ -1,0 +1,93 @@
+"""`podembed fsck | diff | export | extract`: the commands that look at commits and change nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from podembed.jobs.cli.tools import Diff, Export, Extract, Fsck
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.text import format_bytes, printable
+from podembed.orchestrator.fsck import report, saved
+from podembed.orchestrator.fsck.check import check_run
+from podembed.orchestrator.inspect import describe
+from podembed.orchestrator.inspect import diff as compare
+from podembed.orchestrator.inspect import extract as rows
+from podembed.orchestrator.inspect.scan_values import scan_values
+from podembed.orchestrator.run.reference import is_run, open_commit
+from podembed.workers.stepwise.checkpoint import saved_paths
+from podembed.workers.storage.store import Store
+
+EXIT_DIFFERENT = 1
+
+
+def fsck(command: Fsck) -> int:
+    """Carries out `podembed fsck`. Returns the exit code."""
+    paths = [] if is_run(Store(command.run)) else saved_paths(command.run)
+    if paths:
+        return _fsck_saved(command, paths)
+    check = check_run(
+        command.run,
+        commit=command.commit,
+        include_uncounted=command.all,
+        on_commit=lambda checked: print(f"read {checked.name}", file=sys.stderr),
+    )
+    print(report.render(check))
+    if not check.is_intact:
+        return EXIT_DIFFERENT
+    if command.values:
+        _tell_values(command.run, command.commit)
+    return 0
+
+
+def _fsck_saved(command: Fsck, paths: list[str]) -> int:
+    if command.commit is not None or command.all or command.values:
+        raise ConfigurationError(
+            f"Found --commit, --all or --values for {command.run}, which holds checkpoints of the step-by-step mode. "
+            "Expected a run for them, since "
+            "only runs have commits. Leave the flags out."
+        )
+    checked = saved.check_saves(paths, on_save=lambda save: print(f"read {save.location}", file=sys.stderr))
+    print(saved.render(checked))
+    return 0 if all(save.is_intact for save in checked) else EXIT_DIFFERENT
+
+
+def _tell_values(run: str, commit: str | None) -> None:
+    state = open_commit(run, commit=commit)
+    findings = scan_values(state)
+    print(f"\nValues of {state.manifest.name}: {'all finite' if not findings else 'NOT ALL FINITE'}")
+    for finding in findings:
+        print(f"  {finding.describe()}")
+
+
+def diff(command: Diff) -> int:
+    """Carries out `podembed diff`. Returns the exit code."""
+    difference = compare.diff(open_commit(command.one), open_commit(command.other))
+    print(compare.render(difference))
+    return 0 if difference.is_equal else EXIT_DIFFERENT
+
+
+def export(command: Export) -> int:
+    """Carries out `podembed export`. Returns the exit code."""
+    written = describe.export(
+        open_commit(command.run, commit=command.commit),
+        command.table,
+        format=command.format,
+        out=command.out,
+        with_slots=command.slots,
+        force=command.force,
+    )
+    arrays = ", ".join(f"{name} [{written.num_rows}, {width}]" for name, width in written.widths.items())
+    size = format_bytes(written.size_bytes)
+    print(printable(f"{written.path}: {arrays} of table '{written.table}' at {written.commit}, {size}"))
+    return 0
+
+
+def extract(command: Extract) -> int:
+    """Carries out `podembed extract`. Returns the exit code."""
+    if not command.ids:
+        raise ConfigurationError(
+            "Found no row number. Expected at least one. Add some: podembed extract RUN TABLE 7 42."
+        )
+    state = open_commit(command.run, commit=command.commit)
+    print(rows.render(rows.extract(state, command.table, command.ids, with_slots=command.slots)))
+    return 0

@@ -1,0 +1,50 @@
+"""`podembed plan`: where the tables of a job or of a run would lie on so many hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from podembed.jobs.cli.data_arguments import plan_arguments
+from podembed.jobs.cli.job_choice import job_reference
+from podembed.jobs.cli.settings import named_by_flags
+from podembed.jobs.search_path import current_folder
+from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.table_plan import Plan as TablePlan
+from podembed.orchestrator.decisions.table_plan import plan as plan_tables
+from podembed.orchestrator.decisions.table_plan import render as render_plan
+from podembed.orchestrator.run.opening import open_run
+from podembed.orchestrator.run.run import OpenRun
+
+if TYPE_CHECKING:
+    from podembed.jobs.cli.main import Plan
+
+
+def plan(command: Plan) -> int:
+    """Prints how tables would lie on so many hosts. Returns the exit code."""
+    with named_by_flags():
+        ScalingConfig(num_hosts=command.hosts)
+    if command.run is None:
+        job_name = command.job or ("criteo" if command.data else "synthetic")
+        job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
+        print(render_plan(plan_tables(job, num_hosts=command.hosts)))
+        return 0
+    if command.job or command.data or command.set:
+        raise ConfigurationError(
+            "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
+        )
+    run = open_run(command.run, only_reads=True, job_folder=current_folder())
+    base = run.newest_commit()
+    found = planned(run, base, num_hosts=command.hosts)
+    print(
+        f"{plural(base.hosts, 'host')} at commit {base.name}, {command.hosts} planned\n" if base else "no commit yet\n"
+    )
+    print(render_plan(found))
+    return 0
+
+
+def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> TablePlan:
+    """Where the tables of a run will lie when it goes on from a commit; None for its beginning."""
+    previous = base.placement if base else None
+    return plan_tables(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, previous=previous)

@@ -1,0 +1,99 @@
+"""Which settings go with which job, and with each other: asked before anything is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from podembed.orchestrator.api.config import (
+    DEFAULT_METRIC,
+    CheckpointConfig,
+    ConfigurationError,
+    RunConfig,
+    ScalingConfig,
+)
+from podembed.workers.declared_types import shown
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import has_logits
+from podembed.workers.job.reference import JobReference
+
+
+def check_policies(job: JobConfig, config: RunConfig) -> None:
+    """Refuses policies that do not go with a job; asked before anything is made.
+
+    Raises:
+      ConfigurationError: commits that follow the clock, with stale lookups; or the best commits by a metric that the
+        job does not have.
+    """
+    with_metric(job, config.checkpoint_config)
+    every_seconds = config.checkpoint_config.every_seconds
+    if job.staleness and every_seconds is not None:
+        raise ConfigurationError(
+            f"Found every_seconds={every_seconds} with staleness={job.staleness}. Expected commits at steps: a stale "
+            "lookup is not made across a "
+            "commit, so numbers would follow the clock. Use every_steps (--checkpoint-every), or staleness 0."
+        )
+
+
+def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
+    """The same with a metric of the job, and whether its highest or lowest value is the best.
+
+    Raises:
+      ConfigurationError: something hangs on a metric that no evaluation of the job can have.
+    """
+    own = {metric.name: metric for metric in job.metrics}
+    known = [*(["auc", "log_loss"] if has_logits(job.loss) else ["auc"]), "loss", *own]
+    metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
+    if config.uses_metric and metric not in known:
+        logits = " With a loss of your own log_loss is one of JobConfig.metrics: podembed.LogLoss()."
+        raise ConfigurationError(
+            f"Found metric={metric!r} for the best commits of job '{job.name}'. Expected one that its evaluations "
+            f"have: {', '.join(known)}. "
+            f"Choose one of them (--metric, CheckpointConfig.metric), or declare it in JobConfig.metrics."
+            f"{logits if metric == 'log_loss' else ''}"
+        )
+    order = config.metric_order
+    is_lower_better = getattr(own.get(metric), "lower_is_better", None)
+    if order is None and is_lower_better is not None:
+        order = "min" if is_lower_better else "max"
+    return replace(config, metric=metric, metric_order=order)
+
+
+def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:
+    """Refuses more hosts than there are lanes to read.
+
+    Raises:
+      ConfigurationError: a host would have nothing to do.
+    """
+    if scaling.most_hosts > job.num_lanes:
+        found = f"up to {scaling.most_hosts}" if scaling.is_range else scaling.most_hosts
+        raise ConfigurationError(
+            f"Found {found} hosts for the {job.num_lanes} lanes of job '{job.name}'. Expected at most one host a lane. "
+            f"Use fewer hosts, or begin a new run with JobConfig(num_lanes=...) of at least {scaling.most_hosts}."
+        )
+
+
+def check_storage(url: str, scaling: ScalingConfig) -> None:
+    """Refuses a run in memory for hosts that are other processes: each would see files of its own.
+
+    Raises:
+      ConfigurationError: the storage cannot be shared.
+    """
+    if url.startswith("memory://") and not scaling.in_process:
+        raise ConfigurationError(
+            f"Found {url} for hosts in processes of their own. Expected storage that all of them reach. "
+            f"Use a folder or an object store, or one host with in_process=True (--in-process)."
+        )
+
+
+def check_job(job: object) -> None:
+    """Refuses what is no job.
+
+    Raises:
+      ConfigurationError: naming what it is.
+    """
+    if not isinstance(job, JobConfig | JobReference):
+        raise ConfigurationError(
+            f"Found job={shown(job)} for Trainer. Expected a JobConfig, or a JobReference to the function that "
+            "returns one. Call the function "
+            "that makes the job, and pass what it returns."
+        )

@@ -1,0 +1,56 @@
+"""`Event`: something that happened to a run, as a value with a kind and fields.
+
+Names of fields carry their units: `_s` are seconds, `_bytes` bytes, `_unix_s` seconds since 1970. Without one a number
+is a count, or the number of a step, a host or a generation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """See the module. A type without a `kind` of its own takes the words of its name: `HostSlow` is `host_slow`.
+
+    `flat` names a field whose own fields lie beside the others in `values`.
+    """
+
+    kind: ClassVar[str] = "event"
+    flat: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" not in cls.__dict__:
+            cls.kind = _WORD.sub("_", cls.__name__).lower()
+
+    def values(self) -> dict[str, Any]:
+        """The fields as JSON has them; None where a number is not finite."""
+        found = {name: _plain(value) for name, value in _fields(self)}
+        return {**found.pop(self.flat, {}), **found}
+
+
+# Takes events in the driver's thread, in the order in which they happen.
+Emit = Callable[[Event], None]
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(value, field.name)) for field in fields(value)]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {name: _plain(inner) for name, inner in _fields(value)}
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

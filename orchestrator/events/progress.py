@@ -1,0 +1,144 @@
+"""Events of training: windows, evaluations, and what windows show of hosts, owners and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from podembed.orchestrator.api.result import Evaluation
+from podembed.orchestrator.events.event import Event
+from podembed.workers.job.ranking import Baseline
+from podembed.workers.liveness.progress import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReport:
+    """State of a run after a window of steps.
+
+    Attributes:
+      loss: mean over the window's steps.
+      phase_s: seconds a step of each phase, on host 0.
+      committed_unix_s: time of the last commit, None before the first.
+      staleness: as in the job.
+      slowest: own work time of the slowest host over that of the others; see `orchestrator.decisions.stragglers`.
+      imbalance: rows asked of the busiest owner over the mean of all.
+      failed_saves: saves that failed since the last commit.
+      left_s: seconds to the end of the run at the pace of this call so far; None where that is not known yet.
+    """
+
+    step: int
+    total_steps: int
+    samples_per_s: float
+    loss: float
+    phase_s: Mapping[str, float]
+    num_hosts: int
+    generation: int
+    committed_step: int
+    committed_unix_s: float | None
+    staleness: int
+    slowest: float = 1.0
+    imbalance: float = 1.0
+    failed_saves: int = 0
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTrained(Event):
+    """A window of steps is done."""
+
+    kind: ClassVar[str] = "window"
+    flat: ClassVar[str] = "report"
+    report: WindowReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Event):
+    """The evaluation samples were scored.
+
+    Attributes:
+      best_auc: the best that any model can reach, where the job knows it.
+      baseline: what a rule without learning reaches, where the job knows it.
+    """
+
+    kind: ClassVar[str] = "evaluation"
+    flat: ClassVar[str] = "evaluation"
+    evaluation: Evaluation
+    best_auc: float | None
+    baseline: Baseline | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSlow(Event):
+    """For some windows a host worked much longer than the others.
+
+    Attributes:
+      ratio: its work time over the median of the others'.
+      phase: the one that makes the most of the difference.
+      phase_s, others_phase_s: seconds of a window in it, here and the median of the others.
+    """
+
+    host: int
+    ratio: float
+    phase: Phase
+    phase_s: float
+    others_phase_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKeepsUp(Event):
+    """A host that was slow works as fast as the others again."""
+
+    host: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerBusy(Event):
+    """One owner is asked for many more rows than the others.
+
+    Attributes:
+      ratio: its rows over the mean of all owners.
+      rows: asked of it in a window.
+      table: that adds the most to it.
+      held_buckets, num_buckets: of that table, those that it owns and all.
+    """
+
+    host: int
+    ratio: float
+    rows: int
+    table: str
+    held_buckets: int
+    num_buckets: int
+    num_hosts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnersEven(Event):
+    """Rows are asked of all owners evenly again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdsAltered(Event):
+    """Ids outside the vocabulary of a table were dropped, clipped or hashed; told once a table.
+
+    Attributes:
+      count: of them in the first window that had some.
+      invalid_ids: what happens to them: `drop`, `clip` or `hash`.
+    """
+
+    table: str
+    count: int
+    invalid_ids: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsPutAside(Event):
+    """Malformed rows were left out.
+
+    Attributes:
+      num_rows: in the run so far.
+      location: where they are listed.
+    """
+
+    num_rows: int
+    location: str

@@ -1,0 +1,215 @@
+"""Events of a run as a whole: its driver, its generations, its faults, and what changed since it was begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from podembed.orchestrator.api.result import HostsChange, Recovery
+from podembed.orchestrator.events.event import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverBegan(Event):
+    """A driver begins; in the event log alone."""
+
+    kind: ClassVar[str] = "begin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverEnded(Event):
+    """A driver ends; in the event log alone.
+
+    Attributes:
+      error: type of the exception that ended it; None where it ended well.
+      message: of that exception.
+    """
+
+    kind: ClassVar[str] = "end"
+    error: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOpened(Event):
+    """The run is about to be trained."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingLeft(Event):
+    """All steps of the run are done."""
+
+    url: str
+    step: int
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesInOrder(Event):
+    """Samples come in the order of the files.
+
+    Attributes:
+      description: the order, and a hint where it may not be the one that is meant.
+    """
+
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStarted(Event):
+    """A generation runs, and no fault came before it. After a fault `Recovered` says so.
+
+    Attributes:
+      commit, base_step: that it starts from; None and 0 for the first step.
+      start_s, compile_s: parts of its start, one after another.
+      survivors: hosts whose process lived on from the generation before.
+      restore: where the rows came from, as in `Recovered`.
+    """
+
+    generation: int
+    num_hosts: int
+    commit: str | None
+    base_step: int
+    start_s: float
+    compile_s: float
+    survivors: int
+    restore: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationLost(Event):
+    """A fault ended a generation.
+
+    Attributes:
+      cause: one line.
+      workers: the processes that failed, such as `host 1`; without those that only report others.
+      fault: what it is charged to, such as `host` or `preemption`; see `orchestrator.decisions.failure.FaultClass`.
+      base_step: to which the next generation goes back.
+    """
+
+    generation: int
+    cause: str
+    workers: tuple[str, ...]
+    fault: str
+    base_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(Event):
+    """A generation runs after a fault."""
+
+    kind: ClassVar[str] = "recovery"
+    flat: ClassVar[str] = "recovery"
+    recovery: Recovery
+
+    def values(self) -> dict[str, Any]:
+        # `super()` does not find its class in one that was made again for its slots.
+        return Event.values(self) | {"total_s": self.recovery.total_s}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnded(Event):
+    """A generation ends in order, with everything committed, for other hosts."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsChanged(Event):
+    """A generation runs with other hosts than the one before."""
+
+    flat: ClassVar[str] = "change"
+    change: HostsChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorsDropped(Event):
+    """The hosts that lived on are not used; all processes are started anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersKilled(Event):
+    """At the end of the run workers did not leave in order. All was committed by then."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStarted(Event):
+    """A run without a commit begins from one of another run.
+
+    Attributes:
+      run_id, commit: that it begins from.
+      description: a table of what comes from where.
+    """
+
+    run_id: str
+    commit: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionsDiffer(Event):
+    """The commit to start from was written by other versions.
+
+    Attributes:
+      versions: by package, that of the commit and that of now.
+    """
+
+    commit: str
+    versions: Mapping[str, tuple[str | None, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged(Event):
+    """Arguments of the job's function are others from `step` on.
+
+    Attributes:
+      changes: such as `learning_rate 0.05 -> 0.02`.
+    """
+
+    step: int
+    changes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFilesChanged(Event):
+    """Data files are others from `step` on, which was accepted.
+
+    Attributes:
+      changes: a phrase each.
+      shown: the first of them, in words.
+    """
+
+    step: int
+    changes: tuple[str, ...]
+    shown: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRecordDamaged(Event):
+    """A record of the run's data files is damaged and ignored."""
+
+    file: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRecordRewritten(Event):
+    """The record of the data files was damaged, and written again from the files."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoliciesIgnored(Event):
+    """The record of which commits stay is damaged; all stay, unless flags say otherwise."""
+
+    file: str
+    found: str

@@ -1,0 +1,337 @@
+"""`sentence`: an event in plain English, for people. This is the only place where one is made, and no code reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from functools import singledispatch
+from typing import Any
+
+from podembed.orchestrator.api.errors import listed
+from podembed.orchestrator.api.result import Evaluation, Recovery
+from podembed.orchestrator.api.text import format_bytes, plural
+from podembed.orchestrator.events import commits, machines, progress, run
+from podembed.orchestrator.events.event import Event
+from podembed.workers.job.ranking import Baseline
+from podembed.workers.liveness.worker import Worker
+
+NOTABLE_PART_S = 0.1
+# An owner of so many times its even share of a table's buckets is busy because of the placement.
+UNEVEN_SHARE = 1.5
+
+
+# Sentences that only name fields, by type.
+_TEMPLATES: dict[type[Event], str] = {
+    progress.WindowTrained: "trained up to step {report.step} of {report.total_steps}: loss {report.loss:.4f}",
+    progress.HostSlow: (
+        "host {host} is slow: {ratio:.1f} times the work time of the others, most of it in {phase} ({phase_s:.2f} s "
+        "a window, the others {others_phase_s:.2f} s)"
+    ),
+    progress.HostKeepsUp: "host {host} keeps up with the others again",
+    progress.OwnersEven: "rows are asked of all owners evenly again",
+    progress.RowsPutAside: "{num_rows} malformed rows left out so far, listed in {location}",
+    commits.CommitDelayed: (
+        "step {step}: training waited {waited_s:.1f} s to begin a commit; the one of step {before_step} was still "
+        "being written. Commit less often, or give the run a faster storage"
+    ),
+    commits.CommitUnsettled: (
+        "step {step}: the storage failed while the commit was published, and nobody knows whether it stands; it is "
+        "asked again for up to {timeout_s:.0f} s. {reason}"
+    ),
+    commits.LastCommitTried: (
+        "the run is to end, but the storage fails its last commit: {reason} It is tried again for up to "
+        "{timeout_s:.0f} s. Ctrl-C once more leaves at once; a resume then goes on from step {committed_step}"
+    ),
+    commits.PublicationAbandoned: (
+        "left while the storage had not answered for {waited_s:.0f} s. What was committed stands; whether the commit "
+        "that was being published does, the next driver finds out"
+    ),
+    commits.CommitVanished: (
+        "commit {commit} has VANISHED: somebody removed {file}. The next commit is whole without it; restore the "
+        "file from a copy to be able to go back to it"
+    ),
+    commits.FilesVanished: (
+        "{num_damaged} of the {num_files} files of commit {commit} have VANISHED or changed, first {first} "
+        "({found}). A fault before the next commit would end the run; `podembed fsck {location}` names all"
+    ),
+    commits.CommitPassedOver: "commit {commit} is damaged and passed over, its steps are done again: {reason}",
+    commits.OldCommitsKept: "old commits were not deleted: {reason}",
+    commits.RecordRestored: "{file} had been {found}; it was written again, as it was",
+    commits.RunVanishing: "THE RUN HAS VANISHED; it ends at the next commit unless its files are back. {reason}",
+    commits.HeartbeatMissed: "the heartbeat was not written, so another driver may take this one for gone: {reason}",
+    commits.StorageAwaited: (
+        "the storage is away, and the run cannot go on without it; it is asked again for up to {timeout_s:.0f} s. "
+        "{reason}"
+    ),
+    commits.StorageNotAwaited: "the run ends without waiting for the storage. {reason}",
+    commits.HistoryUnread: (
+        "loss and evaluations of earlier steps are lost to history/, training is not touched: {reason}"
+    ),
+    commits.HistoryUnwritten: "loss and evaluations were not written to history/, training is not touched: {reason}",
+    run.DriverBegan: "a driver begins",
+    run.RunOpened: "run folder {url}",
+    run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
+    run.GenerationLost: "fault: {cause}",
+    run.GenerationEnded: "generation {generation} ends for other hosts: {reason}",
+    run.SurvivorsDropped: "the hosts that lived on are ended and all processes are started anew: {reason}",
+    run.WorkersKilled: "workers were ended without leaving in order: {reason}",
+    run.SettingsChanged: "settings changed from step {step} on: {changes}",
+    run.DataFilesChanged: "data files changed, accepted from step {step} on: {shown}",
+    run.InputRecordDamaged: "a record of the run's data files is damaged and ignored: {file} ({found})",
+    run.InputRecordRewritten: (
+        "{file} was damaged; it was written again from the data files, which are those that the run began with"
+    ),
+    run.PoliciesIgnored: (
+        "the record of which commits stay is damaged and ignored: {file} ({found}). All commits stay, unless flags "
+        "say otherwise (--keep, --keep-every, --keep-best)"
+    ),
+    machines.HostsAwaited: (
+        "waiting for hosts: {needed} needed, found {found}. Everything up to step {step} is committed. The run goes "
+        "on as soon as there are enough, and ends in {left_s:.0f} s if there are not"
+    ),
+    machines.MachineRests: "{machine} is not used for {seconds:.0f} s: hosts failed on it again and again",
+    machines.NicenessFound: (
+        "Ray runs the hosts with a niceness of {niceness}: beside other busy programs they starve. For the usual "
+        "priority put RAY_worker_niceness=0 into the environment of `ray start` on every machine"
+    ),
+    machines.ClusterAwaited: (
+        "waiting for the Ray cluster at {address}, where no process listens. The run goes on as soon as it is back, "
+        "and ends in {timeout_s:.0f} s if it is not"
+    ),
+    machines.ClusterRestarted: "{reason}: the program starts its cluster again",
+    machines.HeadSilent: (
+        "Ray's head at {address} takes no connection. Until it does, the program sends it no request. The run ends "
+        "if it does not within {timeout_s:.0f} s, or {idle_timeout_s:.0f} s where hosts are lost with it"
+    ),
+    machines.HeadBack: "Ray's head at {address} takes connections again",
+    machines.RayLeftBehind: (
+        "leaving Ray without its head: for {timeout_s:.0f} s, then the rest is left to Ray's other processes"
+    ),
+    machines.MemoryWrong: (
+        "{buckets} buckets of hosts that lived on did not have the digests of the commit after going back to it in "
+        "memory. They were read from its files. Expected none. Look for a host with faulty memory, and report it if "
+        "it comes again"
+    ),
+}
+
+
+@singledispatch
+def sentence(event: Event) -> str:
+    """An event in plain English: one line, as a rule."""
+    template = _TEMPLATES.get(type(event))
+    if template is None:
+        raise TypeError(f"Found no sentence for {type(event).__name__}. Expected one in {__name__}. Add it there.")
+    return template.format(**{field.name: getattr(event, field.name) for field in fields(event)})
+
+
+@sentence.register
+def _(event: progress.OwnerBusy) -> str:
+    what = (
+        f"host {event.host} gets requests for {event.ratio:.1f} times the rows of the mean owner ({event.rows:,} in a "
+        f"window), most of them of table '{event.table}'."
+    )
+    # One host cannot have less than a bucket, so a table of few buckets is uneven whatever its ids are.
+    if event.held_buckets * event.num_hosts >= UNEVEN_SHARE * event.num_buckets > 0:
+        return (
+            f"{what} It owns {event.held_buckets} of the table's {plural(event.num_buckets, 'bucket')}, which is why. "
+            "Fewer hosts would be busy more evenly"
+        )
+    return f"{what} Its ids fall on few buckets. Spread them, such as by a hash with a seed, before they are looked up"
+
+
+@sentence.register
+def _(event: progress.IdsAltered) -> str:
+    done = {"drop": "dropped", "clip": "clipped", "hash": "hashed"}.get(event.invalid_ids, "altered")
+    return (
+        f"{event.count:,} ids outside the vocabulary of table '{event.table}' in a window were {done}, as its "
+        f"invalid_ids='{event.invalid_ids}' says. Later ones are counted without a notice"
+    )
+
+
+@sentence.register
+def _(event: progress.Evaluated) -> str:
+    evaluation = event.evaluation
+    best = "" if event.best_auc is None else f"  (best reachable {event.best_auc:.4f})"
+    losses = "  ".join(f"{name} {value:.4f}" for name, value in evaluation.losses.items())
+    shown = "  ".join(filter(None, ["  ".join(figures(evaluation, event.baseline)) + best, losses]))
+    return f"step {evaluation.step:>6}  evaluation: {shown}  on {evaluation.num_samples:,} samples"
+
+
+def figures(evaluation: Evaluation, baseline: Baseline | None) -> list[str]:
+    """AUC, where it has a meaning, and the job's own metrics in words, each with the baseline's behind it where that is
+    known.
+    """
+    known = {} if baseline is None else baseline.figures
+    return [
+        f"{name} {value:.4f}" + (f" ({baseline.name} {known[name]:.4f})" if baseline and name in known else "")
+        for name, value in evaluation.figures.items()
+    ]
+
+
+@sentence.register
+def _(event: commits.Committed) -> str:
+    return commit_line(event.name, size_bytes=event.size_bytes, seconds=event.seconds)
+
+
+def commit_line(name: str, *, size_bytes: int, seconds: float) -> str:
+    """What is said of a commit."""
+    return f"committed {name}  {format_bytes(size_bytes)} in {seconds:.1f} s"
+
+
+@sentence.register
+def _(event: commits.SaveFailed) -> str:
+    follows = (
+        "Training waits and tries again"
+        if event.is_awaited
+        else "Training goes on, the next save is another try, and a fault would lead back to step "
+        + str(event.head_step)
+    )
+    left = f" Its files are still there and go with a later commit: {event.left}." if event.left else ""
+    whole = " The next save writes all rows, since it cannot rely on earlier commits." if event.needs_all else ""
+    return (
+        f"SAVE FAILED at step {event.step} (number {event.in_a_row} in a row): {event.reason} {follows}.{whole}{left}"
+    )
+
+
+@sentence.register
+def _(event: commits.CommitLost) -> str:
+    return (
+        f"commit {event.commit} has VANISHED since it was made: {event.file} is not there. Training goes back to "
+        f"{event.now or 'the first step'}; restore the file from a copy to keep its steps"
+    )
+
+
+@sentence.register
+def _(event: run.DriverEnded) -> str:
+    return f"the driver ends: {event.error}: {event.message}" if event.error else "the driver ends"
+
+
+@sentence.register
+def _(event: run.FilesInOrder) -> str:
+    return event.description
+
+
+@sentence.register
+def _(event: run.GenerationStarted) -> str:
+    origin = f"from commit {event.commit}" if event.commit else "from the first step"
+    lived = f"; hosts that lived on: {event.survivors}, {_restore(event.restore)}" if event.survivors else ""
+    return (
+        f"generation {event.generation}: {plural(event.num_hosts, 'host')}, {origin}; started in {event.start_s:.1f} "
+        f"s, compiled in {event.compile_s:.1f} s{lived}"
+    )
+
+
+@sentence.register
+def _(event: run.Recovered) -> str:
+    cost = event.recovery
+    return (
+        f"recovered in {cost.total_s:.1f} s as generation {cost.generation}: {cost.discarded_steps} steps discarded, "
+        f"back at step {cost.base_step}. Noticed within {cost.detect_s:.1f} s, stop {cost.stop_s:.1f} s, start "
+        f"{cost.start_s:.1f} s, restore {cost.restore_s:.1f} s, compile {cost.compile_s:.1f} s"
+        f"{_parts(cost)}{_kept(cost)}"
+    )
+
+
+def _parts(recovery: Recovery) -> str:
+    """What a start consists of, the parts that anybody would notice."""
+    long = [f"{name} {seconds:.1f}" for name, seconds in recovery.parts_s.items() if seconds >= NOTABLE_PART_S]
+    return f" (of these: {', '.join(long)})" if long else ""
+
+
+def _kept(recovery: Recovery) -> str:
+    """What the hosts that lived on spared."""
+    if not recovery.survivors:
+        return ""
+    return f"; hosts that lived on: {recovery.survivors}, {_restore(asdict(recovery))}"
+
+
+def _restore(totals: Mapping[str, Any]) -> str:
+    """Where the rows of a generation came from, with numbers."""
+    moved = ""
+    if totals["buckets_moved"]:
+        size = format_bytes(totals["bytes_moved"])
+        moved = f", moved {totals['buckets_moved']} from host to host ({size} in {totals['move_s']:.1f} s)"
+    size = format_bytes(totals["bytes_read"])
+    return (
+        f"buckets kept {totals['buckets_kept']} (undone in {totals['undo_s']:.1f} s, verified in "
+        f"{totals['verify_s']:.1f} s){moved}, "
+        f"read {totals['buckets_read']} ({size} in {totals['read_s']:.1f} s)"
+    )
+
+
+@sentence.register
+def _(event: run.HostsChanged) -> str:
+    change = event.change
+    return (
+        f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
+        f"{change.cause}"
+    )
+
+
+@sentence.register
+def _(event: run.WarmStarted) -> str:
+    return event.description
+
+
+@sentence.register
+def _(event: run.VersionsDiffer) -> str:
+    told = ", ".join(f"{name} {was} (now {now})" for name, (was, now) in event.versions.items())
+    return f"commit {event.commit} was written with {told}; the run may not repeat bit by bit from here"
+
+
+@sentence.register
+def _(event: machines.HostsChosen) -> str:
+    asked = plural(event.most, "host")
+    wanted = asked if event.least == event.most else f"{event.least} to {asked}"
+    return f"{plural(event.num_hosts, 'host')} of {wanted}: {event.reason}"
+
+
+@sentence.register
+def _(event: machines.HostsWillChange) -> str:
+    when = "at the next commit" if event.is_at_commit else "after this window, which is committed"
+    return f"hosts change {when}: {event.reason}"
+
+
+@sentence.register
+def _(event: machines.HostsShareMachines) -> str:
+    return f"{event.num_hosts} hosts share {plural(event.machines, 'machine')}"
+
+
+@sentence.register
+def _(event: machines.DevicesFound) -> str:
+    return "devices: " + "; ".join(f"{kind} for {_hosts(hosts)}" for kind, hosts in event.hosts.items())
+
+
+@sentence.register
+def _(event: machines.AcceleratorsMissing) -> str:
+    return (
+        f"{_hosts(event.hosts)}: found processors only, with {' and '.join(event.reserved)} reserved for each host. "
+        "Training goes on there. Install JAX's plugin for the accelerator on every machine (jax[cuda13], jax[tpu]), "
+        "and see what JAX_PLATFORMS is set to."
+    )
+
+
+@sentence.register
+def _(event: machines.AcceleratorsIdle) -> str:
+    return (
+        f"the cluster has {' and '.join(event.idle)}, and hosts reserve none: models run on CPUs. Reserve whole ones "
+        "for each host with --resources, or resources_per_host, such as --resources CPU=8 GPU=1"
+    )
+
+
+@sentence.register
+def _(event: machines.ConnectionRefused) -> str:
+    return event.description
+
+
+@sentence.register
+def _(event: machines.BucketsRefused) -> str:
+    return (
+        f"{event.buckets} buckets that hosts sent to host {', '.join(map(str, event.hosts))} did not come or did not "
+        "have the digests of the commit. They were read from its files. Expected none. Look for a host with faulty "
+        "memory or a faulty network, and report it if it comes again"
+    )
+
+
+def _hosts(numbers: tuple[int, ...]) -> str:
+    return listed([Worker("host", number) for number in numbers])

@@ -1,0 +1,27 @@
+"""What each file of a commit holds, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from podembed.workers.checkpoint.files import DenseFile, describe_bucket, describe_changes
+from podembed.workers.checkpoint.records import TableFiles
+
+
+def places_of(tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> dict[str, str]:
+    """File of a table or a dense array → what it holds."""
+    places: dict[str, str] = {}
+    for table in tables:
+        for array in table.arrays:
+            places[f"{array.path}/zarr.json"] = f"table '{table.name}', {array.name}, shape of all buckets"
+        for chunk in table.chunks:
+            places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
+        for delta in table.deltas:
+            for part in delta.parts:
+                for file in part.files:
+                    for name in file.file_sizes():
+                        places[name] = describe_changes(table, delta, part, name)
+    for leaf in dense:
+        places[f"{leaf.path}/zarr.json"] = f"dense '{leaf.key}', shape"
+        places[leaf.chunk_file] = f"dense '{leaf.key}'"
+    return places

@@ -1,0 +1,128 @@
+"""Putting together the manifest of a save that all workers have written, from what they say that they wrote."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from podembed.orchestrator.api.errors import JobFailed
+from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.checkpoint.files import assemble_delta, assemble_table
+from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.shard import ShardReceipt, table_plan
+from podembed.workers.device.process import DenseReceipt
+from podembed.workers.job.tables import table_specs
+
+Receipts = tuple[Sequence[ShardReceipt], Sequence[DenseReceipt]]
+
+
+class ReplicasDiffer(RuntimeError):
+    """The dense parameters of two hosts are no longer equal; nothing was committed."""
+
+
+class StateSpoilt(JobFailed):
+    """A row or a dense parameter is not finite any more, which the next loss may show; nothing was committed."""
+
+
+def manifest_of(
+    run: OpenRun,
+    *,
+    step: int,
+    generation: int,
+    created_unix_s: float,
+    parent: Manifest | None,
+    placement: Mapping[str, tuple[int, ...]],
+    num_hosts: int,
+    receipts: Receipts,
+    metrics: Mapping[str, float],
+    failed_saves: int,
+) -> Manifest:
+    """Puts together the manifest of a save that all workers have written.
+
+    Args:
+      receipts: what they wrote: of the hosts, and of the device processes.
+      metrics: of an evaluation of this very state.
+      failed_saves: saves that failed since the parent.
+
+    Raises:
+      ReplicasDiffer: the dense replicas are not bitwise equal.
+      StateSpoilt: a row or a dense parameter is not finite any more.
+    """
+    attempt = commit_name(step=step, generation=generation)
+    shards, replicas = receipts
+    _require_numbers(shards, replicas, step=step, has_parent=parent is not None)
+    if len({replica.digest for replica in replicas}) != 1:
+        raise ReplicasDiffer(
+            f"Found dense replicas with digests {[replica.digest[:12] for replica in replicas]} at step {step}. "
+            "Expected equal ones. "
+            f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
+        )
+    # Padding is left out; malformed rows count.
+    counters = {"samples": run.input_plan.rows_before(step)} | ({"failed_saves": failed_saves} if failed_saves else {})
+    return Manifest(
+        run_id=run.record.run_id,
+        step=step,
+        generation=generation,
+        parent=parent.name if parent else None,
+        created_unix_s=created_unix_s,
+        hosts=num_hosts,
+        cursor={"step": step},
+        tables=_assemble(run, attempt, shards, parent),
+        dense=tuple(file for replica in replicas for file in replica.files),
+        placement=dict(placement),
+        counters=counters,
+        metrics=dict(metrics),
+        versions=versions(),
+    )
+
+
+def _require_numbers(
+    shards: Sequence[ShardReceipt], replicas: Sequence[DenseReceipt], *, step: int, has_parent: bool
+) -> None:
+    """Refuses a state that no later step can mend.
+
+    Raises:
+      StateSpoilt: naming rows, or else a dense parameter.
+    """
+    spoilt = next((shard.spoilt for shard in shards if shard.spoilt), None)
+    key = next((replica.spoilt for replica in replicas if replica.spoilt), None)
+    if spoilt is None and key is None:
+        return
+    stands = "The last commit, from before, stands." if has_parent else "Nothing is committed yet."
+    if spoilt is not None:
+        values = "" if has_parent else ", and at the tables' first values"
+        raise StateSpoilt(
+            f"Found {spoilt.describe()} not finite after {step} steps. Expected numbers. {stands} Lower the learning "
+            "rates, clip the gradients of "
+            f"the rows (clipvalue), or look for extreme inputs{values}."
+        )
+    raise StateSpoilt(
+        f"Found the dense parameter '{key}' not finite after {step} steps. Expected numbers. {stands} Lower the "
+        "learning rates, clip the dense "
+        f"gradients (optax.clip_by_global_norm), or look for extreme inputs."
+    )
+
+
+def _assemble(
+    run: OpenRun, attempt: str, shards: Sequence[ShardReceipt], parent: Manifest | None
+) -> tuple[TableFiles, ...]:
+    before = {table.name: table for table in parent.tables} if parent else {}
+    tables = []
+    for at, spec in enumerate(table_specs(run.job, run.table_buckets)):
+        parts = [shard.tables[at] for shard in shards]
+        buckets = [bucket for part in parts for bucket in part.buckets]
+        if shards[0].is_delta:
+            changed = [changed for part in parts for changed in part.parts]
+            tables.append(assemble_delta(before[spec.name], attempt, changed, buckets))
+        else:
+            arrays = next(part.arrays for part in parts if part.arrays)
+            tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
+    return tuple(tables)
+
+
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Of the packages that numbers depend on."""
+    return {name: metadata.version(name) for name in ("podembed", "jax", "optax", "numpy", "numba", "ray")}

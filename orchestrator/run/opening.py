@@ -1,0 +1,208 @@
+"""Opening a run: creating its folder or finding it there, and checking that job and data are those of the run.
+
+An `OpenRun` is made at the end, when all of it is known to fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from podembed.orchestrator.api.clock import SYSTEM_CLOCK
+from podembed.orchestrator.api.config import ConfigurationError, WarmStart
+from podembed.orchestrator.commit.run_record import RunRecord, TableRecord, check_same, find_run, open_or_create
+from podembed.orchestrator.commit.writable_store import open_for_writing
+from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.run.beginning import record_of
+from podembed.orchestrator.run.input_record import accepted_changes, write_input
+from podembed.orchestrator.run.job_settings import arguments_of, changes, check_change, with_changed_settings
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.sources import indexes_of
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
+from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.storage.store import Store
+
+
+def create_run(
+    url: str,
+    job: JobConfig,
+    reference: JobReference | None,
+    *,
+    warm_start: WarmStart | None = None,
+    single_writer: bool = False,
+    accept_input_change: bool = False,
+    take_over: bool = False,
+    emit: Emit | None = None,
+) -> OpenRun:
+    """Creates the run's folder, or opens it if the same run is there.
+
+    Args:
+      warm_start: another run's commit to begin from.
+      single_writer: accept a storage that cannot keep a second driver out.
+      accept_input_change, take_over, emit: as `open_run`.
+
+    Raises:
+      RunMismatch: the folder holds another run.
+      InputChanged: it holds the same run over files that changed since.
+      ConfigurationError: nothing can be written there, or the commit to begin from cannot be used.
+      StorageError, InputError: the storage or the data cannot be used.
+    """
+    beginning = None
+    job, reference, given = with_changed_settings(url, job, reference)
+    if warm_start is not None:
+        beginning = record_of(warm_start, job, find_run(Store(url)))
+    # Data that cannot be used is refused before a folder is made.
+    train_index, eval_index = indexes_of(job)
+    record = replace(_record(job, reference, train_index), warm_start=beginning)
+    record = replace(record, job_arguments=given if given is not None else record.job_arguments)
+    store = open_for_writing(url, single_writer=single_writer)
+    found = find_run(store)
+    if found is None:
+        found = open_or_create(store, record)
+        write_input(store, train_index, eval_index)
+    # Another job is named as such before its data is compared.
+    check_same(found, record, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    changed = accepted_changes(
+        store,
+        found,
+        record,
+        job,
+        (train_index, eval_index),
+        accept=accept_input_change,
+        allow_ancestor=False,
+        emit=emit,
+    )
+    return OpenRun(
+        url=store.location,
+        store=store,
+        record=found,
+        job=job,
+        reference=reference,
+        train_index=train_index,
+        eval_index=eval_index,
+        take_over=take_over,
+        input_changes=changed,
+    )
+
+
+def open_run(
+    url: str,
+    *,
+    take_over: bool = False,
+    accept_input_change: bool = False,
+    allow_ancestor: bool = False,
+    single_writer: bool = False,
+    only_reads: bool = False,
+    job_folder: str = "",
+    settings: Mapping[str, Any] | None = None,
+    emit: Emit | None = None,
+) -> OpenRun:
+    """Opens an existing run by its folder alone.
+
+    Args:
+      take_over: fence another driver that still holds the run.
+      accept_input_change: go on although files have other names, sizes or times, if `orchestrator.run.input_change`
+        finds that it can.
+      allow_ancestor: if the newest commit is damaged, go back to the newest one that is not.
+      single_writer: accept a storage that cannot keep a second driver out.
+      only_reads: nothing will be written, so that the storage need not be tried out.
+      job_folder: where the job's module may lie if it is not installed.
+      settings: arguments of the job's function that are to change from now on; see `orchestrator.run.job_settings`.
+      emit: told of a damaged record of the data files; None prints what it would be told.
+
+    Raises:
+      StoreCannotCreateExclusively: the storage cannot, and that was not accepted.
+      ConfigurationError: there is no run, its job was given as a value and cannot be found by name, or its data
+        changed.
+      RunMismatch: the job's function no longer returns the job of the run.
+    """
+    store = Store(url)
+    record = _record_in(store)
+    if not only_reads:
+        open_for_writing(url, single_writer=single_writer)
+    arguments = arguments_of(record, store)
+    reference = JobReference(function=record.job_function, arguments=arguments, folder=job_folder)
+    job = reference.resolve()
+    wanted = {**arguments, **(settings or {})}
+    if changed := changes(arguments, wanted):
+        reference = replace(reference, arguments=wanted)
+        before, job = job, reference.resolve()
+        check_change(before, job, changed)
+    train_index, eval_index = indexes_of(job)
+    found = _record(job, reference, train_index)
+    found = replace(found, warm_start=record.warm_start, job_arguments=record.job_arguments)
+    # Another job is named as such before its data is compared.
+    check_same(record, found, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    input_changes = accepted_changes(
+        store,
+        record,
+        found,
+        job,
+        (train_index, eval_index),
+        accept=accept_input_change,
+        allow_ancestor=allow_ancestor,
+        emit=emit,
+    )
+    return OpenRun(
+        url=store.location,
+        store=store,
+        record=record,
+        job=job,
+        reference=reference,
+        train_index=train_index,
+        eval_index=eval_index,
+        take_over=take_over,
+        allow_ancestor=allow_ancestor,
+        input_changes=input_changes,
+        settings_before=arguments if changed else None,
+    )
+
+
+def _record_in(store: Store) -> RunRecord:
+    record = find_run(store)
+    if record is None:
+        raise ConfigurationError(
+            f"Found no run in {store.location}. Expected a folder with RUN.json. `podembed train` prints the folder of "
+            "its run."
+        )
+    if not record.job_function:
+        raise ConfigurationError(
+            f"The run in {store.location} was started from Python with a job without a name. Expected a job function. "
+            f"Run that program again with RunConfig(name=...) to go on."
+        )
+    return record
+
+
+def _record(job: JobConfig, reference: JobReference | None, train_index: InputIndex) -> RunRecord:
+    specs = table_specs(job, choose_buckets(job))
+    return RunRecord(
+        run_id=uuid.uuid4().hex,
+        created_unix_s=SYSTEM_CLOCK.wall_s(),
+        seed=job.seed,
+        num_lanes=job.num_lanes,
+        batch_size=job.batch_size,
+        tables=tuple(
+            TableRecord(
+                name=spec.name,
+                num_rows=spec.num_rows,
+                dim=spec.dim,
+                num_buckets=spec.layout.num_buckets,
+                slots={name: width for name, width in spec.widths.items() if name != "rows"},
+            )
+            for spec in specs
+        ),
+        job_function=reference.function if reference else "",
+        job_arguments=json.dumps(dict(reference.arguments) if reference else {}, sort_keys=True),
+        num_samples=train_index.num_rows,
+        input_fingerprint=hashlib.sha256(train_index.to_json().encode()).hexdigest(),
+        staleness=job.staleness,
+        wire_dtype=job.wire_dtype,
+        overlap=job.overlap,
+        order=job.data.order,
+    )

@@ -1,0 +1,49 @@
+"""What `resume` says before it starts: the placement that the run will have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from podembed.jobs.cli.fitting import introduce
+from podembed.jobs.cli.planning import planned
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.decisions.table_plan import summary
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.group.generation_plan import plan_generation
+from podembed.orchestrator.run.opening import create_run, open_run
+from podembed.orchestrator.trainer import fit
+from podembed.workers.job.reference import JobReference
+from tests.small_job import write_small_data
+
+
+class Kept(SilentReporter):
+    """Keeps notices."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+def test_resume_says_the_placement_that_hosts_will_have(tmp_path: Path) -> None:
+    """Not that of a new run: what hosts hold already stays with them."""
+    write_small_data(tmp_path / "data")
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": str(tmp_path / "data")})
+    url = str(tmp_path / "run")
+    config = RunConfig(name="run", max_steps=2)
+    run = create_run(url, reference.resolve(), reference)
+    fit(run, scaling=ScalingConfig(in_process=True), config=config, reporter=SilentReporter())
+    again = open_run(url)
+    base = again.newest_commit()
+    assert base is not None
+    real = plan_generation(again, config, 2, base, base.placement, num_hosts=3).placement
+    found = planned(again, base, num_hosts=3)
+    for table in found.tables:
+        assert table.hosts == tuple(sorted(set(real[table.spec.name])))
+    kept = Kept()
+    introduce(again, ScalingConfig(num_hosts=3), kept)
+    assert summary(found) in kept.notices
+    assert summary(found) != summary(planned(again, None, num_hosts=3))
+    introduce(again, ScalingConfig(num_hosts=(3, 5)), kept)
+    assert f"{summary(found)} (on 3 hosts)" in kept.notices

@@ -1,0 +1,143 @@
+"""What a pod makes of failing processes, with a scripted backend and a fake clock: which errors reach the user as they
+are, and which cost the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.pod import FUNCTION_GRACE_S, Pod, PodLost
+from podembed.workers.liveness.process_statistics import ProcessStatistics
+from podembed.workers.liveness.progress import Phase, Progress
+from podembed.workers.liveness.worker import Worker
+from tests.orchestrator.group.test_worker_group import NEVER, ScriptedBackend
+
+HOST_1, DEVICE_0, DEVICE_1 = Worker("host", 1), Worker("device", 0), Worker("device", 1)
+
+
+@dataclass
+class PodBackend(ScriptedBackend):
+    """A backend in which `statistics` are what the kernel says of processes that do not answer."""
+
+    stopped: frozenset[Worker] = frozenset()
+
+    def statistics(self, handle: Any) -> ProcessStatistics | None:  # type: ignore[override]
+        state = "T" if handle.worker in self.stopped else "S"
+        return ProcessStatistics(process=1, started=1, cpu_s=1.0, state=state)
+
+
+def failed(worker: Worker, error: Exception) -> Failure:
+    return Failure(worker=worker, kind=FailureKind.ERROR, message=str(error), error=error)
+
+
+def pod_of(script: Callable[[Worker, str], Any], *, stopped: frozenset[Worker] = frozenset()) -> tuple[Pod, PodBackend]:
+    """Two hosts that start well; what they answer then says the script."""
+
+    def answer(worker: Worker, method: str) -> Any:
+        found = script(worker, method)
+        if found is not None:
+            return found
+        return Progress(step=0, phase=Phase.IDLE, marks=0, step_unix_s=0.0) if method == "control status" else "mine"
+
+    backend = PodBackend(answer, stopped=stopped)
+    pod = Pod(backend, ExitStack(), num_hosts=2, start_timeout_s=60.0, step_timeout_s=30.0, clock=backend.clock)
+    return pod, backend
+
+
+def run(pod: Pod, *, timeout_s: float = 3600.0) -> list[Any]:
+    """As `PodStrategy.run`."""
+    return pod.ask_devices(lambda at, device: device.handle.call("run_function"), timeout_s=timeout_s)
+
+
+def test_an_error_of_all_hosts_is_the_users_and_the_pod_goes_on() -> None:
+    pod, backend = pod_of(
+        lambda worker, method: failed(worker, KeyError(worker.number)) if method == "run_function" else None
+    )
+    with pytest.raises(KeyError) as raised:
+        run(pod)
+    # Of the first replica, whatever the order in which they ended.
+    assert raised.value.args == (0,)
+    assert pod.ask_hosts(lambda at, host: host.num_steps()) == ["mine", "mine"]
+    assert backend.num_stops == 0
+    pod.close()
+    assert backend.num_stops == 1
+
+
+def test_an_error_of_one_replica_is_raised_after_a_grace_and_costs_the_tables_if_others_still_wait() -> None:
+    def script(worker: Worker, method: str) -> Any:
+        if method != "run_function":
+            return None
+        return failed(worker, KeyError("mine")) if worker == DEVICE_0 else NEVER
+
+    pod, backend = pod_of(script)
+    began_s = backend.clock.now_s
+    with pytest.raises(KeyError, match="mine"):
+        run(pod)
+    assert FUNCTION_GRACE_S < backend.clock.now_s - began_s < FUNCTION_GRACE_S + 1.0
+    assert backend.num_stops == 1
+    with pytest.raises(PodLost, match="device 0 failed: 'mine', while device 1 went on.*Make a new strategy"):
+        run(pod)
+    pod.close()
+    assert backend.num_stops == 1
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.PEER])
+def test_a_process_that_is_gone_costs_the_tables_at_once_and_is_named(kind: FailureKind) -> None:
+    def script(worker: Worker, method: str) -> Any:
+        if method != "enqueue":
+            return None
+        return Failure(worker=worker, kind=kind, message="gone") if worker == HOST_1 else NEVER
+
+    pod, backend = pod_of(script)
+    with pytest.raises(PodLost, match=r"lost its tables: host 1 (died|lost a peer): gone\.") as raised:
+        pod.ask_hosts(lambda at, host: host.handle.call("enqueue"))
+    assert isinstance(raised.value.__cause__, WorkerFailure)
+    assert backend.num_stops == 1, "processes that cannot be used any more are ended, not only those of a closed one"
+    with pytest.raises(PodLost, match="host 1"):
+        pod.ask_hosts(lambda at, host: host.num_steps())
+
+
+@pytest.mark.parametrize("worker", [HOST_1, DEVICE_1], ids=str)
+@pytest.mark.parametrize("method", ["enqueue", "run_function"])
+def test_a_process_that_is_stopped_is_found_within_ten_seconds_and_named(worker: Worker, method: str) -> None:
+    stopped: set[Worker] = set()
+
+    def script(asked: Worker, what: str) -> Any:
+        return NEVER if what == method or (asked in stopped and what == "control status") else None
+
+    pod, backend = pod_of(script, stopped=frozenset({worker}))
+    stopped.add(worker)
+    began_s = backend.clock.now_s
+    ask = run if method == "run_function" else lambda pod: pod.ask_hosts(lambda at, host: host.handle.call(method))
+    with pytest.raises(PodLost, match=f"{worker} hung: .*stopped by a signal.*the process is frozen"):
+        ask(pod)
+    assert backend.clock.now_s - began_s <= 10.0
+    assert backend.num_stops == 1
+
+
+def test_a_function_that_does_not_end_in_time_names_who_is_in_it() -> None:
+    def script(worker: Worker, method: str) -> Any:
+        if method == "control status" and not worker.is_host:
+            return Progress(step=0, phase=Phase.USER_FUNCTION, marks=0, step_unix_s=0.0, phase_s=100.0)
+        return NEVER if method == "run_function" and worker == DEVICE_1 else None
+
+    pod, _ = pod_of(script)
+    with pytest.raises(PodLost, match="device 1 hung: nothing finished for .* s; it is in user function for 100 s"):
+        run(pod, timeout_s=100.0)
+
+
+def test_a_start_that_fails_leaves_nothing() -> None:
+    backend = PodBackend(
+        lambda worker, method: (
+            Failure(worker=worker, kind=FailureKind.DIED, message="no memory") if method == "connect" else "mine"
+        )
+    )
+    with pytest.raises(PodLost, match="no memory"):
+        Pod(backend, ExitStack(), num_hosts=2, start_timeout_s=60.0, step_timeout_s=30.0, clock=backend.clock)
+    assert backend.num_stops == 1

@@ -1,0 +1,132 @@
+"""`DenseColumn`, `IdColumn`: what a user declares about one column of the data.
+
+This is the only place that says how a raw value becomes a number or a row of a table. So training, evaluation and
+export cannot disagree about it. `workers.columns` does what is declared here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from podembed.workers.data.times import TimeScale, Unit, origin_problem
+from podembed.workers.declared_types import check_plain_fields
+
+IdMode = Literal["as_is", "hash", "vocabulary"]
+Missing = Literal["empty", "zero"]
+Transform = Literal["identity", "log1p"]
+
+
+class DataConfigError(ValueError):
+    """A declaration of the data that cannot be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseColumn:
+    """One dense number a row, float32.
+
+    Attributes:
+      name: the column, of an integer, float or boolean type, where a null counts as 0; or of dates, timestamps, times
+        of day or durations.
+      transform: `identity`, or `log1p` for log(1 + max(x, 0)), which tames counts with long tails.
+      unit, since: of columns of times alone, what number a time becomes; see `workers.data.times.TimeScale`.
+    """
+
+    name: str
+    transform: Transform = "identity"
+    unit: Unit | None = None
+    since: str | None = None
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, DataConfigError)
+        check_choice(self.transform, Transform, where=f"transform of dense column {self.name!r}")
+        _check_scale(self.unit, self.since, where=f"dense column {self.name!r}")
+
+    @property
+    def scale(self) -> TimeScale:
+        return TimeScale(self.unit, self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class IdColumn:
+    """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns`
+    has the table of all cases.
+
+    Attributes:
+      column: a column of integers, strings, or times (one id a sample), or of lists of integers or strings (a bag a
+        sample).
+      mode: `as_is`: the value is the row, and anything outside [0, vocabulary_size) is an error; integers only. `hash`:
+        the row is 1 + mix64(value, salt) mod (vocabulary_size - 1), for values of any size; row 0 is left to missing
+        values. `vocabulary`: the row is `num_reserved` + the number of the value's line in the file; row 0 is for
+        values that the file does not have.
+      vocabulary_size: rows of the table; None until `InputData.resolved` fills it in.
+      missing: what a null or an empty string becomes, be it the value, a list or an id in a list. `empty` is no id,
+        `zero` is row 0. None stands for `zero` with `hash` and for `empty` otherwise.
+      salt: separates features that hash into one table although equal values mean different things.
+      vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
+      num_reserved: rows before the first value of the vocabulary, at least 1. unit, since: of columns of times alone,
+      what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
+      keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
+        `invalid_ids` what becomes of them. `InputData.resolved` fills it in.
+    """
+
+    column: str
+    mode: IdMode = "as_is"
+    vocabulary_size: int | None = None
+    missing: Missing | None = None
+    salt: int = 0
+    vocabulary: str | None = None
+    num_reserved: int = 1
+    unit: Unit | None = None
+    since: str | None = None
+    keeps_outside: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.vocabulary, os.PathLike):
+            object.__setattr__(self, "vocabulary", os.fspath(self.vocabulary))
+        check_plain_fields(self, DataConfigError)
+        if self.vocabulary is not None and self.mode == "as_is":
+            object.__setattr__(self, "mode", "vocabulary")
+        check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
+        if self.missing is None:
+            object.__setattr__(self, "missing", "zero" if self.mode == "hash" else "empty")
+        check_choice(self.missing, Missing, where=f"missing of id column {self.column!r}")
+        if (self.mode == "vocabulary") != (self.vocabulary is not None):
+            raise DataConfigError(
+                f"Found mode {self.mode!r} and vocabulary {self.vocabulary!r} for id column {self.column!r}. Expected "
+                "a file with the mode "
+                "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
+            )
+        _check_scale(self.unit, self.since, where=f"id column {self.column!r}")
+        if self.num_reserved < 1:
+            raise DataConfigError(
+                f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
+                "0 is for values "
+                "that the vocabulary does not have."
+            )
+        least = {"as_is": 1, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
+        if self.vocabulary_size is not None and self.vocabulary_size < least:
+            raise DataConfigError(
+                f"Found vocabulary_size {self.vocabulary_size} for id column {self.column!r} in mode {self.mode!r}. "
+                f"Expected at least {least}. Give the table more rows."
+            )
+
+    @property
+    def scale(self) -> TimeScale:
+        return TimeScale(self.unit, self.since)
+
+
+def _check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:
+    if unit is not None:
+        check_choice(unit, Unit, where=f"unit of {where}")
+    problem = None if since is None else origin_problem(since)
+    if problem:
+        raise DataConfigError(
+            f"Found since={since!r} for {where}. Expected {problem}. Write it so, or leave it out for 1970-01-01."
+        )
+
+
+def check_choice(value: object, choices: object, *, where: str) -> None:
+    if value not in get_args(choices):
+        raise DataConfigError(f"Found {value!r} as {where}. Expected one of {get_args(choices)}. Pick one of them.")

@@ -1,0 +1,71 @@
+"""The gang: the JAX processes of all hosts of a run, joined so that they can sum their gradients."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import jax
+
+from podembed.workers.device.gang_errors import GangError
+
+_COORDINATOR_LOOK_S = 0.01
+
+
+def join_gang(*, coordinator: str, num_processes: int, process: int, timeout_s: int) -> None:
+    """Makes this process a member of the gang of JAX processes. A gang of one needs no coordinator.
+
+    Raises:
+      RuntimeError: the gang did not form within `timeout_s`.
+      GangError: it formed, and the devices of its members are not joined.
+    """
+    # The preemption service makes a process ignore SIGTERM; preemption is the driver's business.
+    jax.config.update("jax_enable_preemption_service", False)
+    if num_processes == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if process > 0:
+        _await_listener(coordinator, timeout_s=timeout_s)
+    jax.distributed.initialize(
+        coordinator_address=coordinator,
+        # Without this, the coordinator listens on every interface.
+        coordinator_bind_address=coordinator if process == 0 else None,
+        num_processes=num_processes,
+        process_id=process,
+        # The driver said all that there is to say; a batch system around it counts processes in its own way.
+        cluster_detection_method="deactivate",
+        initialization_timeout=timeout_s,
+    )
+    # Accelerators know their peers from their own topology, not from the coordinator. Left alone, each member would sum
+    # its gradients alone, and train a model of its own.
+    if jax.process_count() != num_processes:
+        mine = jax.local_devices()
+        raise GangError(
+            f"Found {jax.process_count()} JAX processes that share devices, as process {process} with {len(mine)} x "
+            f"{mine[0].device_kind} sees it. Expected {num_processes}, one a host. Give each host whole GPUs or whole "
+            "machines of one TPU slice, the same for all (--resources, resources_per_host). See whether a device "
+            "process fell back to the CPU."
+        )
+
+
+def _await_listener(address: str, *, timeout_s: float) -> None:
+    """Waits until somebody listens at `host:port`. A gang member that knocks too early pauses for a second before it
+    tries again.
+    """
+    host, _, port = address.rpartition(":")
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as link:
+                # Dialing a free local port over and over can hit the port that the dial itself was given.
+                if link.getsockname() != link.getpeername():
+                    return
+        except OSError:
+            pass
+        time.sleep(_COORDINATOR_LOOK_S)
+
+
+def leave_gang() -> None:
+    """Dissolves the gang in order; without this, the members that leave later take it for a crash and abort."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()

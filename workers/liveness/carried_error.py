@@ -1,0 +1,75 @@
+"""`CarriedError`: an exception on its way to another process, in parts that can be copied one by one.
+
+Pickle makes an exception again by calling its class with `args`. That fails, or says something else, where a class
+builds its sentence from other arguments, as many do. Ray reports what it cannot copy as a process that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class CarriedError(Exception):
+    """See the module.
+
+    Args:
+      kind: class of the exception.
+      arguments: its `args`.
+      state: its attributes.
+    """
+
+    def __init__(self, kind: type[Exception], arguments: tuple[Any, ...], state: Mapping[str, Any]) -> None:
+        # Pickle calls the class with these.
+        super().__init__(kind, arguments, state)
+
+    def __str__(self) -> str:
+        error = self.unpacked()
+        return f"{type(error).__qualname__}: {error}"
+
+    def unpacked(self) -> Exception:
+        """The exception as it was raised, but for its traceback."""
+        kind, arguments, state = self.args
+        error = kind.__new__(kind, *arguments)
+        error.__dict__.update(state)
+        return error
+
+
+def carried(error: Exception, copy: Callable[[Any], Any]) -> Exception:
+    """The exception itself if it can be copied, and else its parts. A part that cannot be copied is left out; where the
+    class itself cannot, a RuntimeError says the same.
+
+    Args:
+      copy: as the way to the other process does it; raises where it cannot.
+    """
+    if _is_same(error, copy):
+        return error
+    parts = CarriedError(
+        type(error),
+        tuple(one if _can_copy(one, copy) else repr(one) for one in error.args),
+        {name: value for name, value in vars(error).items() if _can_copy(value, copy)},
+    )
+    if _is_same(parts, copy):
+        return parts
+    return RuntimeError(f"{type(error).__qualname__}: {error}")
+
+
+def original(error: Exception) -> Exception:
+    """What was raised over there."""
+    return error.unpacked() if isinstance(error, CarriedError) else error
+
+
+def _is_same(error: Exception, copy: Callable[[Any], Any]) -> bool:
+    try:
+        made = copy(error)
+        return type(made) is type(error) and str(made) == str(error)
+    except Exception:
+        return False
+
+
+def _can_copy(value: Any, copy: Callable[[Any], Any]) -> bool:
+    try:
+        copy(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""What the kernel says of a process of this machine: whether it runs, and how much processor time it has used.
+
+A process that is starved of processor time answers late but uses some. One that is stopped, or waits for a disk that is
+gone, uses none. Process ids are paired with the start time, so a number that the kernel gave to another process is not
+taken for the old one. Read-only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STOPPED_STATES = "Tt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatistics:
+    """One look at a process.
+
+    Attributes:
+      process: its id.
+      started: moment of its start in ticks since the machine's; with the id, it names the process for good.
+      cpu_s: processor time of all its threads so far.
+      state: the kernel's letter: R runs, S sleeps, D waits for a device, T is stopped.
+    """
+
+    process: int
+    started: int
+    cpu_s: float
+    state: str
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
+        return self.state in _STOPPED_STATES
+
+
+def read_statistics(process: int) -> ProcessStatistics | None:
+    """A look at a process of this machine; None if there is none, or only its remains."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in parentheses may hold spaces and parentheses itself.
+            fields = file.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    if fields[0] in "ZX":
+        return None
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return ProcessStatistics(process=process, started=int(fields[19]), cpu_s=cpu_s, state=fields[0])
+
+
+def processes_with(variable: str, values: Collection[str]) -> dict[str, int]:
+    """Processes of this machine that began with an environment variable of one of these values: value → process id.
+
+    Of a process and the children that inherited the variable, the oldest counts.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    prefix = f"{variable}=".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:
+            continue
+        value = next(
+            (item[len(prefix) :].decode(errors="replace") for item in environment if item.startswith(prefix)), None
+        )
+        statistics = read_statistics(int(entry)) if value in values else None
+        if value is not None and statistics is not None:
+            this = (statistics.started, statistics.process)
+            found[value] = min(found.get(value, this), this)
+    return {value: process for value, (_, process) in found.items()}

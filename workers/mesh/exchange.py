@@ -1,0 +1,103 @@
+"""One exchange of a mesh: what it may send, what is still under way, and what it cost.
+
+`workers.mesh.mesh` moves the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
+from podembed.workers.mesh.frames import Buffer, Tag, byte_views
+from podembed.workers.mesh.link import Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeStatistics:
+    """What exchanges cost, for one or summed over many.
+
+    Attributes:
+      num_exchanges: how many are summed here.
+      bytes_sent, bytes_received: payloads, without headers.
+      seconds_blocked: spent waiting with nothing to move.
+      seconds_total: from `begin` to the end of `finish`.
+    """
+
+    num_exchanges: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds_blocked: float = 0.0
+    seconds_total: float = 0.0
+
+    def __add__(self, other: ExchangeStatistics) -> ExchangeStatistics:
+        return ExchangeStatistics(
+            num_exchanges=self.num_exchanges + other.num_exchanges,
+            bytes_sent=self.bytes_sent + other.bytes_sent,
+            bytes_received=self.bytes_received + other.bytes_received,
+            seconds_blocked=self.seconds_blocked + other.seconds_blocked,
+            seconds_total=self.seconds_total + other.seconds_total,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """The exchange in progress. Mutable.
+
+    Attributes:
+      tag, step: its name, the same on all hosts.
+      started_s: when it began, by the mesh's clock.
+      bytes_sent: payloads, without headers.
+      unfinished: links with something still to send or to receive.
+      seconds_blocked: spent waiting with nothing to move.
+    """
+
+    tag: int
+    step: int
+    started_s: float
+    bytes_sent: int
+    unfinished: set[Link]
+    seconds_blocked: float = 0.0
+
+    def timeout(self, timeout_s: float) -> ExchangeTimeout:
+        """The error that names the hosts that did not send or take their frame."""
+        waiting_for = sorted(link.rank for link in self.unfinished if not link.is_received)
+        unsent = sorted(link.rank for link in self.unfinished if not link.is_sent)
+        return ExchangeTimeout(self.tag, self.step, waiting_for, unsent, timeout_s)
+
+    def cost(self, links: Sequence[Link], *, now_s: float) -> ExchangeStatistics:
+        """What it cost, once it is finished."""
+        return ExchangeStatistics(
+            num_exchanges=1,
+            bytes_sent=self.bytes_sent,
+            bytes_received=sum(link.bytes_received for link in links),
+            seconds_blocked=self.seconds_blocked,
+            seconds_total=now_s - self.started_s,
+        )
+
+
+def checked_views(
+    send: Sequence[Sequence[Buffer]], *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
+) -> list[list[memoryview]]:
+    """The frames of an exchange as byte views, by rank; the own one is empty.
+
+    Raises:
+      MeshUsageError: the name of the exchange or a frame cannot be sent.
+    """
+    if not 0 <= tag < Tag.GOODBYE:
+        raise MeshUsageError(f"Found tag {tag}. Expected 0 to {Tag.GOODBYE - 1}. Use a member of Tag.")
+    if not -(2**63) <= step < 2**63:
+        raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
+    if len(send) != num_ranks:
+        raise MeshUsageError(
+            f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] where nothing is sent."
+        )
+    views_by_rank = [[] if rank == own_rank else byte_views(buffers) for rank, buffers in enumerate(send)]
+    for rank, views in enumerate(views_by_rank):
+        num_bytes = sum(view.nbytes for view in views)
+        if num_bytes > max_frame_bytes:
+            raise MeshUsageError(
+                f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {max_frame_bytes}. Split the "
+                "exchange or raise max_frame_bytes on all hosts."
+            )
+    return views_by_rank

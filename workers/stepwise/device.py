@@ -1,0 +1,251 @@
+"""The device process of a host in the step-by-step mode: it runs the functions of the user. They reach the tables
+through the host process beside it.
+
+Plain classes; `workers.stepwise.actors` wraps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
+from podembed.embedding.table.table_storage import WrittenTables
+from podembed.workers.liveness.progress import Phase, Progress, Tracker
+from podembed.workers.liveness.worker import Worker
+from podembed.workers.stepwise.host import StepwiseHost
+from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues, ValueMemory
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+class HostLink(Protocol):
+    """How a device process calls its host process."""
+
+    def call(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Answer:
+        """Calls a method of the host; raises what it raised."""
+        ...
+
+    def begin(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Callable[[], Answer]:
+        """The same without waiting. Returns a function that waits for the answer."""
+        ...
+
+
+class _TrackedLink:
+    """A link whose device process says that it waits for its host."""
+
+    def __init__(self, link: HostLink, tracker: Tracker) -> None:
+        self._link = link
+        self._tracker = tracker
+
+    def call(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Answer:
+        return self.begin(method, *arguments, **unused)()
+
+    def begin(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Callable[[], Answer]:
+        answer = self._link.begin(method, *arguments, **unused)
+
+        def wait() -> Answer:
+            with self._tracker.phase(Phase.WAIT_FOR_HOST):
+                return answer()
+
+        return wait
+
+
+class ReplicaEngine:
+    """A replica's side of the engine: its own share, handed to the host process beside it.
+
+    An update that cannot be refused runs while the function of the user goes on. Every later call waits for it first,
+    and so does `finish`. Mutable.
+    """
+
+    num_shares = 1
+
+    def __init__(self, spec: EngineSpec, link: HostLink, values: DeviceValues | None = None) -> None:
+        self.spec = spec
+        self._link = link
+        self._values = values
+        # What the last dequeue said, as long as no other process can have given gradients in between.
+        self._dequeued: tuple[Placed, str | None] | None = None
+        self._update: Callable[[], None] | None = None
+
+    def finish(self) -> None:
+        """Waits for the update under way. Raises what the host raised."""
+        update, self._update = self._update, None
+        if update is not None:
+            update()
+
+    def _call(
+        self,
+        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
+        *arguments: Arguments.args,
+        **unused: Arguments.kwargs,
+    ) -> Answer:
+        self.finish()
+        return self._link.call(method, *arguments, **unused)
+
+    def enqueue(self, shares: Sequence[Share]) -> None:
+        (share,) = shares
+        self._call(StepwiseHost.enqueue, share)
+
+    def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
+        if self._values is None:
+            return [self._call(StepwiseHost.dequeue, name)]
+        found = self._call(StepwiseHost.dequeue_placed, name)
+        if not isinstance(found, Placed):
+            return [found]
+        self._dequeued = found, name
+        return [self._values.taken(found)]
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[np.ndarray]], learning_rates: LearningRates, name: str | None
+    ) -> None:
+        (own,) = gradients
+        rates = list(rates_at(learning_rates, lambda: self._call(StepwiseHost.num_steps)))
+        dequeued, self._dequeued = self._dequeued, None
+        slot = None if dequeued is None else dequeued[0].slot_of_gradients
+        if slot is None and self._values is not None:
+            slot = self._call(StepwiseHost.slot_of_gradients)
+        placed = None if slot is None or self._values is None else self._values.put(own, slot)
+        if placed is None:
+            self._call(StepwiseHost.apply_gradients, list(own), rates, name)
+        elif dequeued == (replace(placed, slot_of_gradients=slot), name):
+            # The host has said that it waits for just these, so it refuses nothing.
+            self.finish()
+            self._update = self._link.begin(StepwiseHost.apply_placed, placed, rates, name)
+        else:
+            self._call(StepwiseHost.apply_placed, placed, rates, name)
+
+    def discard(self) -> None:
+        self._call(StepwiseHost.discard)
+
+    def drain(self) -> None:
+        self._call(StepwiseHost.drain)
+
+    def metrics(self) -> EngineMetrics:
+        return self._call(StepwiseHost.metrics)
+
+    def read_tables(self) -> list[dict[str, np.ndarray]]:
+        raise _only_on_driver("read_tables")
+
+    def save(self, path: str) -> None:
+        raise _only_on_driver("save")
+
+    def write(self, path: str) -> WrittenTables:
+        raise _only_on_driver("write")
+
+    def restore(self, path: str) -> None:
+        raise _only_on_driver("restore")
+
+    def close(self) -> None:
+        raise _only_on_driver("close")
+
+
+def _finish(engine: ReplicaEngine | None) -> None:
+    """Waits for the engine's update. Otherwise the next call of the driver could reach the host before it."""
+    if engine is not None:
+        engine.finish()
+
+
+def _only_on_driver(method: str) -> RuntimeError:
+    return RuntimeError(
+        f"{method} was called inside a function that the strategy runs. Expected a call on the driver, which reaches "
+        "all hosts. Move it there."
+    )
+
+
+class StepwiseDevice:
+    """The JAX half of one host: runs the functions of a strategy, with a state that stays from one to the next. One
+    thread works; `status` may be called from another one.
+
+    JAX is imported when the gang is joined, so that an actor's environment is complete before JAX reads it.
+    """
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+        self._attached: Callable[[], ReplicaEngine] | None = None
+        self._tracker = Tracker()
+        self._is_in_gang = False
+
+    def reserve_coordinator(self, address: str) -> str:
+        """As `DeviceProcess.reserve_coordinator`."""
+        from podembed.workers.device.process import DeviceProcess
+
+        return DeviceProcess().reserve_coordinator(address)
+
+    def join(self, coordinator: str, num_hosts: int, host: int, timeout_s: float) -> None:
+        """Becomes a member of the gang of JAX processes."""
+        with self._tracker.phase(Phase.JOIN):
+            from podembed.workers.device.gang import join_gang
+
+            join_gang(coordinator=coordinator, num_processes=num_hosts, process=host, timeout_s=int(timeout_s))
+        self._host, self._num_hosts = host, num_hosts
+        self._is_in_gang = True
+
+    def attach(self, spec: EngineSpec, link: HostLink, place: ValueMemory | None = None) -> None:
+        """Takes the engine that functions find from now on.
+
+        Args:
+          place: where the host leaves values; None if they travel in the calls.
+        """
+        values = None if place is None else SharedValues.open(place)
+        own_values = None if values is None else DeviceValues(values)
+        self._attached = lambda: ReplicaEngine(spec, _TrackedLink(link, self._tracker), own_values)
+
+    def detach(self) -> None:
+        """From now on functions find no engine."""
+        self._attached = None
+
+    def run_function(self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Calls `function` as this host's replica. Returns what it returns."""
+        engine = None if self._attached is None else self._attached()
+        context = ReplicaContext(self._host, self._num_hosts, engine, self._state)
+        with self._tracker.phase(Phase.USER_FUNCTION), in_replica(context):
+            try:
+                found = function(*arguments, **keywords)
+            except BaseException:
+                # What the function raised says more than what follows from it.
+                with suppress(Exception):
+                    _finish(engine)
+                raise
+            _finish(engine)
+            return found
+
+    def status(self) -> Progress:
+        """Whether the function of the user runs, or waits for the host process. From any thread."""
+        progress = self._tracker.progress()
+        is_waiting = progress.phase is Phase.WAIT_FOR_HOST
+        return replace(progress, waits_for=(Worker("host", self._host),)) if is_waiting else progress
+
+    def close(self) -> None:
+        """Leaves the gang. All members must leave within its deadline."""
+        if self._is_in_gang:
+            from podembed.workers.device.gang import leave_gang
+
+            leave_gang()
+            self._is_in_gang = False
