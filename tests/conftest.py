@@ -25,6 +25,14 @@ settings.load_profile("tests")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Divides the tests with Ray among processes: those that share the cluster stay together, so that there is one."""
+    for item in items:
+        if item.get_closest_marker("ray") is not None:
+            shares = "ray_cluster" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("the shared cluster" if shares else item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """A cluster of this machine with room for three hosts."""

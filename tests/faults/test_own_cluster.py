@@ -56,14 +56,15 @@ def _is_zombie(process: int) -> bool:
 
 
 @pytest.fixture
-def running(small_data: str, tmp_path: Path) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, small_data: str, tmp_path: Path) -> Iterator[Running]:
+    """A program on two hosts, or as many as the test's parameter says."""
     # Too long for the sockets of Ray, which are then elsewhere.
     base = Path(tempfile.mkdtemp(prefix="po-", dir="/tmp"))
     temporary = base / ("t" * 90)
     temporary.mkdir()
     output = tmp_path / "output.txt"
     job = ["--job", "tests.small_job:small_job", "--set", f"folder={small_data}", f"epochs={NUM_EPOCHS}"]
-    hosts = ["--hosts", "2", "--threads-per-host", "1", "--checkpoint-every", "1000000"]
+    hosts = ["--hosts", str(getattr(request, "param", 2)), "--threads-per-host", "1", "--checkpoint-every", "1000000"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with output.open("wb") as file:
         program = subprocess.Popen(
@@ -127,6 +128,7 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize("running", [1], indirect=True)
 @pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "keeper"])
 def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
     """Without its keeper the kernel ends its daemons."""
