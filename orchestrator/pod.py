@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import WorkerFailure, cause, is_host_fault, listed
+from podembed.orchestrator.api.errors import Failure, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles
@@ -59,6 +59,9 @@ class Pod:
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
+        # Under way: calls that were told to hosts, and what they are called.
+        self._told: Sequence[Call[Any]] = []
+        self._told_what = ""
         handles = backend.launch(num_hosts, lambda: None)
         self._group = ProcessGroup(backend, handles, Deadlines(start_s=start_timeout_s), lambda: None, clock=clock)
         try:
@@ -125,26 +128,46 @@ class Pod:
           PodLost: a process is gone or did not answer in time.
           Exception: what a host raised.
         """
-        self._require_alive()
+        self._settle()
         calls = [ask(at, host) for at, host in enumerate(self._hosts)]
         return self._gather(calls, timeout_s or self.call_timeout_s)
 
+    def tell_hosts(self, what: str, ask: Callable[[int, StepwiseHostCalls], Call[Any]]) -> None:
+        """As `ask_hosts`, without waiting. The next call waits for the answers, too, and raises what a host raised; so
+        does `close`.
+
+        Args:
+          what: the name of the call, for what it raises.
+        """
+        self._settle()
+        self._told, self._told_what = [ask(at, host) for at, host in enumerate(self._hosts)], what
+
+    def _settle(self) -> None:
+        """Waits for what hosts were told, before they are asked for something else. Raises as `ask_hosts`."""
+        self._require_alive()
+        if self._told:
+            self._gather([], self.call_timeout_s)
+
     def ask_devices(self, ask: Callable[[int, StepwiseDeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
-        """As `ask_hosts`, of the device processes, which run a function of the user."""
+        """As `ask_hosts`, of the device processes, which run a function of the user. It begins beside what hosts were
+        told.
+        """
         self._require_alive()
         calls = [ask(at, device) for at, device in enumerate(self._devices)]
         # A function of the user may go on for a while after another replica failed, without waiting for it.
         return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
 
     def close(self) -> None:
-        """Ends all processes. Safe to call twice."""
+        """Ends all processes. Safe to call twice. Raises what a call raised for which nobody has waited."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
             if self._lost is None:
-                self._leave()
+                self._gather([], LEAVE_S)
         finally:
+            if self._lost is None:
+                self._leave()
             self._group.stop()
             self._cluster.close()
 
@@ -162,17 +185,24 @@ class Pod:
         is_users_function: bool = False,
         grace_s: float | None = None,
     ) -> list[Any]:
+        """Waits for what hosts were told, and for these calls. Returns the answers to the latter."""
+        told, self._told = self._told, []
         try:
-            return self._group.gather(calls, timeout_s, is_users_function=is_users_function, grace_s=grace_s)
+            found = self._group.gather([*told, *calls], timeout_s, is_users_function=is_users_function, grace_s=grace_s)
+            return found[len(told) :]
         except WorkerFailure as failure:
-            _, running = self._group.backend.settled(calls, timeout_s=0.0)
+            _, running = self._group.backend.settled([*told, *calls], timeout_s=0.0)
             if is_host_fault(failure.failures):
                 self._lose(cause(failure.failures))
                 raise self._loss() from failure
             if running:
                 self._lose(f"{cause(failure.failures)}, while {listed([call.worker for call in running])} went on")
-            first = min(failure.failures, key=lambda one: one.worker.number if one.worker else -1)
-            raise (first.error or failure) from (first.error and first.error.__cause__)
+            # What devices raise follows from what a host raised in a call before.
+            first = min(failure.failures, key=_place_in_order)
+            error = first.error or failure
+            if first.worker in {call.worker for call in told}:
+                error.add_note(f"It was raised by {self._told_what}, before this call, which did not wait for its end.")
+            raise error from (first.error and first.error.__cause__)
 
     def _lose(self, why: str) -> None:
         self._lost = why.rstrip(".")
@@ -190,6 +220,11 @@ class Pod:
             raise PodLost("The strategy is closed. Expected an open one. Make a new strategy.")
         if self._lost is not None:
             raise self._loss()
+
+
+def _place_in_order(failure: Failure) -> tuple[bool, int]:
+    worker = failure.worker
+    return (False, -1) if worker is None else (not worker.is_host, worker.number)
 
 
 def in_sentences(notice: Callable[[str], None] | None) -> Emit:

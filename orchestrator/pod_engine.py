@@ -14,7 +14,7 @@ from podembed.orchestrator.group.calls import StepwiseHostCalls
 from podembed.orchestrator.pod import Answer, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
 from podembed.workers.stepwise import saved_index
-from podembed.workers.stepwise.shared_values import ValueMemory
+from podembed.workers.stepwise.host import EnginePlace
 from podembed.workers.storage.store import Store
 
 
@@ -23,6 +23,8 @@ class PodEngine:
 
     Attributes:
       replica_spec: as much of `spec` as functions on the replicas need.
+      num_enqueued: batches that were enqueued here, which is the number of the last one.
+      has_room: whether all hosts have said that they would accept another batch.
     """
 
     def __init__(self, pod: Pod, spec: EngineSpec, *, restore_from: str | None) -> None:
@@ -34,13 +36,21 @@ class PodEngine:
         # A call of its own, in which no host waits for one that could not make its tables.
         self._all(lambda host: host.share_memory())
         self.replica_spec = spec.for_replicas()
+        self.num_enqueued = 0
+        self.has_room = False
 
-    def place(self, replica: int) -> ValueMemory:
-        """Where a host and its device process leave values for each other."""
+    def place(self, replica: int) -> EnginePlace:
+        """How a host's device process reaches its engine."""
         return self._places[replica]
 
     def enqueue(self, shares: Sequence[Share]) -> None:
-        self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at]))
+        self.num_enqueued += 1
+        number, has_room, self.has_room = self.num_enqueued, self.has_room, False
+        if has_room:
+            # They refuse nothing, so nobody needs their answer before the next call.
+            self._pod.tell_hosts("enqueue", lambda at, host: host.enqueue(shares[at], number))
+        else:
+            self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))
 
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         return self._all(lambda host: host.dequeue(name))

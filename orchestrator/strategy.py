@@ -25,6 +25,7 @@ from podembed.orchestrator.group.backend import Call
 from podembed.orchestrator.group.calls import StepwiseDeviceCalls
 from podembed.orchestrator.pod import Pod, in_sentences
 from podembed.orchestrator.pod_engine import PodEngine
+from podembed.workers.stepwise.device import Ran
 from podembed.workers.storage.store import Store
 
 
@@ -110,13 +111,18 @@ class PodStrategy(CrossReplica):
         self._attach(pod)
         # Packing a function can take milliseconds, so it is packed once for all replicas.
         packed = _packed(fn)
+        engine = self.running
+        after = 0 if engine is None else engine.num_enqueued
 
-        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Any]:
+        def ask(replica: int, device: StepwiseDeviceCalls) -> Call[Ran]:
             own = [local_value(arg, replica) for arg in args]
             named = {name: local_value(value, replica) for name, value in (kwargs or {}).items()}
-            return device.run_function(packed, own, named)
+            return device.run_function(packed, own, named, after)
 
-        results = pod.ask_devices(ask, timeout_s=self._run_timeout_s)
+        ran = pod.ask_devices(ask, timeout_s=self._run_timeout_s)
+        if engine is not None and any(one.has_room is not None for one in ran):
+            engine.has_room = all(one.has_room for one in ran)
+        results = [one.value for one in ran]
         return results[0] if len(results) == 1 else PerReplica(tuple(results))
 
     def _attach(self, pod: Pod) -> None:
@@ -128,8 +134,7 @@ class PodStrategy(CrossReplica):
         def ask(replica: int, device: StepwiseDeviceCalls) -> Call[None]:
             if engine is None:
                 return device.detach()
-            link = _link(pod.handles[replica].host, pod.call_timeout_s)
-            return device.attach(engine.replica_spec, link, engine.place(replica))
+            return device.attach(engine.replica_spec, engine.place(replica), pod.call_timeout_s)
 
         pod.ask_devices(ask, timeout_s=pod.call_timeout_s)
         self._attached = engine
@@ -146,7 +151,11 @@ class PodStrategy(CrossReplica):
             self.running = None
 
     def close(self) -> None:
-        """Ends all processes; their tables are gone. Safe to call twice."""
+        """Ends all processes; their tables are gone. Safe to call twice.
+
+        Raises:
+          Exception: what a last `enqueue` raised on the hosts, if no call after it has waited for that.
+        """
         self.running = None
         if self._started is not None:
             self._started.close()
@@ -154,8 +163,13 @@ class PodStrategy(CrossReplica):
     def __enter__(self) -> PodStrategy:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            # What the block raised comes first.
+            if error is None:
+                raise
 
     @property
     def _pod(self) -> Pod:
@@ -194,9 +208,3 @@ def _packed(function: Callable[..., Any]) -> Any:
     from podembed.workers.stepwise.actors import PackedFunction
 
     return PackedFunction.of(function)
-
-
-def _link(host: Any, timeout_s: float) -> Any:
-    from podembed.workers.stepwise.actors import ActorLink
-
-    return ActorLink(host.actor, timeout_s)

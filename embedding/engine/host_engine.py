@@ -99,6 +99,11 @@ class HostEngine:
         return None if step is None else step.number
 
     @property
+    def has_room(self) -> bool:
+        """Whether another batch would be accepted now."""
+        return self._order.has_room
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         return self._steps.lookups.tables
 

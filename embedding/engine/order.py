@@ -80,6 +80,11 @@ class StepOrder(Generic[Batch, Prepared]):
         self._last_tagged: _Flight[Prepared] | None = None
         self.num_applied = 0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch would be accepted now."""
+        return len(self._flights) < (2 if self._is_pipelined else 1)
+
     def enqueue(self, features: Batch, *, is_training: bool, name: str | None) -> None:
         """Looks a batch up and keeps its activations for `dequeue`.
 
@@ -87,7 +92,7 @@ class StepOrder(Generic[Batch, Prepared]):
           OrderError: an earlier batch still waits for its dequeue or its gradients.
         """
         self._retire_unapplied_tagged()
-        if len(self._flights) >= (2 if self._is_pipelined else 1):
+        if not self.has_room:
             raise self._full()
         if not is_training:
             # An evaluation sees what a checkpoint of this moment would hold.

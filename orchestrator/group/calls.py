@@ -21,10 +21,9 @@ from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpe
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.liveness.progress import Progress
-from podembed.workers.stepwise.device import HostLink
-from podembed.workers.stepwise.host import StepwiseSpec
+from podembed.workers.stepwise.device import Ran
+from podembed.workers.stepwise.host import EnginePlace, StepwiseSpec
 from podembed.workers.stepwise.saved_embedding import HostReceipt
-from podembed.workers.stepwise.shared_values import ValueMemory
 
 LOOK_S = 0.2
 
@@ -162,7 +161,7 @@ class StepwiseHostCalls(WorkerCalls):
 
     def start_engine(
         self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None
-    ) -> Call[ValueMemory]:
+    ) -> Call[EnginePlace]:
         return self.handle.call("start_engine", spec, placement, restore_from)
 
     def share_memory(self) -> Call[tuple[int, ...]]:
@@ -171,8 +170,8 @@ class StepwiseHostCalls(WorkerCalls):
     def stop_engine(self) -> Call[None]:
         return self.handle.call("stop_engine")
 
-    def enqueue(self, share: Share) -> Call[None]:
-        return self.handle.call("enqueue", share)
+    def enqueue(self, share: Share, number: int) -> Call[None]:
+        return self.handle.call("enqueue", share, number)
 
     def dequeue(self, name: str | None) -> Call[list[np.ndarray]]:
         return self.handle.call("dequeue", name)
@@ -214,13 +213,13 @@ class StepwiseDeviceCalls(WorkerCalls):
     def join(self, coordinator: str, num_hosts: int, host: int, timeout_s: float) -> Call[None]:
         return self.handle.call("join", coordinator, num_hosts, host, timeout_s)
 
-    def attach(self, spec: EngineSpec, link: HostLink, place: ValueMemory) -> Call[None]:
-        return self.handle.call("attach", spec, link, place)
+    def attach(self, spec: EngineSpec, place: EnginePlace, timeout_s: float) -> Call[None]:
+        return self.handle.call("attach", spec, place, timeout_s)
 
     def detach(self) -> Call[None]:
         return self.handle.call("detach")
 
     def run_function(
-        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> Call[Any]:
-        return self.handle.call("run_function", function, arguments, keywords)
+        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int
+    ) -> Call[Ran]:
+        return self.handle.call("run_function", function, arguments, keywords, after)

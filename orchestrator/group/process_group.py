@@ -63,7 +63,7 @@ class ProcessGroup:
           timeout_s: for all calls together.
           counts_marks: the time starts again whenever a worker finishes a step or a file, however many there are.
           bears_storage: failures of the storage do not end the wait for the others.
-          is_users_function: what runs there may leave status calls unanswered until `timeout_s`.
+          is_users_function: device processes may leave status calls unanswered until `timeout_s`.
           grace_s: how long the others are waited for after a first failure; None for `Deadlines.grace_s`.
 
         Raises:
@@ -73,7 +73,7 @@ class ProcessGroup:
         failures: list[Failure] = []
         borne: list[Failure] = []
         number = {id(call): at for at, call in enumerate(calls)}
-        patient = frozenset(call.worker for call in calls) if is_users_function else frozenset()
+        patient = frozenset(call.worker for call in calls if is_users_function and not call.worker.is_host)
         watch = Watch(self, timeout_s=timeout_s, counts_marks=counts_marks, patient_with=patient)
         longest_grace_s = self.deadlines.grace_s if grace_s is None else grace_s
         failed_at: float | None = None

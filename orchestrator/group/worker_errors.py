@@ -20,7 +20,7 @@ from podembed.workers.liveness.worker import Worker
 
 def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
     """An exception of a worker as a failure: those that only report another process are told apart by type."""
-    from podembed.workers.device.shared_memory import ChannelError
+    from podembed.workers.device.doorway import ChannelError
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
     from podembed.workers.storage.errors import may_pass
 

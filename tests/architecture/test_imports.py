@@ -74,6 +74,7 @@ READS_CLOCK = {
     "orchestrator/supervise/ray_jobs.py",
     "workers/checkpoint/background_save.py",
     "workers/checkpoint/file_threads.py",
+    "workers/device/doorway.py",
     "workers/device/gang.py",
     "workers/device/model_step.py",
     "workers/device/process.py",

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from podembed.embedding.engine.engine import EngineSpec, Share
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
 from podembed.orchestrator.pod import FUNCTION_GRACE_S, Pod, PodLost
+from podembed.orchestrator.pod_engine import PodEngine
 from podembed.workers.liveness.process_statistics import ProcessStatistics
 from podembed.workers.liveness.progress import Phase, Progress
 from podembed.workers.liveness.worker import Worker
@@ -130,6 +132,76 @@ def test_a_function_that_does_not_end_in_time_names_who_is_in_it() -> None:
     pod, _ = pod_of(script)
     with pytest.raises(PodLost, match="device 1 hung: nothing finished for .* s; it is in user function for 100 s"):
         run(pod, timeout_s=100.0)
+
+
+def tell(pod: Pod) -> None:
+    """As `PodEngine.enqueue` where hosts are known to have room."""
+    pod.tell_hosts("enqueue", lambda at, host: host.handle.call("enqueue"))
+
+
+def of_enqueue(answer: Any) -> Callable[[Worker, str], Any]:
+    """A script in which hosts answer `enqueue` so; a callable gets the host."""
+    return lambda worker, method: (answer(worker) if callable(answer) else answer) if method == "enqueue" else None
+
+
+def test_what_hosts_are_told_is_waited_for_by_the_next_call() -> None:
+    ends_s = float("inf")
+    pod, backend = pod_of(of_enqueue(lambda worker: "done" if backend.clock.now_s >= ends_s else NEVER))
+    tell(pod)
+    began_s = backend.clock.now_s
+    ends_s = began_s + 1.0
+    assert run(pod) == ["mine", "mine"]
+    assert 1.0 <= backend.clock.now_s - began_s < 1.5
+    pod.close()
+
+
+@pytest.mark.parametrize("following", [run, lambda pod: pod.ask_hosts(lambda at, host: host.num_steps()), Pod.close])
+def test_what_it_raises_is_raised_by_the_next_call_at_the_latest(following: Callable[[Pod], Any]) -> None:
+    def script(worker: Worker, method: str) -> Any:
+        if method == "enqueue":
+            return failed(worker, KeyError(worker.number))
+        return failed(worker, RuntimeError("an echo")) if method == "run_function" else None
+
+    pod, backend = pod_of(script)
+    tell(pod)
+    with pytest.raises(KeyError) as raised:
+        following(pod)
+    assert raised.value.args == (0,)
+    assert "raised by enqueue, before this call" in raised.value.__notes__[0]
+    assert "num_steps" not in [method for _, method, _ in backend.asked], "asked after a call that had failed"
+    # It is raised once.
+    if following is not Pod.close:
+        assert pod.ask_hosts(lambda at, host: host.metrics()) == ["mine", "mine"]
+    pod.close()
+    assert backend.num_stops == 1
+
+
+def test_a_host_that_dies_meanwhile_is_named_by_the_next_call() -> None:
+    gone = Failure(worker=HOST_1, kind=FailureKind.DIED, message="gone")
+
+    def script(worker: Worker, method: str) -> Any:
+        if method == "run_function":
+            return NEVER
+        return of_enqueue(lambda worker: gone if worker == HOST_1 else NEVER)(worker, method)
+
+    pod, backend = pod_of(script)
+    tell(pod)
+    with pytest.raises(PodLost, match=r"lost its tables: host 1 died: gone\."):
+        run(pod)
+    assert backend.num_stops == 1
+
+
+def test_hosts_are_told_of_a_batch_only_if_they_have_room() -> None:
+    pod, backend = pod_of(of_enqueue(NEVER))
+    spec = EngineSpec(tables=(), features=(), quantization=(), is_pipelined=False)
+    engine = PodEngine(pod, spec, restore_from=None)
+    share = Share(features=(), is_training=True)
+    engine.has_room = True
+    began_s = backend.clock.now_s
+    engine.enqueue([share, share])
+    assert (backend.clock.now_s, engine.num_enqueued, engine.has_room) == (began_s, 1, False)
+    with pytest.raises(PodLost, match="nothing finished"):
+        engine.enqueue([share, share])
 
 
 def test_a_start_that_fails_leaves_nothing() -> None:

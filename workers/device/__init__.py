@@ -2,5 +2,6 @@
 
 It holds no table rows, so a gang that aborts loses none. The rows lie with the process of `workers.host`.
 
-Read `model_step.py` first, then `process.py`; `shared_memory.py` is the way between the two processes.
+Read `model_step.py` first, then `process.py`. `shared_memory.py` is the way between the two processes, and `doorway.py`
+the door to it.
 """

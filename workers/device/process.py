@@ -22,9 +22,10 @@ from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
 from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.gang import join_gang, leave_gang
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
-from podembed.workers.device.shared_memory import ChannelEnd, ChannelError, Invitation
+from podembed.workers.device.shared_memory import ChannelEnd, Invitation
 from podembed.workers.faults.inject import FaultPlan, FaultPoints
 from podembed.workers.faults.storage import with_faults
 from podembed.workers.job.reference import AnyJob, JobReference

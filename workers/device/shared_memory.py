@@ -1,19 +1,16 @@
 """Hands batches, activations and gradients between the two processes of a host, without copies and without pickling.
 
-The host process creates anonymous memory and serves it on an abstract Unix socket. The device process of the same host
-connects, is checked by user id, generation and a secret, and receives the memory's file descriptor. Large arrays stay
-in that memory; the socket carries 40-byte records that say what is ready. Neither the memory nor the socket has a name
-in a file system. So nothing is left behind when both processes are killed. Each sees the death of the other at once, as
-end of file.
+The host process creates anonymous memory and serves it behind a door (`workers.device.doorway`). The device process of
+the same host comes in and receives the memory's file descriptor. Large arrays stay in that memory; the socket carries
+40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system. So nothing is
+left behind when both processes are killed. Each sees the death of the other at once, as end of file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import mmap
 import os
-import secrets
 import select
 import socket
 import struct
@@ -25,9 +22,9 @@ from enum import IntEnum
 import numpy as np
 
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
+from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 
 _RECORD = struct.Struct("<qqqdd")
-_HELLO = struct.Struct("<q32s")
 
 
 class RecordKind(IntEnum):
@@ -50,18 +47,6 @@ class Record:
     buffer: int = 0
     weight_sum: float = 0.0
     loss: float = 0.0
-
-
-class ChannelError(RuntimeError):
-    """The other process of this host cannot be reached any more."""
-
-
-class ChannelLost(ChannelError):
-    """The other process closed its end, in most cases because it died."""
-
-
-class ChannelTimeout(ChannelError):
-    """The other process did not answer within the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +206,8 @@ class ChannelServer:
 
     def __init__(self, layout: ChannelLayout, *, generation: int) -> None:
         self._layout = layout
-        self._generation = generation
-        self._secret = secrets.token_bytes(32)
+        self._door = Doorway(generation=generation)
         self._descriptor: int | None = None
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._name = f"\0podembed-{os.getpid()}-{secrets.token_hex(8)}"
-        self._listener.bind(self._name)
-        self._listener.listen(4)
 
     @property
     def descriptor(self) -> int:
@@ -245,7 +225,8 @@ class ChannelServer:
     @property
     def invitation(self) -> Invitation:
         """What the device process needs to connect; passed on by the driver."""
-        return Invitation(address=self._name, secret=self._secret, generation=self._generation, layout=self._layout)
+        key = self._door.key
+        return Invitation(address=key.address, secret=key.secret, generation=key.generation, layout=self._layout)
 
     def accept(self, *, timeout_s: float, keep_waiting: Callable[[], None] | None = None) -> ChannelEnd:
         """Waits for the device process and gives it the memory.
@@ -257,36 +238,10 @@ class ChannelServer:
           ChannelTimeout: no process with the right secret connected in time.
           ChannelLost: it connected and died.
         """
-        deadline = time.monotonic() + timeout_s
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                self._listener.settimeout(min(left, 0.1))
-                try:
-                    peer, _ = self._listener.accept()
-                except TimeoutError:
-                    if keep_waiting is not None:
-                        keep_waiting()
-                    continue
-                if self._is_invited(peer, deadline):
-                    return self._pass_memory(peer)
-                peer.close()
+            return self._pass_memory(self._door.admit(timeout_s=timeout_s, keep_waiting=keep_waiting))
         finally:
-            self._listener.close()
-        raise ChannelTimeout(f"No device process connected within {timeout_s:.0f} s. See the device actor's log.")
-
-    def _is_invited(self, peer: socket.socket, deadline: float) -> bool:
-        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
-            return False
-        peer.settimeout(max(0.01, min(5.0, deadline - time.monotonic())))
-        try:
-            hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
-        except OSError:
-            return False
-        if len(hello) != _HELLO.size:
-            return False
-        generation, secret = _HELLO.unpack(hello)
-        return generation == self._generation and hmac.compare_digest(secret, self._secret)
+            self._door.close()
 
     def _pass_memory(self, peer: socket.socket) -> ChannelEnd:
         descriptor = os.memfd_create("podembed-channel", os.MFD_CLOEXEC)
@@ -305,17 +260,14 @@ class ChannelServer:
         return ChannelEnd(self._layout, self._layout.views(memory), peer, memory, "device")
 
     def close(self) -> None:
-        self._listener.close()
+        self._door.close()
         self.close_descriptor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
-    """Address and secret with which a device process joins its host."""
+class Invitation(DoorKey):
+    """Address and secret with which a device process joins its host, and what lies in the memory that it gets."""
 
-    address: str
-    secret: bytes
-    generation: int
     layout: ChannelLayout
 
     def connect(self, *, timeout_s: float) -> ChannelEnd:
@@ -325,11 +277,8 @@ class Invitation:
           ChannelLost: the host is gone or refused us.
           ChannelTimeout: it did not answer within `timeout_s`.
         """
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.settimeout(timeout_s)
+        link = self.enter(timeout_s=timeout_s)
         try:
-            link.connect(self.address)
-            link.sendall(_HELLO.pack(self.generation, self.secret))
             answer, descriptors, _, _ = socket.recv_fds(link, 1, 1)
         except TimeoutError as error:
             link.close()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from podembed.workers.checkpoint.shard import ShardReceipt, TableFiles
-from podembed.workers.device.shared_memory import ChannelError
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.generation import Generation
 from podembed.workers.host.shard import Survivor
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples

@@ -1,28 +1,41 @@
-"""The Ray actors of the step-by-step mode: `StepwiseHost` and `StepwiseDevice`, and the calls from a device actor to
-its host actor.
+"""The Ray actors of the step-by-step mode: `StepwiseHost` and `StepwiseDevice`, and how functions and values travel
+between processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate
+from typing import Any
 
 import ray
 import ray.cloudpickle as ray_pickle
-import ray.exceptions
 
 from podembed.workers.actors import Actor
-from podembed.workers.liveness.carried_error import original
-from podembed.workers.stepwise.device import Answer, Arguments, StepwiseDevice
+from podembed.workers.stepwise.device import StepwiseDevice
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
+
+
+class RayPacking:
+    """Values of the calls between the two processes of a host, in the form in which Ray sends them."""
+
+    def pack(self, value: Any) -> bytes:
+        return ray_pickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
+
+    def unpack(self, content: bytes | bytearray) -> Any:
+        return ray_pickle.loads(content)
 
 
 class _StepwiseHostActor(Actor):
     """One host of a strategy: its shard of the tables."""
 
     def __init__(self) -> None:
-        super().__init__(StepwiseHost)
+        super().__init__(lambda: StepwiseHost(RayPacking()))
+
+    def run(self, method: str, *arguments: Any) -> Any:
+        """A call of the driver, in its turn: the device process has calls of its own."""
+        with self._worker.turns.one():
+            return super().run(method, *arguments)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
@@ -46,44 +59,11 @@ class PackedFunction:
         return ray_pickle.loads(self.content)(*arguments, **named)
 
 
-@dataclass(frozen=True, slots=True)
-class ActorLink:
-    """Calls of a device actor to the host actor beside it."""
-
-    actor: Any
-    timeout_s: float
-
-    def call(
-        self,
-        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Answer:
-        return self.begin(method, *arguments, **unused)()
-
-    def begin(
-        self,
-        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Callable[[], Answer]:
-        reference = self.actor.run.remote(method.__name__, *arguments)
-
-        def answer() -> Answer:
-            try:
-                return ray.get(reference, timeout=self.timeout_s)
-            except ray.exceptions.RayTaskError as error:
-                # As the host raised it, so that it has the same type with and without Ray.
-                raise original(error.cause) if isinstance(error.cause, Exception) else error from error
-
-        return answer
-
-
 class _StepwiseDeviceActor(Actor):
     """One host's member of the JAX gang; runs the functions of a strategy."""
 
     def __init__(self) -> None:
-        super().__init__(StepwiseDevice)
+        super().__init__(lambda: StepwiseDevice(RayPacking()))
 
 
 # Ray's annotations do not know the options of `remote` in this form.

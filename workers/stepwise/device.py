@@ -1,5 +1,5 @@
 """The device process of a host in the step-by-step mode: it runs the functions of the user. They reach the tables
-through the host process beside it.
+through the host process beside it, over a line of their own (`workers.stepwise.line`).
 
 Plain classes; `workers.stepwise.actors` wraps them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -18,41 +18,49 @@ from podembed.embedding.replicas.replica_context import ReplicaContext, in_repli
 from podembed.embedding.table.table_storage import WrittenTables
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.host import StepwiseHost
-from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues, ValueMemory
+from podembed.workers.stepwise.host import EnginePlace, StepwiseHost
+from podembed.workers.stepwise.line import Answered, LineEnd, Packing
+from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
 class HostLink(Protocol):
-    """How a device process calls its host process."""
+    """How a device process calls its host process: `workers.stepwise.line.LineEnd`."""
 
-    def call(
-        self,
-        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Answer:
-        """Calls a method of the host; raises what it raised."""
-        ...
+    def begin(self, after: int, method: Callable[..., Any], *arguments: Any) -> Callable[[], Answered]:
+        """Calls a method of the host, without waiting. Returns a function that waits for the answer, and raises what
+        the host raised.
 
-    def begin(
-        self,
-        method: Callable[Concatenate[StepwiseHost, Arguments], Answer],
-        *arguments: Arguments.args,
-        **unused: Arguments.kwargs,
-    ) -> Callable[[], Answer]:
-        """The same without waiting. Returns a function that waits for the answer."""
+        Args:
+          after: number of the last `enqueue` of the driver that must have ended before.
+        """
         ...
 
 
-class _TrackedLink:
-    """A link whose device process says that it waits for its host."""
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a function of the user returned.
 
-    def __init__(self, link: HostLink, tracker: Tracker) -> None:
-        self._link = link
-        self._tracker = tracker
+    Attributes:
+      has_room: whether the host would accept another batch after it; None if the function did not call the host.
+    """
+
+    value: Any
+    has_room: bool | None
+
+
+class HostCalls:
+    """Calls to the host with their types. Says meanwhile that this process waits for its host. Mutable.
+
+    Attributes:
+      has_room: as of `Ran`.
+    """
+
+    def __init__(self, link: HostLink, tracker: Tracker, after: int) -> None:
+        self._link, self._tracker, self._after = link, tracker, after
+        self.has_room: bool | None = None
 
     def call(
         self,
@@ -68,11 +76,15 @@ class _TrackedLink:
         *arguments: Arguments.args,
         **unused: Arguments.kwargs,
     ) -> Callable[[], Answer]:
-        answer = self._link.begin(method, *arguments, **unused)
+        answer = self._link.begin(self._after, method, *arguments, **unused)
+        # Until the host has said so.
+        self.has_room = False
 
         def wait() -> Answer:
             with self._tracker.phase(Phase.WAIT_FOR_HOST):
-                return answer()
+                found = answer()
+            self.has_room = found.has_room
+            return found.value
 
         return wait
 
@@ -86,9 +98,9 @@ class ReplicaEngine:
 
     num_shares = 1
 
-    def __init__(self, spec: EngineSpec, link: HostLink, values: DeviceValues | None = None) -> None:
+    def __init__(self, spec: EngineSpec, host: HostCalls, values: DeviceValues | None = None) -> None:
         self.spec = spec
-        self._link = link
+        self._host = host
         self._values = values
         # What the last dequeue said, as long as no other process can have given gradients in between.
         self._dequeued: tuple[Placed, str | None] | None = None
@@ -107,7 +119,7 @@ class ReplicaEngine:
         **unused: Arguments.kwargs,
     ) -> Answer:
         self.finish()
-        return self._link.call(method, *arguments, **unused)
+        return self._host.call(method, *arguments, **unused)
 
     def enqueue(self, shares: Sequence[Share]) -> None:
         (share,) = shares
@@ -137,7 +149,7 @@ class ReplicaEngine:
         elif dequeued == (replace(placed, slot_of_gradients=slot), name):
             # The host has said that it waits for just these, so it refuses nothing.
             self.finish()
-            self._update = self._link.begin(StepwiseHost.apply_placed, placed, rates, name)
+            self._update = self._host.begin(StepwiseHost.apply_placed, placed, rates, name)
         else:
             self._call(StepwiseHost.apply_placed, placed, rates, name)
 
@@ -184,11 +196,16 @@ class StepwiseDevice:
     thread works; `status` may be called from another one.
 
     JAX is imported when the gang is joined, so that an actor's environment is complete before JAX reads it.
+
+    Args:
+      packing: of the calls to its host process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
         self._state: dict[str, Any] = {}
-        self._attached: Callable[[], ReplicaEngine] | None = None
+        self._line: LineEnd | None = None
+        self._attached: Callable[[HostCalls], ReplicaEngine] | None = None
         self._tracker = Tracker()
         self._is_in_gang = False
 
@@ -207,23 +224,52 @@ class StepwiseDevice:
         self._host, self._num_hosts = host, num_hosts
         self._is_in_gang = True
 
-    def attach(self, spec: EngineSpec, link: HostLink, place: ValueMemory | None = None) -> None:
+    def attach(self, spec: EngineSpec, place: EnginePlace, timeout_s: float) -> None:
         """Takes the engine that functions find from now on.
 
         Args:
-          place: where the host leaves values; None if they travel in the calls.
+          timeout_s: longest wait for an answer of the host process.
+
+        Raises:
+          ChannelError: the host process is gone or silent.
         """
-        values = None if place is None else SharedValues.open(place)
+        self.detach()
+        self._line = line = LineEnd(place.door, self._packing, timeout_s=timeout_s)
+        self.attach_to(spec, line, SharedValues.open(place.memory))
+
+    def attach_to(self, spec: EngineSpec, link: HostLink, values: SharedValues | None) -> None:
+        """The same over a given link; without memory, values travel in the calls."""
         own_values = None if values is None else DeviceValues(values)
-        self._attached = lambda: ReplicaEngine(spec, _TrackedLink(link, self._tracker), own_values)
+        self._link = link
+        self._attached = lambda host: ReplicaEngine(spec, host, own_values)
 
     def detach(self) -> None:
         """From now on functions find no engine."""
         self._attached = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
-    def run_function(self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Calls `function` as this host's replica. Returns what it returns."""
-        engine = None if self._attached is None else self._attached()
+    def run_function(
+        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int = 0
+    ) -> Ran:
+        """Calls `function` as this host's replica.
+
+        Args:
+          after: number of the last `enqueue` of the driver that must have ended before the host answers this function.
+        """
+        if self._attached is None:
+            return Ran(self._run(function, arguments, keywords, None), None)
+        host = HostCalls(self._link, self._tracker, after)
+        return Ran(self._run(function, arguments, keywords, self._attached(host)), host.has_room)
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        engine: ReplicaEngine | None,
+    ) -> Any:
         context = ReplicaContext(self._host, self._num_hosts, engine, self._state)
         with self._tracker.phase(Phase.USER_FUNCTION), in_replica(context):
             try:
@@ -244,6 +290,7 @@ class StepwiseDevice:
 
     def close(self) -> None:
         """Leaves the gang. All members must leave within its deadline."""
+        self.detach()
         if self._is_in_gang:
             from podembed.workers.device.gang import leave_gang
 

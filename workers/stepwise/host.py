@@ -2,8 +2,8 @@
 
 In a run, hosts get windows of steps and read their own input (`workers.host.host`). Here ids come from outside,
 from the driver or from the function that a strategy runs on the device process of the host. Either way all hosts get
-the same calls in the same order, and the exchange between them is the barrier. Plain classes; `workers.stepwise.actors`
-wraps them.
+the same calls in the same order, and the exchange between them is the barrier. The device process beside a host calls
+it over a line of their own (`workers.stepwise.line`). Plain classes; `workers.stepwise.actors` wraps them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +21,14 @@ from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
+from podembed.workers.device.doorway import DoorKey
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
+from podembed.workers.stepwise.line import Answered, Line, Packing, Turns
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
 from podembed.workers.stepwise.shared_values import Placed, SharedValues, ValueMemory
 
@@ -51,6 +54,19 @@ class StepwiseSpec:
     bind_address: str
     step_timeout_s: float
     shares_memory: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlace:
+    """How the device process of a host reaches its engine.
+
+    Attributes:
+      memory: where the two leave values for each other.
+      door: of the line for calls.
+    """
+
+    memory: ValueMemory
+    door: DoorKey
 
 
 class _PlacedMemory:
@@ -81,9 +97,20 @@ class _PlacedMemory:
 
 
 class StepwiseHost:
-    """One host of a strategy. One thread works; `status` may be called from another one."""
+    """One host of a strategy. Calls of the driver and those of the device process come from two threads and take turns;
+    `status` may be called from a third.
 
-    def __init__(self) -> None:
+    Args:
+      packing: of the calls of its device process.
+
+    Attributes:
+      turns: to be taken around every call of the driver but `status`.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        self.turns = Turns()
+        self._packing = packing
+        self._line: Line | None = None
         self._mesh: Mesh | None = None
         self._engine: HostEngine | None = None
         self._values: SharedValues | None = None
@@ -115,11 +142,11 @@ class StepwiseHost:
             raise RuntimeError("connect was called before start. Expected start first.")
         self._mesh.connect(addresses, timeout_s=timeout_s)
 
-    def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> ValueMemory:
+    def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> EnginePlace:
         """Compiles the kernels and allocates this host's shard, with first values or those of a saved embedding.
 
         Returns:
-          Where this host and its device process leave values for each other.
+          How this host's device process reaches it.
         """
         if self._mesh is None:
             raise RuntimeError("start_engine was called before start. Expected start and connect first.")
@@ -130,7 +157,7 @@ class StepwiseHost:
         own = self._spec
         lookups = spec.lookups(placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots)
         exchange = MeshExchange(self._mesh, lookups, timeout_s=self._spec.step_timeout_s)
-        self._close_values()
+        self._close_ways()
         self._values = values = SharedValues.create(lookups.layout, num_slots=num_slots)
         self._memory, self._lookups = _PlacedMemory(values), lookups
         self._engine = HostEngine(spec, LookupSteps(lookups, exchange, phase=self._phase), self._memory)
@@ -138,7 +165,8 @@ class StepwiseHost:
             self._engine.initialize()
         else:
             self.restore(restore_from)
-        return values.place
+        self._line = Line(self.answer, self._packing)
+        return EnginePlace(memory=values.place, door=self._line.key)
 
     def share_memory(self) -> tuple[int, ...]:
         """Finds the hosts on this machine; from now on lookups work in each other's memory. After `start_engine` of all
@@ -158,7 +186,11 @@ class StepwiseHost:
         self._memory.is_read_by_others = bool(found)
         return tuple(sorted(found))
 
-    def _close_values(self) -> None:
+    def _close_ways(self) -> None:
+        """The device process reaches nothing any more."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
         if self._values is not None:
             self._values.close_descriptor()
             self._values = None
@@ -172,11 +204,33 @@ class StepwiseHost:
     def stop_engine(self) -> None:
         """Frees the shard."""
         self._engine = None
-        self._close_values()
+        self._close_ways()
 
-    def enqueue(self, share: Share) -> None:
-        """As `Engine.enqueue`, for this host's share."""
-        self._running.enqueue(share)
+    def answer(self, after: int, method: str, arguments: Sequence[Any]) -> Answered:
+        """A call of the device process, in its turn.
+
+        Args:
+          after: number of the last `enqueue` of the driver that must have ended before.
+
+        Raises:
+          ChannelTimeout: that one has not ended in time.
+          Exception: what the method raised.
+        """
+        self.turns.wait_for(after, timeout_s=self._spec.step_timeout_s)
+        with self.turns.one():
+            value = getattr(self, method)(*arguments)
+            return Answered(value, self._running.has_room)
+
+    def enqueue(self, share: Share, number: int = 0) -> None:
+        """As `Engine.enqueue`, for this host's share.
+
+        Args:
+          number: of the driver's enqueues, from 1, for `answer`; 0 for those of the device process.
+        """
+        try:
+            self._running.enqueue(share)
+        finally:
+            self.turns.end(number)
 
     def dequeue(self, name: str | None) -> list[np.ndarray]:
         """This host's activations, one array per feature."""
@@ -250,7 +304,7 @@ class StepwiseHost:
     def close(self) -> None:
         """Frees sockets and tables. Safe to call twice."""
         self._engine = None
-        self._close_values()
+        self._close_ways()
         if self._mesh is not None:
             self._mesh.close()
 

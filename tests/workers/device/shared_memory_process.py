@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.shared_memory import (
     ChannelEnd,
-    ChannelError,
     ChannelLayout,
     Invitation,
     Record,

@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.shared_memory import (
     ChannelEnd,
-    ChannelError,
     ChannelLayout,
     ChannelLost,
     ChannelServer,

@@ -27,8 +27,8 @@ from podembed.workers.checkpoint.files import assemble_table
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.checkpoint.shard import CheckpointMismatch, table_plan
 from podembed.workers.data.errors import InputError
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.shared_memory import (
-    ChannelError,
     ChannelLost,
     ChannelTimeout,
     Invitation,

@@ -19,7 +19,7 @@ import pytest
 
 from podembed.embedding.buckets import place, split_evenly
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.device.shared_memory import ChannelError
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.host.host import HostWorker
 from podembed.workers.host.moves import BucketExchange
 from podembed.workers.host.surviving_shard import Restored

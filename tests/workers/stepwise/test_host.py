@@ -23,13 +23,14 @@ from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.replicas.strategies import get_replica_context
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.liveness.progress import Phase
+from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.errors import MeshAborted, MeshError
 from podembed.workers.mesh.frames import Tag
-from podembed.workers.stepwise.device import ReplicaEngine, StepwiseDevice
+from podembed.workers.stepwise.device import HostCalls, Ran, ReplicaEngine, StepwiseDevice
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
 from podembed.workers.stepwise.shared_values import DeviceValues, SharedValues
+from tests.workers.stepwise.packing import PICKLED
 
 NUM_SAMPLES = 12
 
@@ -64,7 +65,7 @@ def batch(rng):
 def hosts(request):
     """Connected hosts, each to be called from its own thread."""
     num_hosts = getattr(request, "param", 2)
-    made = [StepwiseHost() for _ in range(num_hosts)]
+    made = [StepwiseHost(PICKLED) for _ in range(num_hosts)]
     addresses = [
         host.start(
             StepwiseSpec(
@@ -169,14 +170,14 @@ def train_in_turns(made, together, spec, *, shares_memory):
         assert together(lambda at: made[at].share_memory()) == others
     for host in made:
         host._mesh.begin = counted(host._mesh, sent)
-    values = [DeviceValues(SharedValues.open(place)) for place in places]
+    values = [DeviceValues(SharedValues.open(place.memory)) for place in places]
     rng, seen = np.random.default_rng(0), []
     for step, size in enumerate((NUM_SAMPLES, NUM_SAMPLES + 1, NUM_SAMPLES, NUM_SAMPLES, 5, NUM_SAMPLES, NUM_SAMPLES)):
         whole = [bags_of(rng, spec.tables[feature.table].num_rows, size) for feature in spec.features]
         shares = [split_bags(bags, size, len(made)) for bags in whole]
 
         def one(at, shares=shares, step=step):
-            engine = ReplicaEngine(spec, DirectLink(made[at]), values[at])
+            engine = ReplicaEngine(spec, calls_of(made[at]), values[at])
             own = tuple(bags[at] for bags in shares)
             engine.enqueue([Share(features=own, is_training=True)])
             (found,) = engine.dequeue(None)
@@ -184,7 +185,7 @@ def train_in_turns(made, together, spec, *, shares_memory):
             if step % 3 == 1:
                 made[at].apply_gradients(gradients[0], [0.1, 0.2, 0.3], None)
             elif step % 3 == 2:
-                ReplicaEngine(spec, DirectLink(made[at]), values[at]).apply_gradients(gradients, [0.1, 0.2, 0.3], None)
+                ReplicaEngine(spec, calls_of(made[at]), values[at]).apply_gradients(gradients, [0.1, 0.2, 0.3], None)
             else:
                 engine.apply_gradients(gradients, [0.1, 0.2, 0.3], None)
             engine.finish()
@@ -291,11 +292,12 @@ class DirectLink:
     def __init__(self, host):
         self.host = host
 
-    def call(self, method, *arguments):
-        return self.begin(method, *arguments)()
+    def begin(self, after, method, *arguments):
+        return lambda: self.host.answer(after, method.__name__, arguments)
 
-    def begin(self, method, *arguments):
-        return lambda: method(self.host, *arguments)
+
+def calls_of(host):
+    return HostCalls(DirectLink(host), Tracker(), 0)
 
 
 @pytest.mark.parametrize("hosts", [1], indirect=True)
@@ -303,7 +305,7 @@ def test_a_device_runs_functions_with_the_engine_of_its_host(hosts):
     made, together = hosts
     spec = engine_spec()
     start_engines(made, together, spec)
-    device = StepwiseDevice()
+    device = StepwiseDevice(PICKLED)
     device.join("unused by a gang of one", 1, 0, 5.0)
     features = tuple(batch(np.random.default_rng(0)))
 
@@ -311,8 +313,8 @@ def test_a_device_runs_functions_with_the_engine_of_its_host(hosts):
     assert (device.status().phase, device.status().waits_for) == (Phase.BETWEEN, ())
 
     class TellingLink(DirectLink):
-        def begin(self, method, *arguments):
-            answer = super().begin(method, *arguments)
+        def begin(self, after, method, *arguments):
+            answer = super().begin(after, method, *arguments)
 
             def telling():
                 said.append(device.status())
@@ -330,22 +332,22 @@ def test_a_device_runs_functions_with_the_engine_of_its_host(hosts):
         context.state["calls"] = context.state.get("calls", 0) + 1
         return context.replica_id_in_sync_group, context.num_replicas_in_sync, context.state["calls"]
 
-    device.attach(spec, TellingLink(made[0]))
-    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == (0, 1, 1)
+    device.attach_to(spec, TellingLink(made[0]), None)
+    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == Ran((0, 1, 1), has_room=True)
     assert {(one.phase, one.waits_for) for one in said} == {
         (Phase.USER_FUNCTION, ()),
         (Phase.WAIT_FOR_HOST, (Worker("host", 0),)),
     }
-    device.attach(spec, DirectLink(made[0]))
-    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == (0, 1, 2)
+    device.attach_to(spec, DirectLink(made[0]), None)
+    assert device.run_function(step, (np.float32(0.5),), {"name": "n"}) == Ran((0, 1, 2), has_room=True)
     assert get_replica_context() is None
     assert made[0].metrics().learning_rates == (1.1, 1.1, 1.1)
-    engine = ReplicaEngine(spec, DirectLink(made[0]))
+    engine = ReplicaEngine(spec, calls_of(made[0]))
     for call in (engine.read_tables, lambda: engine.save("x"), lambda: engine.restore("x"), engine.close):
         with pytest.raises(RuntimeError, match="Expected a call on the driver"):
             call()
     device.detach()
-    assert device.run_function(lambda: get_replica_context().engine, (), {}) is None
+    assert device.run_function(lambda: get_replica_context().engine, (), {}) == Ran(None, has_room=None)
     device.close()
 
 
@@ -356,9 +358,9 @@ class SlowLink(DirectLink):
         super().__init__(host)
         self.log = []
 
-    def begin(self, method, *arguments):
+    def begin(self, after, method, *arguments):
         self.log.append(f"begin {method.__name__}")
-        answer = super().begin(method, *arguments)
+        answer = super().begin(after, method, *arguments)
 
         def wait():
             self.log.append(f"wait {method.__name__}")
@@ -372,9 +374,9 @@ def test_a_function_goes_on_beside_an_update_that_cannot_be_refused(hosts):
     made, together = hosts
     spec = sized_spec(is_pipelined=False)
     (place,) = start_engines(made, together, spec)
-    device, link = StepwiseDevice(), SlowLink(made[0])
+    device, link = StepwiseDevice(PICKLED), SlowLink(made[0])
     device.join("unused by a gang of one", 1, 0, 5.0)
-    device.attach(spec, link, place)
+    device.attach_to(spec, link, SharedValues.open(place.memory))
     rng = np.random.default_rng(0)
     own = tuple(bags_of(rng, spec.tables[feature.table].num_rows, NUM_SAMPLES) for feature in spec.features)
 
@@ -405,9 +407,9 @@ def test_an_update_that_fails_fails_the_function(hosts):
     made, together = hosts
     spec = sized_spec(is_pipelined=False)
     (place,) = start_engines(made, together, spec)
-    device = StepwiseDevice()
+    device = StepwiseDevice(PICKLED)
     device.join("unused by a gang of one", 1, 0, 5.0)
-    device.attach(spec, DirectLink(made[0]), place)
+    device.attach_to(spec, DirectLink(made[0]), SharedValues.open(place.memory))
     own = tuple(bags_of(np.random.default_rng(0), 30, NUM_SAMPLES) for _ in spec.features)
 
     def step(error):
@@ -427,7 +429,7 @@ def test_an_update_that_fails_fails_the_function(hosts):
 
 
 def test_hosts_without_an_engine_say_so():
-    host = StepwiseHost()
+    host = StepwiseHost(PICKLED)
     with pytest.raises(RuntimeError, match="no engine"):
         host.drain()
     with pytest.raises(RuntimeError, match="before start"):

@@ -1,0 +1,210 @@
+"""The line between the two processes of a host in the step-by-step mode: calls of the device process to its host.
+
+A step makes several such calls, so they go over a Unix socket of their own. A thread of the host process answers them,
+one after another, from the time that `Line` is made until `close`. The working thread of the actor takes the calls of
+the driver beside it. `Turns` keeps the two apart: one of them works at a time. A device's call also names the last call
+of the driver that must have ended before it, since the driver does not wait for all of its calls.
+
+How values become bytes is not known here (`Packing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
+from podembed.workers.liveness.carried_error import carried, original
+
+_SIZE = struct.Struct("<q")
+
+
+class Packing(Protocol):
+    """How values travel between the two processes."""
+
+    def pack(self, value: Any) -> bytes: ...
+
+    def unpack(self, content: bytes | bytearray) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a call of a device returned.
+
+    Attributes:
+      has_room: whether the host would accept another batch now.
+    """
+
+    value: Any
+    has_room: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a call of a device raised, and where."""
+
+    error: Exception
+    report: str
+
+
+class HostReport(Exception):
+    """Where in the host process an error was raised."""
+
+
+class Turns:
+    """Who may work in a host. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._ended = threading.Condition()
+        self._number = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Nobody else works meanwhile."""
+        with self._turn:
+            yield
+
+    def end(self, number: int) -> None:
+        """The driver's call of that number has ended, well or not."""
+        with self._ended:
+            self._number = max(self._number, number)
+            self._ended.notify_all()
+
+    def wait_for(self, number: int, *, timeout_s: float) -> None:
+        """Waits until the driver's call of that number has ended.
+
+        Raises:
+          ChannelTimeout: it has not in time.
+        """
+        with self._ended:
+            if not self._ended.wait_for(lambda: self._number >= number, timeout_s):
+                raise ChannelTimeout(
+                    f"The batch that the driver enqueued did not come to an end for {timeout_s:.0f} s. Expected its "
+                    "lookup before it is dequeued. The driver's next call says what became of it."
+                )
+
+
+class Line:
+    """The host's side. Its thread lives until `close`, and no longer than the process.
+
+    Args:
+      answer: called with what must have ended before, the name of the method and its arguments.
+    """
+
+    def __init__(self, answer: Callable[[int, str, Sequence[Any]], Answered], packing: Packing) -> None:
+        self._answer = answer
+        self._packing = packing
+        self._door = Doorway(generation=0)
+        self._link: socket.socket | None = None
+        threading.Thread(target=self._serve, name="calls of the device", daemon=True).start()
+
+    @property
+    def key(self) -> DoorKey:
+        """With which the device process comes in."""
+        return self._door.key
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                link = self._door.admit(timeout_s=None)
+            except OSError:
+                return  # the door was closed
+            # A device process may go at any time, and another one come.
+            with link, contextlib.suppress(OSError, ChannelLost):
+                link.settimeout(None)
+                self._link = link
+                while True:
+                    _send(link, self._packing.pack(self._answered(_receive(link))))
+
+    def _answered(self, asked: bytearray) -> Answered | _Raised:
+        try:
+            return self._answer(*self._packing.unpack(asked))
+        except Exception as error:
+            return _Raised(carried(error, self._copied), traceback.format_exc())
+
+    def _copied(self, value: Any) -> Any:
+        return self._packing.unpack(self._packing.pack(value))
+
+    def close(self) -> None:
+        """Hangs up. Safe to call twice."""
+        self._door.close()
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+
+
+class LineEnd:
+    """The device's side. A call is waited for before the next one begins. Mutable.
+
+    Args:
+      timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, key: DoorKey, packing: Packing, *, timeout_s: float) -> None:
+        self._packing = packing
+        self._timeout_s = timeout_s
+        self._link = key.enter(timeout_s=timeout_s)
+
+    def begin(self, after: int, method: Callable[..., Any], *arguments: Any) -> Callable[[], Answered]:
+        """Calls a method of the host, without waiting. Returns a function that waits for the answer, and raises what
+        the host raised.
+
+        Args:
+          after: the last call of the driver that must have ended before.
+
+        Raises:
+          ChannelError: the host is gone or silent. The line is of no use afterwards.
+        """
+        self._guarded(lambda: _send(self._link, self._packing.pack((after, method.__name__, arguments))))
+        return self._wait
+
+    def _wait(self) -> Answered:
+        found = self._packing.unpack(self._guarded(lambda: _receive(self._link)))
+        if isinstance(found, _Raised):
+            raise original(found.error) from HostReport(found.report)
+        return found
+
+    def _guarded(self, do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except TimeoutError as error:
+            # An answer that comes late must not be taken for that of another call.
+            self.close()
+            raise ChannelTimeout(
+                f"The host process of this device did not answer for {self._timeout_s:.0f} s. See its log."
+            ) from error
+        except OSError as error:
+            self.close()
+            raise ChannelLost(f"The host process of this device is gone ({error}). See its log.") from error
+
+    def close(self) -> None:
+        """Hangs up. Safe to call twice."""
+        self._link.close()
+
+
+def _send(link: socket.socket, content: bytes) -> None:
+    link.sendall(_SIZE.pack(len(content)) + content)
+
+
+def _receive(link: socket.socket) -> bytearray:
+    (size,) = _SIZE.unpack(_exactly(link, _SIZE.size))
+    return _exactly(link, size)
+
+
+def _exactly(link: socket.socket, size: int) -> bytearray:
+    found = bytearray(size)
+    rest = memoryview(found)
+    while rest:
+        count = link.recv_into(rest)
+        if not count:
+            raise ChannelLost("The other process of this host has hung up. Its log says why.")
+        rest = rest[count:]
+    return found
