@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.lookup.lookups import Lookups
@@ -119,35 +118,42 @@ class Share:
     altered_ids: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels as three arrays, since each array of a message has a cost of its own."""
+        """Travels as three arrays of the narrowest integers, since each array and each byte of a message has a cost."""
         weights = [bags.weights for bags in self.features if bags.weights is not None]
         return _share_of, (
-            _joined([bags.values for bags in self.features], np.int64),
-            _joined([bags.row_splits for bags in self.features], np.int64),
-            _joined(weights, np.float32),
+            _narrow([bags.values for bags in self.features]),
+            _narrow([np.diff(bags.row_splits) for bags in self.features]),
+            np.concatenate([np.empty(0, np.float32), *weights]),
             [(bags.num_samples, bags.num_ids, bags.weights is not None) for bags in self.features],
             (self.is_training, self.name, self.altered_ids),
         )
 
 
-def _joined(parts: Sequence[np.ndarray], dtype: DTypeLike) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+def _narrow(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Integers one after another, in the narrowest type that holds them all."""
+    whole = np.concatenate([np.empty(0, np.int64), *parts])
+    if not len(whole) or whole.min() < 0:
+        return whole
+    return whole.astype(np.min_scalar_type(whole.max()))
 
 
 def _share_of(
     values: np.ndarray,
-    splits: np.ndarray,
+    lengths: np.ndarray,
     weights: np.ndarray,
     sizes: Sequence[tuple[int, int, bool]],
     rest: tuple[bool, str | None, tuple[int, ...]],
 ) -> Share:
-    """What `Share.__reduce__` took apart, as views of its arrays."""
-    features, id_at, split_at, weight_at = [], 0, 0, 0
+    """What `Share.__reduce__` took apart."""
+    features, id_at, bag_at, weight_at = [], 0, 0, 0
+    ids = values.astype(np.int64)
     for num_samples, num_ids, is_weighted in sizes:
         own = weights[weight_at : weight_at + num_ids] if is_weighted else None
         weight_at += num_ids if is_weighted else 0
-        features.append(Ragged(values[id_at : id_at + num_ids], splits[split_at : split_at + num_samples + 1], own))
-        id_at, split_at = id_at + num_ids, split_at + num_samples + 1
+        splits = np.zeros(num_samples + 1, np.int64)
+        np.cumsum(lengths[bag_at : bag_at + num_samples], out=splits[1:])
+        features.append(Ragged(ids[id_at : id_at + num_ids], splits, own))
+        id_at, bag_at = id_at + num_ids, bag_at + num_samples
     is_training, name, altered_ids = rest
     return Share(features=tuple(features), is_training=is_training, name=name, altered_ids=altered_ids)
 

@@ -39,6 +39,17 @@ def test_a_share_travels_as_it_is():
     assert {one.values.dtype for one in found.features} == {np.dtype(np.int64)}
 
 
+@pytest.mark.parametrize(("largest", "num_bytes"), [(255, 1), (256, 2), (2**31, 4), (2**40, 8)])
+def test_ids_of_a_share_travel_in_as_few_bytes_as_they_need(largest, num_bytes):
+    ids = np.append(np.zeros(9_999, np.int64), largest)
+    share = Share(features=(Ragged(ids, np.arange(0, 10_001, 10)),), is_training=True)
+    # And a byte for the length of each bag.
+    assert len(pickle.dumps(share)) < num_bytes * 10_000 + 1_000 + 1_000
+    (found,) = copy.deepcopy(share).features
+    np.testing.assert_array_equal(found.values, ids)
+    np.testing.assert_array_equal(found.row_splits, np.arange(0, 10_001, 10))
+
+
 def test_what_replicas_get_packs_without_initializers():
     def first_values(shape, dtype=None):
         raise AssertionError
