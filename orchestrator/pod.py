@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import Failure, WorkerFailure, cause, is_host_fault, listed
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
 from podembed.orchestrator.group.backend import Backend, Call, HostHandles
@@ -27,6 +27,8 @@ Answer = TypeVar("Answer")
 
 FUNCTION_GRACE_S = 20.0
 LEAVE_S = 10.0
+# For Ray to say of a process whose connections are cut that it is gone.
+DEATH_S = 1.0
 
 
 class PodLost(RuntimeError):
@@ -193,7 +195,7 @@ class Pod:
         except WorkerFailure as failure:
             _, running = self._group.backend.settled([*told, *calls], timeout_s=0.0)
             if is_host_fault(failure.failures):
-                self._lose(cause(failure.failures))
+                self._lose(cause([*self._deaths(failure.failures), *failure.failures]))
                 raise self._loss() from failure
             if running:
                 self._lose(f"{cause(failure.failures)}, while {listed([call.worker for call in running])} went on")
@@ -203,6 +205,14 @@ class Pod:
             if first.worker in {call.worker for call in told}:
                 error.add_note(f"It was raised by {self._told_what}, before this call, which did not wait for its end.")
             raise error from (first.error and first.error.__cause__)
+
+    def _deaths(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Processes that are gone and were asked for nothing, where others only report that they miss somebody."""
+        if any(failure.kind is not FailureKind.PEER for failure in failures):
+            return []
+        calls = [WorkerCalls(handle).status() for pair in self.handles for handle in (pair.host, pair.device)]
+        found = answers_within(self._group.backend, calls, timeout_s=DEATH_S, clock=self._group.clock).values()
+        return [one for one in found if isinstance(one, Failure) and one.kind is FailureKind.DIED]
 
     def _lose(self, why: str) -> None:
         self._lost = why.rstrip(".")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
-from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure
+from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, is_host_fault
 from podembed.orchestrator.group.backend import Backend, Call, Handle, HostHandles, Locating
 from podembed.orchestrator.group.calls import LOOK_S, looks
 from podembed.orchestrator.group.waiting import charged
@@ -90,7 +90,9 @@ class ProcessGroup:
                 failed_at = failed_at or self.clock.monotonic_s()
                 # A death is the root; whoever else failed by now is its echo.
                 has_died = any(failure.kind is FailureKind.DIED for failure in failures)
-                limit_s = min(longest_grace_s, DEATH_GRACE_S) if has_died else longest_grace_s
+                # Where a process is lost, it does not matter how others go on.
+                patience_s = self.deadlines.grace_s if is_host_fault(failures) else longest_grace_s
+                limit_s = min(patience_s, DEATH_GRACE_S) if has_died else patience_s
                 if not running or self.clock.monotonic_s() - failed_at > limit_s:
                     raise WorkerFailure(charged(failures))
             else:

@@ -105,6 +105,26 @@ def test_a_process_that_is_gone_costs_the_tables_at_once_and_is_named(kind: Fail
         pod.ask_hosts(lambda at, host: host.num_steps())
 
 
+def test_a_host_that_dies_while_functions_run_is_named_though_only_its_device_misses_it() -> None:
+    dead: list[Worker] = []
+
+    def script(worker: Worker, method: str) -> Any:
+        if method == "control status" and worker in dead:
+            return Failure(worker=worker, kind=FailureKind.DIED, message="gone")
+        if method != "run_function":
+            return None
+        missed = Failure(worker=worker, kind=FailureKind.PEER, message="The host process is gone")
+        return missed if worker == DEVICE_1 else NEVER
+
+    pod, backend = pod_of(script)
+    dead.append(HOST_1)
+    began_s = backend.clock.now_s
+    with pytest.raises(PodLost, match=r"lost its tables: host 1 died: gone\."):
+        run(pod)
+    assert backend.clock.now_s - began_s < 3.0
+    assert backend.num_stops == 1
+
+
 @pytest.mark.parametrize("worker", [HOST_1, DEVICE_1], ids=str)
 @pytest.mark.parametrize("method", ["enqueue", "run_function"])
 def test_a_process_that_is_stopped_is_found_within_ten_seconds_and_named(worker: Worker, method: str) -> None:

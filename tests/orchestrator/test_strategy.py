@@ -273,6 +273,52 @@ def test_a_process_that_is_stopped_is_found_named_and_ended(ray_cluster, kind):
             embedding.dequeue()
 
 
+def test_a_host_that_is_lost_while_functions_run_is_named(ray_cluster):
+    config, _ = declared()
+    # So long is waited where the loss is not noticed.
+    with PodStrategy(num_hosts=2, step_timeout_s=600.0, run_timeout_s=600.0) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(config, 4, SGD(0.1))
+        _, process = ray.get(strategy._pod.handles[1].host.actor.identity.remote(), timeout=30.0)
+
+        def step(features):
+            if get_replica_context().replica_id_in_sync_group == 1:
+                os.kill(process, signal.SIGKILL)
+            embedding.enqueue(features)
+
+        with pytest.raises(PodLost, match="lost its tables: host 1 died"):
+            strategy.run(step, args=(strategy.split(batch(4)),))
+
+
+def test_the_driver_goes_on_beside_a_batch_that_hosts_have_room_for(ray_cluster):
+    config, table = declared()
+    alone = local(config, 4, SGD(0.5))
+    with PodStrategy(num_hosts=2, step_timeout_s=600.0) as strategy:
+        with strategy.scope():
+            embedding = TPUEmbedding(config, 4, SGD(0.5))
+
+        def step():
+            embedding.apply_gradients(embedding.dequeue())
+
+        for seed in range(4):
+            embedding.enqueue(batch(4, seed))
+            alone.enqueue(batch(4, seed))
+            alone.apply_gradients(alone.dequeue())
+            if seed == 2:
+                # One that nobody has room for is refused where it is made, and costs nothing.
+                with pytest.raises(RuntimeError, match="earlier batch is in flight"):
+                    embedding.enqueue(batch(4))
+            strategy.run(step)
+        rows = embedding.read_tables()[table]["rows"]
+        np.testing.assert_allclose(rows, alone.read_tables()[table]["rows"], rtol=1e-5, atol=1e-6)
+        processes = [pair.host.actor.identity.remote() for pair in strategy._pod.handles]
+        _, process = ray.get(processes, timeout=30.0)[1]
+        os.kill(process, signal.SIGSTOP)
+        embedding.enqueue(batch(4))
+        with pytest.raises(PodLost, match="host 1 hung: .*the process is frozen"):
+            strategy.run(step)
+
+
 def test_an_unbuilt_embedding_cannot_be_built_inside_a_function(make, strategy):
     config, _ = declared()
     embedding = make(config, optimizer=SGD(0.1))
