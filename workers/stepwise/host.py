@@ -165,6 +165,7 @@ class StepwiseHost:
             self._engine.initialize()
         else:
             self.restore(restore_from)
+        self.turns.begin_anew()
         self._line = Line(self.answer, self._packing)
         return EnginePlace(memory=values.place, door=self._line.key)
 

@@ -72,6 +72,11 @@ class Turns:
         with self._turn:
             yield
 
+    def begin_anew(self) -> None:
+        """The driver counts its calls from 1 again."""
+        with self._ended:
+            self._number = 0
+
     def end(self, number: int) -> None:
         """The driver's call of that number has ended, well or not."""
         with self._ended:

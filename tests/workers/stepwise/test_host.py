@@ -229,6 +229,33 @@ def test_hosts_that_share_memory_do_what_hosts_with_messages_do(hosts, is_pipeli
                 np.testing.assert_array_equal(array, same[bucket][name])
 
 
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_a_device_gets_the_batch_that_its_driver_did_not_wait_for(hosts):
+    (host,), together = hosts
+    spec = engine_spec()
+    share = Share(features=tuple(batch(np.random.default_rng(0))), is_training=False)
+    # The second engine counts from 1 again.
+    for _ in range(2):
+        (place,) = start_engines([host], together, spec)
+        device = StepwiseDevice(PICKLED)
+        device.join("unused by a gang of one", 1, 0, 5.0)
+        device.attach(spec, place, 20.0)
+        found = []
+
+        def step(device=device, found=found):
+            found.append(device.run_function(lambda: get_replica_context().engine.dequeue(None), (), {}, 1))
+
+        running = threading.Thread(target=step)
+        running.start()
+        time.sleep(0.2)
+        host.enqueue(share, 1)
+        running.join(20.0)
+        ((ran,),) = (found,)
+        assert ran.has_room
+        assert [array.shape for array in ran.value[0]] == [(NUM_SAMPLES, width) for width in (5, 3, 5, 3)]
+        device.close()
+
+
 def test_calls_out_of_order_are_refused_on_all_hosts_before_they_wait(hosts):
     made, together = hosts
     start_engines(made, together, engine_spec())

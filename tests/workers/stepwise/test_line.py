@@ -136,3 +136,6 @@ def test_a_call_waits_for_the_call_of_the_driver_before_it():
     turns.wait_for(1, timeout_s=0.0)
     with pytest.raises(ChannelTimeout, match="driver enqueued"):
         turns.wait_for(3, timeout_s=0.05)
+    turns.begin_anew()
+    with pytest.raises(ChannelTimeout):
+        turns.wait_for(1, timeout_s=0.05)
