@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.lookup.lookups import Lookups
@@ -118,42 +119,81 @@ class Share:
     altered_ids: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels as three arrays of the narrowest integers, since each array and each byte of a message has a cost."""
+        """Travels as three arrays, since each array and each byte of a message has a cost. Integers of a feature are as
+        narrow as they can be, and a length that all of its bags have is there once.
+        """
+        ids = [_narrow(bags.values) for bags in self.features]
+        lengths = [_narrow(_once_if_equal(np.diff(bags.row_splits))) for bags in self.features]
         weights = [bags.weights for bags in self.features if bags.weights is not None]
-        return _share_of, (
-            _narrow([bags.values for bags in self.features]),
-            _narrow([np.diff(bags.row_splits) for bags in self.features]),
-            np.concatenate([np.empty(0, np.float32), *weights]),
-            [(bags.num_samples, bags.num_ids, bags.weights is not None) for bags in self.features],
-            (self.is_training, self.name, self.altered_ids),
-        )
+        sizes = [
+            _FeatureSizes(bags.num_samples, bags.weights is not None, _kind(own), _kind(per))
+            for bags, own, per in zip(self.features, ids, lengths, strict=True)
+        ]
+        rest = self.is_training, self.name, self.altered_ids
+        return _share_of, (_bytes_of(ids), _bytes_of(lengths), _bytes_of(weights), sizes, rest)
 
 
-def _narrow(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Integers one after another, in the narrowest type that holds them all."""
-    whole = np.concatenate([np.empty(0, np.int64), *parts])
-    if not len(whole) or whole.min() < 0:
-        return whole
-    return whole.astype(np.min_scalar_type(whole.max()))
+class _FeatureSizes(NamedTuple):
+    """A feature in a message. `ids`, `lengths`: type and number of elements."""
+
+    num_samples: int
+    is_weighted: bool
+    ids: tuple[str, int]
+    lengths: tuple[str, int]
+
+
+def _kind(array: np.ndarray) -> tuple[str, int]:
+    return array.dtype.char, len(array)
+
+
+def _narrow(integers: np.ndarray) -> np.ndarray:
+    """In the narrowest type that holds them all."""
+    # Seen as unsigned, a negative one needs all 64 bits.
+    return integers.astype(np.min_scalar_type(integers.view(np.uint64).max())) if len(integers) else integers
+
+
+def _once_if_equal(lengths: np.ndarray) -> np.ndarray:
+    return lengths[:1] if len(lengths) and (lengths == lengths[0]).all() else lengths
+
+
+def _bytes_of(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One after another, as uint8."""
+    return np.concatenate([np.empty(0, np.uint8), *(np.ascontiguousarray(part).view(np.uint8) for part in parts)])
+
+
+class _Reader:
+    """Takes arrays off what `_bytes_of` made. Mutable."""
+
+    def __init__(self, content: np.ndarray) -> None:
+        self._content = content
+        self._at = 0
+
+    def take(self, kind: tuple[str, int], dtype: DTypeLike) -> np.ndarray:
+        """The next elements, of that type and number, as another type."""
+        size = np.dtype(kind[0]).itemsize * kind[1]
+        part = self._content[self._at : self._at + size]
+        self._at += size
+        # A copy, since the part may begin anywhere.
+        return np.frombuffer(part.tobytes(), kind[0]).astype(dtype)
 
 
 def _share_of(
-    values: np.ndarray,
+    ids: np.ndarray,
     lengths: np.ndarray,
     weights: np.ndarray,
-    sizes: Sequence[tuple[int, int, bool]],
+    sizes: Sequence[_FeatureSizes],
     rest: tuple[bool, str | None, tuple[int, ...]],
 ) -> Share:
     """What `Share.__reduce__` took apart."""
-    features, id_at, bag_at, weight_at = [], 0, 0, 0
-    ids = values.astype(np.int64)
-    for num_samples, num_ids, is_weighted in sizes:
-        own = weights[weight_at : weight_at + num_ids] if is_weighted else None
-        weight_at += num_ids if is_weighted else 0
-        splits = np.zeros(num_samples + 1, np.int64)
-        np.cumsum(lengths[bag_at : bag_at + num_samples], out=splits[1:])
-        features.append(Ragged(ids[id_at : id_at + num_ids], splits, own))
-        id_at, bag_at = id_at + num_ids, bag_at + num_samples
+    of_ids, of_lengths, of_weights, features = _Reader(ids), _Reader(lengths), _Reader(weights), []
+    for size in sizes:
+        values = of_ids.take(size.ids, np.int64)
+        splits = np.zeros(size.num_samples + 1, np.int64)
+        # A single length stands for all bags.
+        splits[1:] = of_lengths.take(size.lengths, np.int64)
+        np.cumsum(splits, out=splits)
+        own = of_weights.take(("f", len(values)), np.float32) if size.is_weighted else None
+        features.append(Ragged(values, splits, own))
     is_training, name, altered_ids = rest
     return Share(features=tuple(features), is_training=is_training, name=name, altered_ids=altered_ids)
 

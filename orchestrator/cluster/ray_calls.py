@@ -41,8 +41,13 @@ class RayHandle:
         return f"actor {self.actor._actor_id.hex()[:12]}"
 
     def call(self, method: str, *arguments: Any) -> Call[Any]:
+        from podembed.workers.actors import in_pieces
+
         own = [self._localized(argument) for argument in arguments]
-        return RayCall(self.worker, self.actor.run.remote(method, *own), self)
+        pieces = in_pieces(own)
+        if pieces is None:
+            return RayCall(self.worker, self.actor.run.remote(method, *own), self)
+        return RayCall(self.worker, self.actor.run_with_pieces.remote(method, *pieces), self)
 
     def background(self, method: str, *arguments: Any) -> Call[Any]:
         return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)

@@ -40,14 +40,18 @@ def test_a_share_travels_as_it_is():
 
 
 @pytest.mark.parametrize(("largest", "num_bytes"), [(255, 1), (256, 2), (2**31, 4), (2**40, 8)])
-def test_ids_of_a_share_travel_in_as_few_bytes_as_they_need(largest, num_bytes):
+@pytest.mark.parametrize("is_even", [False, True])
+def test_a_share_travels_in_as_few_bytes_as_it_needs(largest, num_bytes, is_even):
     ids = np.append(np.zeros(9_999, np.int64), largest)
-    share = Share(features=(Ragged(ids, np.arange(0, 10_001, 10)),), is_training=True)
-    # And a byte for the length of each bag.
-    assert len(pickle.dumps(share)) < num_bytes * 10_000 + 1_000 + 1_000
-    (found,) = copy.deepcopy(share).features
+    splits = np.arange(0, 10_001, 10)
+    splits[1:-1] += 0 if is_even else np.arange(999) % 2
+    bags = Ragged(ids, splits), Ragged.of_lists([[1], [2, 3], []])
+    share = Share(features=bags, is_training=True)
+    assert len(pickle.dumps(share)) < num_bytes * 10_000 + (0 if is_even else 1_000) + 600
+    found, small = copy.deepcopy(share).features
     np.testing.assert_array_equal(found.values, ids)
-    np.testing.assert_array_equal(found.row_splits, np.arange(0, 10_001, 10))
+    np.testing.assert_array_equal(found.row_splits, splits)
+    assert small.to_lists() == [[1], [2, 3], []]
 
 
 def test_what_replicas_get_packs_without_initializers():

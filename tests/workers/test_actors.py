@@ -1,0 +1,34 @@
+"""How arguments of a call travel to an actor."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from podembed.workers.actors import in_pieces, of_pieces
+
+
+@pytest.mark.parametrize("num_bytes", [100_000, 300_001, 500_000])
+def test_arguments_of_middling_size_travel_in_pieces_within_the_call(num_bytes):
+    arrays = [np.arange(num_bytes - 5_000, dtype=np.uint8), np.arange(1_000, dtype=np.float32), np.empty(0)]
+    pieces = in_pieces(("text", {"arrays": arrays}, arrays[0][::2]))
+    assert max(len(piece) for piece in pieces[1:]) <= 100_000
+    text, found, strided = of_pieces(*pieces)
+    assert text == "text"
+    for one, other in zip(found["arrays"], arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+        assert one.flags.aligned
+    np.testing.assert_array_equal(strided, arrays[0][::2])
+    # As those of Ray's object store.
+    assert not found["arrays"][0].flags.writeable
+
+
+@pytest.mark.parametrize("num_bytes", [0, 90_000, 900_000, 5_000_000])
+def test_small_and_large_arguments_travel_as_they_are(num_bytes):
+    assert in_pieces((np.zeros(num_bytes, np.uint8),)) is None
+
+
+def test_what_cannot_travel_is_refused_where_it_is_sent():
+    with pytest.raises(TypeError, match="lock"):
+        in_pieces((threading.Lock(),))
