@@ -160,7 +160,7 @@ class Pod:
         return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
 
     def close(self) -> None:
-        """Ends all processes. Safe to call twice. Raises what a call raised for which nobody has waited."""
+        """Ends all processes. Safe to call twice. Raises what a call raised that was told and not waited for."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -47,7 +47,7 @@ class PodEngine:
         self.num_enqueued += 1
         number, has_room, self.has_room = self.num_enqueued, self.has_room, False
         if has_room:
-            # They refuse nothing, so nobody needs their answer before the next call.
+            # They refuse nothing, so the driver needs no answer before the next call.
             self._pod.tell_hosts("enqueue", lambda at, host: host.enqueue(shares[at], number))
         else:
             self._pod.ask_hosts(lambda at, host: host.enqueue(shares[at], number))

@@ -1,4 +1,4 @@
-"""`Doorway`: the Unix socket on which a host process lets its own device process in, and nobody else.
+"""`Doorway`: the Unix socket on which a host process lets its own device process in, and no other one.
 
 The socket is abstract, so nothing of it lies in a file system. A caller must be of the same user and generation and
 know a secret that the driver passed on. What is said behind the door is the business of others: records
@@ -115,7 +115,7 @@ class Doorway:
         return generation == self.key.generation and hmac.compare_digest(secret, self.key.secret)
 
     def close(self) -> None:
-        """Lets nobody in any more; a thread in `admit` wakes. Safe to call twice."""
+        """Lets no process in any more; a thread in `admit` wakes. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -2,8 +2,8 @@
 
 A step makes several such calls, so they go over a Unix socket of their own. A thread of the host process answers them,
 one after another, from the time that `Line` is made until `close`. The working thread of the actor takes the calls of
-the driver beside it. `Turns` keeps the two apart: one of them works at a time. A device's call also names the last call
-of the driver that must have ended before it, since the driver does not wait for all of its calls.
+the driver beside it. `Turns` keeps the two apart: one of them works at a time. The driver does not wait for all of its
+calls. So a device's call names the last one that must have ended before it.
 
 How values become bytes is not known here (`Packing`).
 """
@@ -68,7 +68,7 @@ class Turns:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Nobody else works meanwhile."""
+        """No other caller works meanwhile."""
         with self._turn:
             yield
 
