@@ -24,6 +24,10 @@ from podembed.embedding.table.table import Table
 class StepMemory(Protocol):
     """Where the activations of a lookup lie, and their gradients."""
 
+    def is_free(self, number: int) -> bool:
+        """Whether the memory for the lookup of that number may be written to, by other hosts, too."""
+        ...
+
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
         """float32 of at least `layout.num_floats` for the lookup of that number."""
         ...
@@ -38,6 +42,9 @@ class OwnMemory:
 
     def __init__(self) -> None:
         self._buffers = RecycledBuffers()
+
+    def is_free(self, number: int) -> bool:
+        return True
 
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
         return self._buffers.take((1, layout.num_floats))[0]
@@ -81,7 +88,12 @@ class HostEngine:
         self._layout = layout = self._layout.with_vectors([own.num_samples for own in bags])
         number = self._num_lookups + 1
         lookups = self._steps.lookups
-        step = self._steps.find(lookups.by_name(bags), buffer=number % lookups.pooled.num_buffers, layout=layout)
+        step = self._steps.find(
+            lookups.by_name(bags),
+            buffer=number % lookups.pooled.num_buffers,
+            layout=layout,
+            is_in_place=self._memory.is_free(number),
+        )
         self._num_lookups = number
         self._steps.ask(step, number)
         activations = Blocks.of(layout, self._memory.activations(number, layout))

@@ -95,19 +95,26 @@ class LookupSteps:
         return taken
 
     def find(
-        self, bags: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
+        self,
+        bags: Mapping[str, Ragged],
+        *,
+        buffer: int = 0,
+        layout: ActivationLayout | None = None,
+        is_in_place: bool = True,
     ) -> LookupStep:
         """Finds the rows of a batch's ids. Touches no table and no other host.
 
         Args:
           buffer: which of each host's memories its activations will lie in.
           layout: of these activations, where it is not the usual one.
+          is_in_place: whether other hosts may work in that memory.
 
         Raises:
           ValueError: an id lies outside its table.
         """
         prepared = self._sharded.prepare(bags)
-        return LookupStep(prepared=prepared, request=self._pooled.request(bags, buffer=buffer, layout=layout))
+        request = self._pooled.request(bags, buffer=buffer, layout=layout, is_in_place=is_in_place)
+        return LookupStep(prepared=prepared, request=request)
 
     def ask(self, step: LookupStep, number: int, *, weight: float = 0.0, gradients: Blocks | None = None) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.

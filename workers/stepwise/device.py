@@ -128,7 +128,7 @@ class ReplicaEngine:
     def dequeue(self, name: str | None) -> list[list[np.ndarray]]:
         if self._values is None:
             return [self._call(StepwiseHost.dequeue, name)]
-        found = self._call(StepwiseHost.dequeue_placed, name)
+        found = self._call(StepwiseHost.dequeue_placed, name, self._values.lent())
         if not isinstance(found, Placed):
             return [found]
         self._dequeued = found, name
@@ -144,14 +144,16 @@ class ReplicaEngine:
         if slot is None and self._values is not None:
             slot = self._call(StepwiseHost.slot_of_gradients)
         placed = None if slot is None or self._values is None else self._values.put(own, slot)
-        if placed is None:
+        if placed is None or self._values is None:
             self._call(StepwiseHost.apply_gradients, list(own), rates, name)
-        elif dequeued == (replace(placed, slot_of_gradients=slot), name):
+            return
+        arguments = placed, rates, name, self._values.lent()
+        if dequeued == (replace(placed, slot_of_gradients=slot), name):
             # The host has said that it waits for just these, so it refuses nothing.
             self.finish()
-            self._update = self._host.begin(StepwiseHost.apply_placed, placed, rates, name)
+            self._update = self._host.begin(StepwiseHost.apply_placed, *arguments)
         else:
-            self._call(StepwiseHost.apply_placed, placed, rates, name)
+            self._call(StepwiseHost.apply_placed, *arguments)
 
     def discard(self) -> None:
         self._call(StepwiseHost.discard)

@@ -70,18 +70,23 @@ class EnginePlace:
 
 
 class _PlacedMemory:
-    """The slots as the memory of an engine. Whoever gets activations from here copies them. Mutable.
+    """The slots as the memory of an engine. Mutable.
 
     Attributes:
       is_read_by_others: whether other hosts of this machine look for gradients in the slots.
+      lent: slots whose activations the device process may still read.
     """
 
     def __init__(self, values: SharedValues) -> None:
         self._values = values
         self.is_read_by_others = False
+        self.lent: frozenset[int] = frozenset()
+
+    def is_free(self, number: int) -> bool:
+        return number % self._values.place.num_slots not in self.lent
 
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
-        if not self._values.fits(layout):
+        if not (self.is_free(number) and self._values.fits(layout)):
             return aligned_empty((layout.num_floats,))
         return self._values.activations(number, layout.num_floats)
 
@@ -243,12 +248,18 @@ class StepwiseHost:
         """As `Engine.apply_gradients`, for this host's samples, with the rates of the step."""
         self._running.apply_gradients(gradients, learning_rates, name)
 
-    def dequeue_placed(self, name: str | None) -> Placed | list[np.ndarray]:
-        """As `dequeue`, for the device process beside this one: where the activations lie, if they lie in its reach."""
+    def dequeue_placed(self, name: str | None, lent: Sequence[int]) -> Placed | list[np.ndarray]:
+        """As `dequeue`, for the device process beside this one: where the activations lie, if they lie in its reach.
+
+        Args:
+          lent: slots that were dequeued before and are still read there.
+        """
+        self._memory.lent = frozenset(lent)
         found, values = self._running.dequeue(name), self._values
         slot = None if values is None or not found else values.slot_of(found[0])
         if slot is None:
             return found
+        self._memory.lent |= {slot}
         return Placed(slot=slot, vectors=tuple(len(one) for one in found), slot_of_gradients=self.slot_of_gradients())
 
     def slot_of_gradients(self) -> int | None:
@@ -256,8 +267,13 @@ class StepwiseHost:
         number = self._running.next_lookup_to_update
         return None if number is None or self._values is None else number % self._values.place.num_slots
 
-    def apply_placed(self, placed: Placed, learning_rates: Sequence[float], name: str | None) -> None:
-        """As `apply_gradients`, with gradients that the device process has left in a slot."""
+    def apply_placed(
+        self, placed: Placed, learning_rates: Sequence[float], name: str | None, lent: Sequence[int]
+    ) -> None:
+        """As `apply_gradients`, with gradients that the device process has left in a slot. `lent`: as of
+        `dequeue_placed`.
+        """
+        self._memory.lent = frozenset(lent)
         if self._values is None:
             raise RuntimeError("Found gradients in memory that is not shared any more. Expected a running engine.")
         layout = self._values.layout_of(placed.vectors)

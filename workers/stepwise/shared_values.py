@@ -11,13 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout
-from podembed.embedding.lookup.recycled_buffers import RecycledBuffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,11 @@ class SharedValues:
         """float32 `[num_floats]` of a slot; what was there is lost."""
         return self._activations[slot % self.place.num_slots][:num_floats]
 
+    def fresh_activations(self, slot: int) -> np.ndarray:
+        """float32 of a whole slot as an array of its own: all views that are made of it refer to it."""
+        num_floats, first = self.place.layout.num_floats, slot % self.place.num_slots
+        return np.frombuffer(self._memory, np.float32, num_floats, 4 * first * num_floats)
+
     def gradients(self, slot: int, num_floats: int) -> np.ndarray:
         """As `activations`, for gradients."""
         return self._gradients[slot % self.place.num_slots][:num_floats]
@@ -135,18 +140,33 @@ class SharedValues:
 
 
 class DeviceValues:
-    """The device process's side of a host's memory. Mutable."""
+    """The device process's side of a host's memory. Mutable.
+
+    Activations are not copied: the user gets them where the host has left them. As long as anything refers to them, as
+    their reference count says, their slot is lent, and the host does not write there.
+    """
 
     def __init__(self, values: SharedValues) -> None:
         self._values = values
-        self._buffers = RecycledBuffers()
+        # What the count of memory that only this dict holds looks like on this interpreter.
+        self._given: dict[int, np.ndarray] = {0: values.fresh_activations(0)}
+        self._idle_count = self._references(0)
 
     def taken(self, placed: Placed) -> list[np.ndarray]:
-        """A copy of the activations in a slot, `[vectors, width]` a feature. The caller may keep it."""
+        """The activations in a slot, `[vectors, width]` a feature. The caller may keep them."""
         layout = self._values.layout_of(placed.vectors)
-        own = self._buffers.take((1, layout.num_floats))[0]
-        np.copyto(own, self._values.activations(placed.slot, layout.num_floats))
-        return list(layout.blocks(own))
+        given = self._given[placed.slot] = self._values.fresh_activations(placed.slot)
+        return list(layout.blocks(given))
+
+    def lent(self) -> list[int]:
+        """Slots whose activations something still refers to."""
+        for slot in list(self._given):
+            if self._references(slot) <= self._idle_count:
+                del self._given[slot]
+        return list(self._given)
+
+    def _references(self, slot: int) -> int:
+        return sys.getrefcount(self._given[slot])
 
     def put(self, gradients: Sequence[np.ndarray], slot: int) -> Placed | None:
         """Leaves gradients in the slot of their activations; None where they do not fit."""

@@ -159,9 +159,12 @@ def bags_of(rng, num_rows, num_samples):
     return Ragged(rng.integers(0, num_rows, splits[-1]), splits, None)
 
 
-def train_in_turns(made, together, spec, *, shares_memory):
+def train_in_turns(made, together, spec, *, shares_memory, kept=()):
     """Batches of the usual size and others. Gradients come from the device, from the driver, and in a call of their
     own. Returns all activations, all rows, and the bytes that the meshes sent.
+
+    Args:
+      kept: steps whose activations the user keeps as they are; of the others a copy is left.
     """
     places = start_engines(made, together, spec, is_whole=True)
     others = [tuple(other for other in range(len(made)) if other != at) for at in range(len(made))]
@@ -189,7 +192,7 @@ def train_in_turns(made, together, spec, *, shares_memory):
             else:
                 engine.apply_gradients(gradients, [0.1, 0.2, 0.3], None)
             engine.finish()
-            return found
+            return found if step in kept else [array.copy() for array in found]
 
         seen += together(one)
     together(lambda at: made[at].drain())
@@ -219,10 +222,28 @@ def test_hosts_that_share_memory_do_what_hosts_with_messages_do(hosts, is_pipeli
     seen, rows, num_bytes = train_in_turns(made, together, spec, shares_memory=False)
     seen_in_memory, rows_in_memory, num_bytes_in_memory = train_in_turns(made, together, spec, shares_memory=True)
     assert num_bytes_in_memory < 0.8 * num_bytes
-    for one, other in zip(seen, seen_in_memory, strict=True):
+    require_same(seen, rows, seen_in_memory, rows_in_memory)
+
+
+@pytest.mark.parametrize("hosts", [1, 2], indirect=True)
+@pytest.mark.parametrize("is_pipelined", [False, True])
+@pytest.mark.parametrize("kept", [(0, 2), (2, 3), range(7)], ids=str)
+def test_activations_that_a_function_keeps_stay_as_they_are(hosts, is_pipelined, kept):
+    made, together = hosts
+    spec = sized_spec(is_pipelined=is_pipelined)
+    shares_memory = len(made) > 1
+    seen, rows, num_bytes = train_in_turns(made, together, spec, shares_memory=shares_memory)
+    seen_kept, rows_kept, num_bytes_kept = train_in_turns(made, together, spec, shares_memory=shares_memory, kept=kept)
+    require_same(seen, rows, seen_kept, rows_kept)
+    # Other hosts send what they would otherwise leave in the memory that is still read.
+    assert num_bytes_kept > num_bytes or not shares_memory
+
+
+def require_same(seen, rows, seen_too, rows_too):
+    for one, other in zip(seen, seen_too, strict=True):
         for array, same in zip(one, other, strict=True):
             np.testing.assert_array_equal(array, same)
-    for held, same in zip(rows, rows_in_memory, strict=True):
+    for held, same in zip(rows, rows_too, strict=True):
         assert held.keys() == same.keys()
         for bucket, arrays in held.items():
             for name, array in arrays.items():

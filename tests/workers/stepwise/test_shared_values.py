@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
+from podembed.embedding.tpu_embedding.batches import to_jax
 from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues
 
 LAYOUT = ActivationLayout(num_samples=4, widths=(3, 5), owners=(0, 1))
@@ -22,17 +23,29 @@ def host():
     values.close_descriptor()
 
 
-def test_activations_are_copied_out_of_their_slot(host):
+def test_activations_are_taken_where_they_lie_and_lent_as_long_as_anything_refers_to_them(host):
     device = DeviceValues(SharedValues.open(host.place))
     smaller = LAYOUT.with_vectors((2, 4))
     blocks = Blocks.of(smaller, host.activations(3, smaller.num_floats))
     for at, block in enumerate(blocks.arrays):
         block[...] = at + 1
     assert host.slot_of(blocks.arrays[0]) == 1
+    assert device.lent() == []
     taken = device.taken(Placed(slot=1, vectors=(2, 4)))
-    host.activations(1, LAYOUT.num_floats)[:] = 0
     assert [one.shape for one in taken] == [(2, 3), (4, 5)]
     assert [float(one.min()) for one in taken] == [1, 2]
+    array = to_jax(taken[1])
+    assert array.unsafe_buffer_pointer() == taken[1].ctypes.data
+    assert device.lent() == [1]
+    other = device.taken(Placed(slot=0, vectors=(4, 4)))
+    assert sorted(device.lent()) == [0, 1]
+    del other, taken
+    assert device.lent() == [1]
+    view = np.asarray(array)[1:]
+    del array
+    assert device.lent() == [1]
+    del view
+    assert device.lent() == []
 
 
 def test_gradients_lie_in_the_slot_of_their_activations(host):
