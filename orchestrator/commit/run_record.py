@@ -8,7 +8,9 @@ same name, so it is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +38,24 @@ class RunMismatch(RuntimeError):
     exit_code = EXIT_CONFIGURATION
 
     def __init__(self, differences: Mapping[str, tuple[Any, Any]], location: str):
-        shown = "; ".join(
-            f"{key} is {_short(found)}, given {_short(given)}" for key, (found, given) in differences.items()
-        )
+        told, rules = [], []
+        for field, (found, given) in differences.items():
+            if field == "tables":
+                said = _table_differences(found, given)
+                told += [f"{text} ({rule})" if rule else text for text, rule in said]
+                rules += [rule for _, rule in said if rule]
+            elif field == "job_arguments":
+                told += _argument_differences(found, given)
+            else:
+                told.append(f"{field} is {_short(found)}, given {_short(given)}")
+        command = " ".join(["podembed train --warm-start", shlex.quote(location)])
+        if rules:
+            command += " --warm-start-rules " + " ".join(rules)
         super().__init__(
-            f"The run in {location} was created differently: {shown}. The same settings are expected, since steps "
-            "already done depend on "
-            "them. Use them, or another name for a new run."
+            f"The run in {location} was created with other settings:\n"
+            + "\n".join(f"  - {text}" for text in told)
+            + "\nThe same settings are expected, since steps already done depend on them. Use them, or begin a new "
+            f"run, with the tables of this one if you like: {command}"
         )
         self.differences = dict(differences)
 
@@ -185,6 +198,83 @@ def find_run(store: Store) -> RunRecord | None:
         return None
 
 
+def _table_differences(found: Sequence[TableRecord], given: Sequence[TableRecord]) -> list[tuple[str, str]]:
+    """What differs of each table, and the rule of a warm start that says it is meant; empty where none is needed."""
+    before, after = ({table.name: table for table in tables} for tables in (found, given))
+    gone = [table for table in found if table.name not in after]
+    new = [table for table in given if table.name not in before]
+    renamed = {}
+    for table in new:
+        alike = [old for old in gone if dataclasses.replace(old, name=table.name) == table]
+        if len(alike) == 1 and alike[0].name not in renamed.values():
+            renamed[table.name] = alike[0].name
+    said = [(f"table '{old}' is called '{name}' now", f"{name}=rename={old}") for name, old in renamed.items()]
+    said += [
+        (f"table '{table.name}' is not in the job", f"{table.name}=drop")
+        for table in gone
+        if table.name not in renamed.values()
+    ]
+    said += [(f"table '{table.name}' is new", f"{table.name}=reinit") for table in new if table.name not in renamed]
+    for table in found:
+        if table.name in after:
+            said += _table_difference(table, after[table.name])
+    if not said:
+        said.append((f"the tables come as {', '.join(before)}, given as {', '.join(after)}", ""))
+    return said
+
+
+def _table_difference(found: TableRecord, given: TableRecord) -> list[tuple[str, str]]:
+    """One table of the same name. Slots follow from the dimension and buckets from the rows: only causes are told."""
+    name = f"table '{found.name}'"
+    anew, has_same_slots = f"{found.name}=reinit", found.slots == given.slots
+    if found.dim != given.dim:
+        return [(f"{name} has dimension {found.dim}, given {given.dim}", anew)]
+    if found.num_rows != given.num_rows:
+        can_grow = found.num_rows < given.num_rows and has_same_slots
+        rows = (f"{name} has {found.num_rows:,} rows, given {given.num_rows:,}", anew)
+        rows = (rows[0], f"{found.name}=grow") if can_grow else rows
+        return [rows] if has_same_slots else [rows, (_slot_difference(found, given), "")]
+    if not has_same_slots:
+        return [(_slot_difference(found, given), f"{found.name}=rows")]
+    if found.num_buckets != given.num_buckets:
+        return [(f"{name} has {found.num_buckets} buckets, given {given.num_buckets}", "")]
+    return []
+
+
+def _slot_difference(found: TableRecord, given: TableRecord) -> str:
+    slots = [", ".join(f"{name} ({width})" for name, width in table.slots.items()) for table in (found, given)]
+    return f"table '{found.name}' has the optimizer slots {slots[0] or 'none'}, given {slots[1] or 'none'}"
+
+
+def _argument_differences(found: str, given: str) -> list[str]:
+    """Arguments of the job's function that differ, of two JSON texts."""
+    before, after = (_arguments(text) for text in (found, given))
+    if before is None or after is None:
+        return [f"job_arguments is {_short(found)}, given {_short(given)}"]
+    return [
+        f"job_arguments: {name} is {_argument(before, name)}, given {_argument(after, name)}"
+        for name in sorted(before.keys() | after.keys())
+        if name not in before or name not in after or before[name] != after[name]
+    ] or ["job_arguments is written otherwise"]
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """None for a text that is no JSON object; the record's seal says nothing of it."""
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _argument(arguments: Mapping[str, Any], name: str) -> str:
+    return _short(arguments[name]) if name in arguments else "its default"
+
+
 def _short(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, WarmStartRecord):
+        value = "@".join([value.location, value.commit]) + "".join(f" {rule}" for rule in value.rules)
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."

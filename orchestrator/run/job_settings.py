@@ -18,6 +18,7 @@ from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.run_record import RUN_FILE, RunRecord, find_run
+from podembed.workers.checkpoint.records import ROWS
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, table_specs
@@ -195,11 +196,9 @@ def _table_differences(before: JobConfig, after: JobConfig) -> list[str]:
         return ["features would look up in other tables, but the model was trained on theirs"]
     found = []
     for was, now in zip(*(table_specs(job, choose_buckets(job)) for job in (before, after)), strict=True):
-        pairs = {
-            "rows": (was.num_rows, now.num_rows),
-            "dimension": (was.dim, now.dim),
-            "slots": (was.widths, now.widths),
-        }
+        pairs = {"rows": (was.num_rows, now.num_rows), "dimension": (was.dim, now.dim)}
+        if was.dim == now.dim:  # else their widths follow
+            pairs["slots"] = (_slots(was.widths), _slots(now.widths))
         found += [
             f"table '{was.name}' would have other {what} ({old} -> {new}), but its rows are committed"
             for what, (old, new) in pairs.items()
@@ -214,6 +213,10 @@ def _table_differences(before: JobConfig, after: JobConfig) -> list[str]:
     if rounding[0] != rounding[1]:
         found.append("tables would have another quantization_config, but the model was trained on vectors rounded so")
     return found
+
+
+def _slots(widths: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {width}" for name, width in widths.items() if name != ROWS) or "none"
 
 
 def _table_name(job: JobConfig, feature: str) -> str:

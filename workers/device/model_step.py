@@ -323,22 +323,28 @@ class DeviceWorker:
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         known = {key: leaf for path, leaf in leaves if (key := _key(path)).split("/", 1)[0] in parts}
         if set(known) != set(arrays):
-            raise DenseStateError(
-                f"Found dense arrays {sorted(set(arrays) - set(known))} that the job does not have and missed "
-                f"{sorted(set(known) - set(arrays))}. Expected those of the job. Resume with the model and the dense "
-                "optimizer of the run."
-            )
-        for key, leaf in known.items():
-            found, expected = arrays[key], jax.eval_shape(_numbers, leaf)
+            unknown, missing = _few(set(arrays) - set(known)), _few(set(known) - set(arrays))
+            found = f" {unknown} that the job does not have" if unknown else ""
+            found += (", and" if unknown and missing else "") + (f" without {missing}" if missing else "")
+            raise DenseStateError(f"Found dense arrays{found}. Expected those of the job.")
+        # Parameters first: the optimizer's state only follows their shapes.
+        for key in sorted(known, key=lambda key: DENSE_PARTS.index(key.split("/", 1)[0])):
+            found, expected = arrays[key], jax.eval_shape(_numbers, known[key])
             if found.shape != expected.shape or found.dtype != expected.dtype:
                 raise DenseStateError(
                     f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected "
-                    f"{expected.dtype}{list(expected.shape)}. "
-                    f"Resume with the model and the dense optimizer of the run."
+                    f"{expected.dtype}{list(expected.shape)}, as in the job."
                 )
         values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
         restored = jax.tree_util.tree_unflatten(structure, values)
         self.params, self.optimizer_state = restored["params"], restored["optimizer"]
+
+
+def _few(keys: Collection[str]) -> str:
+    """The first three of them, parameters before the optimizer's state; empty without any."""
+    named = sorted(keys, key=lambda key: (DENSE_PARTS.index(key.split("/", 1)[0]), key))
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return ", ".join(f"'{key}'" for key in named[:3]) + more
 
 
 def _shapes_text(job: JobConfig, *, num_samples: int, num_dense: int) -> str:

@@ -168,11 +168,18 @@ class DeviceProcess:
 
         Raises:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
-          DenseStateError: the arrays are of another model or optimizer.
+          CheckpointMismatch: the arrays are of another model or optimizer.
         """
         if files is not None:
             with self._tracker.phase(Phase.RESTORE):
-                self._worker.load_dense_arrays(read_dense(self._store, files))
+                try:
+                    self._worker.load_dense_arrays(read_dense(self._store, files))
+                except DenseStateError as error:
+                    raise CheckpointMismatch(
+                        f"The dense model of the run is not that of the job. {error} Resume with the model and the "
+                        "dense optimizer of the run. Or begin a new run from it: podembed train --warm-start RUN "
+                        "--warm-start-rules @dense=reinit."
+                    ) from error
             self._note_never_finite()
 
     def _note_never_finite(self) -> None:

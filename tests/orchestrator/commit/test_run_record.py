@@ -5,11 +5,20 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
-from podembed.orchestrator.commit.run_record import RUN_FILE, RunMismatch, find_run, open_or_create, read_run
+from podembed.orchestrator.commit.run_record import (
+    RUN_FILE,
+    RunMismatch,
+    TableRecord,
+    WarmStartRecord,
+    find_run,
+    open_or_create,
+    read_run,
+)
 from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
@@ -43,18 +52,67 @@ def test_the_first_start_creates_and_later_ones_open(store: Store) -> None:
         {"order": "files"},
         {"job_arguments": "{}"},
         {"num_samples": 3_999},
-        {"tables": ()},
+        {"tables": (dataclasses.replace(RECORD.tables[0], num_rows=90),)},
         {"tables": (dataclasses.replace(RECORD.tables[0], num_buckets=8),)},
         {"tables": (dataclasses.replace(RECORD.tables[0], slots={}),)},
     ],
 )
 def test_a_different_run_is_refused_naming_the_difference(store: Store, change: dict) -> None:
     open_or_create(store, RECORD)
-    with pytest.raises(RunMismatch, match=next(iter(change))) as caught:
+    with pytest.raises(RunMismatch, match=next(iter(change)).removesuffix("s")) as caught:
         open_or_create(store, dataclasses.replace(RECORD, **change))
     assert set(caught.value.differences) == set(change)
     assert caught.value.exit_code == EXIT_CONFIGURATION
     assert read_run(store) == RECORD
+
+
+USERS = RECORD.tables[0]
+ITEMS = dataclasses.replace(USERS, name="items", num_rows=90)
+
+
+def users(**fields: Any) -> tuple[TableRecord, TableRecord]:
+    return dataclasses.replace(USERS, **fields), ITEMS
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "rules"),
+    [
+        (users(num_rows=74, num_buckets=8), "table 'users' has 37 rows, given 74 (users=grow)", "users=grow"),
+        (users(num_rows=12), "table 'users' has 37 rows, given 12 (users=reinit)", "users=reinit"),
+        (users(dim=6, slots={"accumulator": 6}), "table 'users' has dimension 3, given 6", "users=reinit"),
+        (users(slots={}), "table 'users' has the optimizer slots accumulator (3), given none", "users=rows"),
+        (users(num_rows=74, slots={}), "table 'users' has 37 rows, given 74 (users=reinit)", "users=reinit"),
+        (users(num_buckets=8), "table 'users' has 4 buckets, given 8", ""),
+        (users(name="people"), "table 'users' is called 'people' now", "people=rename=users"),
+        ((ITEMS,), "table 'users' is not in the job", "users=drop"),
+        ((*users(), dataclasses.replace(USERS, name="ads", dim=9)), "table 'ads' is new", "ads=reinit"),
+        ((ITEMS, USERS), "the tables come as users, items, given as items, users", ""),
+    ],
+)
+def test_of_tables_only_what_differs_is_told_with_the_rule_that_accepts_it(
+    given: tuple[TableRecord, ...], said: str, rules: str
+) -> None:
+    refusal = str(RunMismatch({"tables": (users(), given)}, "/runs/of today"))
+    assert f"  - {said}" in refusal
+    assert "TableRecord" not in refusal
+    assert "{" not in refusal
+    asked = f" --warm-start-rules {rules}" if rules else ""
+    assert refusal.endswith(f"podembed train --warm-start '/runs/of today'{asked}")
+
+
+def test_of_arguments_and_beginnings_only_what_differs_is_told() -> None:
+    begun = WarmStartRecord(location="/runs/old", run_id="x", commit="s1-g1", rules=("users=grow",))
+    refusal = str(
+        RunMismatch(
+            {
+                "job_arguments": ('{"rate": 0.1, "data": "a"}', '{"data": "a", "epochs": 2, "rate": 0.2}'),
+                "warm_start": (None, begun),
+            },
+            "/runs/one",
+        )
+    )
+    assert "  - job_arguments: epochs is its default, given 2\n  - job_arguments: rate is 0.1, given 0.2\n" in refusal
+    assert "  - warm_start is none, given '/runs/old@s1-g1 users=grow'\n" in refusal
 
 
 def test_a_record_from_before_there_were_orders_is_of_shuffled_samples(store: Store) -> None:

@@ -15,6 +15,7 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.embedding.optimizers import Adagrad, Adam
 from podembed.jobs.chaos.jobs import TinyModel
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.errors import WorkerRefused
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.run_record import RunMismatch
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -102,6 +103,16 @@ def test_what_may_not_change_is_refused_before_anything_is_written(small_data: s
     assert not (tmp_path / "run/settings").exists()
 
 
+def test_a_model_that_was_edited_since_is_refused_in_one_sentence_with_the_way_out(
+    small_data: str, tmp_path: Path
+) -> None:
+    begin(small_data, tmp_path)
+    run = open_run(str(tmp_path), settings={"epochs": 2})
+    edited = replace(run, job=replace(run.job, model=TinyModel(width=32)), reference=None)
+    with pytest.raises(WorkerRefused, match=r"is not that of the job\. Found 'params/.*@dense=reinit\.$"):
+        fit(edited, scaling=ScalingConfig(in_process=True), config=RunConfig(), reporter=SilentReporter())
+
+
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -141,7 +152,7 @@ def test_tables_may_change_constants_of_their_optimizer_and_nothing_else(small_d
     before = with_table(optimizer=Adagrad(0.05))
     check_change(before, with_table(optimizer=Adagrad(0.2)), [])
     for fields, words in (
-        ({"optimizer": Adam(0.1)}, "table 'a' would have other slots"),
+        ({"optimizer": Adam(0.1)}, "table 'a' would have other slots (accumulator 8 -> momentum 8, velocity 8)"),
         ({"optimizer": Adagrad(0.05), "dim": 16}, "table 'a' would have other dimension (8 -> 16)"),
         ({"optimizer": Adagrad(0.05), "combiner": "sum"}, "another combiner"),
         ({"quantization_config": QuantizationConfig(4, -1.0, 1.0)}, "another quantization_config"),
