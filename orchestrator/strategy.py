@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from podembed.embedding.engine.engine import Engine, EngineSpec
-from podembed.embedding.replicas.cross_replica import CrossReplica
+from podembed.embedding.replicas.cross_replica import CrossReplica, check_call
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
@@ -103,9 +103,11 @@ class PodStrategy(CrossReplica):
           A `PerReplica` of what the calls returned; with one host the value itself.
 
         Raises:
+          TypeError: as `check_call`.
           Exception: what `fn` raised on the first replica where it did.
           PodLost: a process is gone or did not end in time.
         """
+        check_call(fn, args, kwargs)
         pod = self._pod
         pod.join_gang()
         self._attach(pod)

@@ -5,7 +5,7 @@ The calls of `tf.distribute.Strategy` for the code outside of `run`, shared by `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podembed.embedding.features.structures import flatten
@@ -19,6 +19,29 @@ from podembed.embedding.replicas.distributed_input import (
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.reduction import Axis, ReduceOp, reduce_values
 from podembed.embedding.replicas.replica_context import get_replica_context
+
+
+def check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    """Refuses what `run` of a strategy cannot call or pass on.
+
+    Raises:
+      TypeError: `fn` is no function, `args` no list or tuple, or `kwargs` no dict of names.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"Found {fn!r:.80} as fn of strategy.run. Expected a function that each replica calls. Pass the function "
+            "itself, and its arguments as args=(...)."
+        )
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise TypeError(
+            f"Found a {type(args).__name__} as args of strategy.run. Expected a tuple or a list of the arguments. "
+            "Write args=(value,) for a single one."
+        )
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        raise TypeError(
+            f"Found {kwargs!r:.80} as kwargs of strategy.run. Expected a dict of arguments by name. Write "
+            "kwargs={'name': value}."
+        )
 
 
 class CrossReplica:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from podembed.embedding.engine.engine import Engine, EngineSpec
 from podembed.embedding.engine.host_engine import InProcessEngine
-from podembed.embedding.replicas.cross_replica import CrossReplica
+from podembed.embedding.replicas.cross_replica import CrossReplica, check_call
 from podembed.embedding.replicas.per_replica import local_value
 from podembed.embedding.replicas.replica_context import ReplicaContext, get_replica_context, in_replica
 
@@ -147,7 +147,12 @@ class LocalStrategy(CrossReplica):
             yield self
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Calls `fn` as the only replica; `PerReplica` arguments are unpacked. Returns what it returns."""
+        """Calls `fn` as the only replica; `PerReplica` arguments are unpacked. Returns what it returns.
+
+        Raises:
+          TypeError: as `check_call`.
+        """
+        check_call(fn, args, kwargs)
         context = ReplicaContext(0, 1, self.running, self._state)
         with in_replica(context):
             return fn(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 
 from podembed.orchestrator.api.config import ConfigurationError
-from podembed.workers.storage.errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively
+from podembed.workers.storage.errors import NotAFolder, SingleWriterStore, StoreCannotCreateExclusively, SystemRefused
 from podembed.workers.storage.store import Store
 
 
@@ -33,9 +33,9 @@ def open_for_writing(url: str, *, single_writer: bool) -> Store:
             raise
         warnings.warn(SingleWriterStore(error.location, error.found), stacklevel=2)
     except (OSError, NotAFolder) as error:
+        reason = error.reason if isinstance(error, SystemRefused) else error
         raise ConfigurationError(
-            f"Found no way to write to {store.location} ({error}). Expected a folder for runs that this user may write "
-            "to. "
-            f"Choose another one: --storage, RunConfig(storage_path=...)."
+            f"Found no way to write to {store.location} ({reason}). Expected a folder for runs that this user may "
+            "write to. Choose another one: --storage, RunConfig(storage_path=...)."
         ) from error
     return store

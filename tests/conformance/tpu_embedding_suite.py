@@ -20,8 +20,10 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, A
 from podembed.embedding.replicas.per_replica import PerReplica
 from podembed.embedding.replicas.reduction import ReduceOp
 from podembed.embedding.replicas.strategies import get_replica_context
+from podembed.embedding.tpu_embedding.checkpoint import Checkpoint
 from podembed.embedding.tpu_embedding.embedding import TPUEmbedding
 from podembed.embedding.tpu_embedding.send_gradients import send_tpu_embedding_gradients
+from podembed.workers.storage.errors import StorageError
 from tests.conformance import training_runs as runs
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -428,3 +430,30 @@ class TPUEmbeddingConformance:
         np.testing.assert_array_equal(train(cut, split=False), expected)
         apart = strategy.experimental_distribute_datasets_from_function(own)
         np.testing.assert_array_equal(train(apart, split=False), expected)
+
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            ((5,), "Found 5 as fn of strategy.run. Expected a function"),
+            ((abs, 5), r"Found a int as args of strategy.run. .*Write args=\(value,\)"),
+            ((abs, "5"), "Found a str as args of strategy.run"),
+            ((abs, {"x": 5}), "Found a dict as args of strategy.run"),
+            ((abs, np.arange(1)), "Found a ndarray as args of strategy.run"),
+            ((abs, (), 5), "Found 5 as kwargs of strategy.run. Expected a dict"),
+            ((abs, (), {1: 5}), "Found {1: 5} as kwargs of strategy.run"),
+        ],
+    )
+    def test_what_cannot_be_called_is_refused_before_any_replica_is_asked(self, strategy, call, said):
+        with pytest.raises(TypeError, match=f"^{said}"):
+            strategy.run(*call)
+
+    def test_a_place_where_nothing_can_be_saved_is_refused_by_the_storage(self, make):
+        config, _, _ = runs.declare(SGD(0.1))
+        embedding = make(config, runs.BATCH_SIZE)
+        embedding.build()
+        before = embedding.read_tables()
+        for save in (embedding.save, Checkpoint(embedding=embedding).save):
+            with pytest.raises(StorageError, match=r"/proc/nope/x.* failed: No such file"):
+                save("/proc/nope/x")
+        for table, arrays in embedding.read_tables().items():
+            assert np.array_equal(arrays["rows"], before[table]["rows"])

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.slips import slip_of
 from podembed.workers.storage.strict_json import DocumentRefused, parse_strictly
 
 # Packages whose constructors say themselves what is wrong with their arguments.
@@ -60,12 +61,18 @@ class JobReference:
             )
         if self.folder:
             search_last(self.folder, for_package=module_name.partition(".")[0])
+        name = module_name
         try:
-            module = importlib.import_module(_current_name(module_name))
-        except ImportError as error:
+            name = _current_name(module_name)
+            module = importlib.import_module(name)
+        except Exception as error:
+            slip = slip_of(error, name)
+            if slip is None and not isinstance(error, ImportError):
+                raise
             raise JobError(
-                f"Found job '{self.function}', which cannot be imported ({error}). Expected package.module:function. "
-                f"Run from the folder that holds the module, or install it."
+                slip
+                or f"Found job '{self.function}', which cannot be imported ({error}). Expected "
+                "package.module:function. Run from the folder that holds the module, or install it."
             ) from error
         function = getattr(module, function_name, None)
         if function is None:
@@ -75,11 +82,12 @@ class JobReference:
         _check_plain(self.function, self.arguments)
         try:
             job = function(**self.arguments)
-        except (ValueError, TypeError) as error:
+        except Exception as error:
             where = _place_of_declaration(error)
-            if where is None:
+            told = f"{error} Job '{self.function}' declares it in {where}." if where else slip_of(error, name)
+            if told is None:
                 raise
-            raise JobError(f"{error} Job '{self.function}' declares it in {where}.") from error
+            raise JobError(told) from error
         if not isinstance(job, JobConfig):
             raise JobError(f"Job '{self.function}' returned a {type(job).__name__}. Expected a JobConfig.")
         return job

@@ -116,6 +116,26 @@ class AccessRefused(StorageError, PermissionError):
         )
 
 
+class SystemRefused(StorageError, OSError):
+    """The system failed at a file for a reason of its own, such as a folder that cannot be made. It may pass.
+
+    Attributes:
+      reason: the system's words.
+    """
+
+    reason = ""
+
+    @staticmethod
+    def of(what: str, error: OSError) -> SystemRefused:
+        reason = error.strerror or str(error) or type(error).__name__
+        refused = SystemRefused(
+            f"{what} failed: {reason}. A place is expected where folders and files can be made. Correct the path, or "
+            "choose another place (--storage, RunConfig(storage_path=...))."
+        )
+        refused.reason = reason
+        return refused
+
+
 class WrongSize(StorageError):
     """A file is longer or shorter than the reader expects. Raised before anything is allocated."""
 

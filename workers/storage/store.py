@@ -27,6 +27,7 @@ from podembed.workers.storage.errors import (
     StorageError,
     StorageFull,
     StoreCannotCreateExclusively,
+    SystemRefused,
     UnsafeName,
     WrongSize,
 )
@@ -231,7 +232,7 @@ class Store:
         again.
 
         Raises:
-          StorageError, OSError: the storage lost some of it.
+          StorageError: the storage lost some of it.
         """
         if not unsynced.files:
             return
@@ -356,13 +357,17 @@ class Store:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(what, error) from error
-            if error.errno is not None:
-                # The system's own words name the last segment at best.
-                error.filename = what
-            raise
+            if isinstance(error, StorageError):
+                raise
+            # The system's own words name the last segment at best.
+            raise SystemRefused.of(what, error) from error
 
 
 def _open_files(url: str, storage_options: dict[str, Any], request_timeout_s: float) -> Files:
+    if not url or "\0" in url:
+        raise StorageError(
+            f"Found {url!r} as the place of files. Expected a path or a URL. Write '.' for the current folder."
+        )
     if "::" in url:
         raise StorageError(
             f"'{url}' chains filesystems; one filesystem is expected. Caches may answer with old listings: name the "

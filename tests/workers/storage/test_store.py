@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pickle
 import secrets
 import socket
 import threading
@@ -30,6 +31,7 @@ from podembed.workers.storage.errors import (
     StorageFull,
     StoreCannotCreateExclusively,
     StoreUnavailable,
+    SystemRefused,
     UnsafeName,
     WrongSize,
 )
@@ -357,6 +359,18 @@ class TestLocalFiles:
         assert len(calls) == 1
         assert os.listdir(tmp_path / "data") == []
 
+    @pytest.mark.parametrize("place", ["/proc/nope/x", "/proc/x", f"/tmp/{'x' * 300}"])
+    def test_a_place_where_nothing_can_be_made_is_refused_by_the_storage_in_its_words(self, place: str) -> None:
+        with pytest.raises(StorageError, match=rf"'data/a' in {place} failed: .*Correct the path") as refused:
+            Store(place, waiting=NO_WAIT).write_new("data/a", [b"abc"])
+        copy = pickle.loads(pickle.dumps(refused.value))  # noqa: S301
+        assert (type(copy), str(copy), copy.reason) == (SystemRefused, str(refused.value), refused.value.reason)
+
+    @pytest.mark.parametrize("place", ["", "/tmp/a\0b"])
+    def test_a_place_that_is_none_is_refused(self, place: str) -> None:
+        with pytest.raises(StorageError, match=r"as the place of files\. Expected a path or a URL"):
+            Store(place)
+
     @pytest.mark.parametrize("step", [1, 3, 7])
     def test_short_writes_are_continued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         real = os.writev
@@ -574,7 +588,7 @@ class TestObjectStore:
         assert len(store.sizes("data")) == len(store.children("data")) == 1_003
 
     def test_a_bucket_that_is_not_there_is_named(self, s3_url: str) -> None:
-        with pytest.raises(FileNotFoundError, match="bucket does not exist"):
+        with pytest.raises(StorageError, match="failed: .*bucket does not exist"):
             Store("s3://no-such-bucket/run", waiting=NO_WAIT).probe()
 
     def test_missing_credentials_are_told_at_once(self, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
