@@ -9,7 +9,6 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import (
     EXIT_CONFIGURATION,
     EXIT_CRASH_LOOP,
-    EXIT_STOPPED,
     EXIT_USER_ERROR,
     CrashLoop,
     DataFailed,
@@ -17,7 +16,6 @@ from podembed.orchestrator.api.errors import (
     TooFewHosts,
     WorkerRefused,
 )
-from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.commit.holder import RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
@@ -55,9 +53,6 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted. What was committed stands.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except StoppedAtStart:
-        print("podembed: stopped before the first step. What was committed stands.", file=sys.stderr)
-        return EXIT_STOPPED
     except (Fenced, RunIsHeld, TooFewHosts) as error:
         print(f"podembed: {error}", file=sys.stderr)
         return error.exit_code

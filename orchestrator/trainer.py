@@ -10,16 +10,16 @@ from functools import partial
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.api.policy_checks import check_hosts, check_job, check_policies, check_storage, with_metric
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.console import ConsoleReporter
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
-from podembed.orchestrator.run.finished import finished
+from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.input.index import describe_order
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 
@@ -52,6 +52,10 @@ class Trainer:
     def fit(self) -> Result:
         """Creates the run, or goes on with it if `RunConfig.name` names one that exists, and trains to its end.
 
+        Returns:
+          How it ended. A call that a signal stops before its first step returns too: `Result.commit` is then the newest
+          commit, or None where there is none yet. The same program goes on with the run.
+
         Raises:
           JobFailed, CrashLoop, TooFewHosts, Fenced, RunIsHeld, ConfigurationError and the errors of data and storage.
         """
@@ -77,7 +81,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     """Drives an opened run to its end, on a cluster that is joined or started for it.
 
     Raises:
-      As `Trainer.fit`; StoppedAtStart: a signal came before there was a cluster.
+      As `Trainer.fit`.
     """
     check_hosts(run.job, scaling)
     check_policies(run.job, config)
@@ -85,12 +89,13 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     config = replace(config, checkpoint_config=with_metric(run.job, config.checkpoint_config))
     check_storage(run.url, scaling)
     emit = partial(tell, reporter)
-    if (result := finished(run, config)) is not None:
+    head = run.newest_commit()
+    if (result := finished(run, config, head)) is not None:
         emit(NothingLeft(url=run.url, step=result.step, commit=result.commit))
         return result
     emit(RunOpened(url=run.url))
     if run.job.data.order == "files":
-        emit(FilesInOrder(description=describe_order(run.train_index.files)))
+        emit(FilesInOrder(description=run.train_index.order_of_files))
 
     def patience_s() -> float:
         # A run that has begun has lost its cluster; another one was told a wrong address.
@@ -99,16 +104,21 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     with contextlib.ExitStack() as stack:
         if config.fault_plan is not None:
             run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
-        place = stack.enter_context(joined(scaling, patience_s=patience_s, activity=reporter.activity, emit=emit))
-        stack.callback(reporter.close)
-        driver = Driver(
-            run,
-            scaling=scaling,
-            config=config,
-            backend=place.backend,
-            cluster=place.cluster,
-            reporter=reporter,
-            emit=emit,
-            stop=place.stop,
-        )
-        return driver.run()
+        try:
+            place = stack.enter_context(joined(scaling, patience_s=patience_s, activity=reporter.activity, emit=emit))
+            stack.callback(reporter.close)
+            driver = Driver(
+                run,
+                scaling=scaling,
+                config=config,
+                backend=place.backend,
+                cluster=place.cluster,
+                reporter=reporter,
+                emit=emit,
+                stop=place.stop,
+            )
+            return driver.run()
+        except StoppedAtStart as stopped:
+            # Before there was a cluster, or a lease: nobody else has to hear of it.
+            reporter.close()
+            return untrained(run, config, head, stopped_by=stopped.reason)

@@ -32,7 +32,7 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
         steps_per_epoch=run.input_plan.steps_per_epoch,
     )
     started = time.monotonic()
-    result = finished(run, config)
+    result = finished(run, config, run.newest_commit())
     if result is not None and run.settings_before is not None:
         reporter.notice(
             "settings not changed: no step is left to train with them. Give --set epochs=N, or a larger --max-steps"

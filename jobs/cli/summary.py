@@ -70,6 +70,9 @@ def summary(
         yield f"to end at {result.total_steps}"
     elif not result.num_windows and result.stopped_by is None:
         yield f"nothing left to train: all {result.total_steps:,} steps are done"
+    elif not result.num_windows:
+        stands = f"the run stands at step {result.step} of {result.total_steps}" if result.step else "none is trained"
+        yield f"stopped by {result.stopped_by} before a step was trained: {stands}"
     else:
         end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
         yield f"{end} at step {result.step} of {result.total_steps}, {seconds:.1f} s all in all"
@@ -86,8 +89,7 @@ def summary(
         yield f"  storage      {plural(result.failed_saves, 'save')} failed; the last step is committed"
     if result.phase_s:
         yield _phases(result.phase_s)
-    if result.commit is not None:
-        yield f"  commit       {result.commit}"
+    yield f"  commit       {result.commit or 'none yet: resume begins with the first step'}"
     yield f"  run          {result.path}"
     yield f"  next         {command_name()} inspect {shlex.quote(_short_path(result.path))}"
     if not is_whole:

@@ -148,8 +148,8 @@ class Result:
       losses: global loss of each step since this call began or last recovered to, by step number.
       changes: planned changes of hosts.
       phase_s: seconds of each phase of the step, summed over the windows of host 0.
-      commit: name of the newest commit, which is of `step`; None where nothing was trained and nothing committed
-        before.
+      commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
+        between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, else the reason.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.

@@ -19,7 +19,15 @@ NOW_S = 3.0  # that an end which is to be now waits for a storage
 
 
 class StoppedAtStart(Exception):
-    """A stop was requested before the first step of a generation; nothing needs a commit."""
+    """A stop was requested before the first step of a generation; nothing needs a commit.
+
+    Attributes:
+      reason: why, such as the signal.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} came before the first step.")
+        self.reason = reason
 
 
 class StopSignals:
@@ -36,7 +44,7 @@ class StopSignals:
       is_now: whether it was asked a second time, which wants it to end at once.
     """
 
-    def __init__(self, words: str = "the run commits and leaves after this window") -> None:
+    def __init__(self, words: str = "the run commits what it has trained and leaves") -> None:
         self.reason: str | None = None
         self.is_now = False
         self._words = words

@@ -147,7 +147,7 @@ class _OwnConnection(Connection):
             self._cluster = self._joined()
         except SystemExit as left:
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
-            raise StoppedAtStart from left
+            raise StoppedAtStart(signal.SIGTERM.name) from left
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)

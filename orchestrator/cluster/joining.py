@@ -6,6 +6,7 @@ In the driver's own process, on a Ray cluster that is there, or on one that the 
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def joined(
             )
         except SystemExit as left:
             # While it connects, Ray installs a handler of its own for SIGTERM, which leaves so.
-            raise StoppedAtStart from left
+            raise StoppedAtStart(signal.SIGTERM.name) from left
         stop.claim()
         backend = RayBackend(scaling, emit, lost=connection.lost, answers=connection.answers)
         cluster = RayNodes(backend, scaling, connection=connection, emit=emit)
@@ -77,7 +78,7 @@ def joined(
 
 def _go_on(stop: StopSignals) -> None:
     if stop.reason is not None:
-        raise StoppedAtStart
+        raise StoppedAtStart(stop.reason)
 
 
 def await_cluster(
@@ -120,7 +121,7 @@ def await_cluster(
                 "then `podembed resume` goes on."
             )
         if stop.reason is not None:
-            raise StoppedAtStart
+            raise StoppedAtStart(stop.reason)
         if not has_told:
             has_told = True
             emit(ClusterAwaited(address=address, timeout_s=timeout_s))

@@ -76,7 +76,7 @@ class StorageWait:
                     raise
                 if self._stop.reason is not None:
                     self._emit(StorageNotAwaited(reason=f"{type(error).__name__}: {error}"))
-                    raise StoppedAtStart from error
+                    raise StoppedAtStart(self._stop.reason) from error
                 if self._clock.monotonic_s() + wait_s > over_s:
                     if isinstance(error, StorageError):
                         raise

@@ -77,15 +77,18 @@ class Driver:
           CrashLoop: host faults came one after another without a commit in between.
           TooFewHosts: there were too few hosts for too long.
           Fenced: another driver took the run.
+          StoppedAtStart: it was asked to stop before it held the run.
         """
         shared = self.shared
         try:
             return self._result(self._generations())
-        except StoppedAtStart:
+        except StoppedAtStart as stopped:
             if shared.claims.lease is None:
                 raise
             step = shared.claims.lease.head_step
             shared.journal.history.cut(step)
+            # Where a library took the signal, the request is known from here alone.
+            shared.stop.reason = shared.stop.reason or stopped.reason
             return self._result(step)
         finally:
             shared.groups.stop()

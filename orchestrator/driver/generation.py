@@ -107,7 +107,7 @@ class Generation:
             self._committing.commits.poll()
             self._shared.watch.look()
         elif self._shared.is_stopping:
-            raise StoppedAtStart
+            raise StoppedAtStart(self._shared.stop.reason or "a request")
 
     # ------------------------------------------------------------------ its start
 

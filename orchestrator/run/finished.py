@@ -6,39 +6,50 @@ from __future__ import annotations
 
 from podembed.orchestrator.api.config import RunConfig
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError
 
 
-def finished(run: OpenRun, config: RunConfig) -> Result | None:
+def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result | None:
     """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is asked
     for; None for any other.
 
     A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still
     owed.
 
-    Raises:
-      NameNotFound, DocumentRefused: as `OpenRun.newest_commit`.
+    Args:
+      head: the newest commit.
     """
-    head = run.newest_commit()
     total_steps = config.last_step(run.total_steps)
     if head is None or head.step < total_steps:
         return None
     owes_evaluation = config.evaluate_at_end and run.eval_index is not None and head.step == total_steps
     if owes_evaluation and not _is_evaluated(run, head.step):
         return None
+    return untrained(run, config, head)
+
+
+def untrained(run: OpenRun, config: RunConfig, head: Manifest | None, *, stopped_by: str | None = None) -> Result:
+    """What `fit` returns for a call that trained nothing.
+
+    Args:
+      head: the newest commit; None where there is none.
+      stopped_by: who asked the call to end before it trained.
+    """
     return Result(
         path=run.url,
-        step=head.step,
-        total_steps=total_steps,
+        step=head.step if head else 0,
+        total_steps=config.last_step(run.total_steps),
         num_samples=0,
         samples_per_s=0.0,
         losses={},
         evaluations=(),
         recoveries=(),
         phase_s={},
-        commit=head.name,
+        commit=head.name if head else None,
+        stopped_by=stopped_by,
         staleness=run.job.staleness,
     )
 

@@ -9,7 +9,6 @@ import pytest
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.errors import CrashLoop, JobFailed
-from podembed.orchestrator.api.signals import StoppedAtStart
 from podembed.orchestrator.commit.holder import Holder, RunIsHeld
 from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.commit.run_record import RunMismatch
@@ -54,7 +53,6 @@ def test_a_command_that_ends_by_itself_keeps_its_code(code: int, capsys: pytest.
         (StorageError("no space"), 87, "no space"),
         (DocumentRefused("RUN.json", "damage", "none"), 87, "RUN.json"),
         (RunMismatch({"batch_size": (96, 48)}, "/runs/x"), 87, "batch_size is 96, given 48"),
-        (StoppedAtStart(), 85, "stopped before the first step"),
         (KeyboardInterrupt(), 130, "What was committed stands"),
     ],
 )

@@ -50,6 +50,11 @@ class InputIndex:
         return sum(file.num_rows for file in self.files)
 
     @property
+    def order_of_files(self) -> str:
+        """As `describe_order`."""
+        return describe_order(self.files)
+
+    @property
     def row_group_rows(self) -> tuple[int, ...]:
         """Rows of every row group, in file order, without the empty ones. Row groups are numbered by this order
         everywhere.

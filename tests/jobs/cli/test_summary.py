@@ -85,6 +85,31 @@ def test_a_call_that_trained_nothing_tells_no_rate(job: JobConfig) -> None:
     assert "samples/s" not in told
 
 
+@pytest.mark.parametrize(
+    ("step", "commit", "told"),
+    [
+        (0, None, ["stopped by SIGTERM before a step was trained: none is trained", "  commit       none yet: "]),
+        (
+            40,
+            "s000000040-g00000001",
+            [
+                "stopped by SIGTERM before a step was trained: the run stands at step 40 of 100",
+                "  commit       s000000040-g00000001",
+            ],
+        ),
+    ],
+)
+def test_a_call_that_was_stopped_before_its_first_step_says_where_the_run_stands(
+    job: JobConfig, step: int, commit: str | None, told: list[str]
+) -> None:
+    nothing = {"num_windows": 0, "num_samples": 0, "trained_s": 0.0, "losses": {}, "evaluations": (), "phase_s": {}}
+    stopped = result(step=step, total_steps=100, commit=commit, stopped_by="SIGTERM", **nothing)
+    shown = lines(job, stopped)
+    for words in told:
+        assert any(line.startswith(words) for line in shown), shown
+    assert max(map(len, shown)) <= 80
+
+
 def test_the_best_evaluation_is_told_with_its_commit_and_not_only_the_last(job: JobConfig) -> None:
     told = "\n".join(lines(job, result()))
     assert "evaluation   AUC 0.7000, log loss 0.5000 after step 10000000" in told

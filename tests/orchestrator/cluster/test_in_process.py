@@ -23,7 +23,7 @@ from podembed.orchestrator.api.config import (
     ScalingConfig,
 )
 from podembed.orchestrator.api.errors import JobFailed
-from podembed.orchestrator.api.result import SHORT_S, SHORT_WINDOWS, Result
+from podembed.orchestrator.api.result import SHORT_S, SHORT_WINDOWS, Recovery, Result
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.cluster.in_process import InProcessBackend
 from podembed.orchestrator.commit import checkpoint
@@ -264,19 +264,78 @@ def test_a_stop_commits_and_a_later_start_ends_with_the_same_bytes(
     assert stopped.num_samples + result.num_samples == whole.num_samples
 
 
-def test_a_stop_asked_before_the_first_step_trains_nothing(small_data: str, tmp_path: Path) -> None:
-    job = small_job(folder=small_data, audit=False)
-    stop = StopSignals()
-    stop.request("early")
-    result = Driver(
-        create_run(str(tmp_path / "run"), job, None),
-        scaling=ScalingConfig(in_process=True),
-        config=RunConfig(),
-        backend=InProcessBackend(),
-        reporter=SilentReporter(),
-        stop=stop,
-    ).run()
-    assert (result.step, result.commit, result.stopped_by) == (0, None, "early")
+class Starting(SilentReporter):
+    """Sends this process a SIGTERM when something is said for the first time."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.is_sent = False
+
+    def activity(self, text: str) -> None:
+        if self.words in text and not self.is_sent:
+            self.is_sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    notice = activity
+
+    def recovery(self, recovery: Recovery) -> None:
+        self.activity("recovered")
+
+
+def test_a_stop_asked_before_the_first_step_trains_nothing_and_a_later_start_all(
+    whole: Result, small_data: str, tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        JobReference(function="tests.small_job:small_job", arguments={"folder": small_data, "audit": False}),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(tmp_path),
+            max_steps=STEPS,
+            checkpoint_config=CheckpointConfig(every_steps=10),
+        ),
+        reporter=Starting("starting the processes"),
+    )
+    result = trainer.fit()
+    assert (result.step, result.commit, result.stopped_by) == (0, None, "SIGTERM")
+    assert (result.losses, result.num_windows) == ({}, 0)
+    again = trainer.fit()
+    assert (again.step, again.stopped_by) == (STEPS, None)
+    assert_same_bytes(committed_state(again.path), committed_state(whole.path))
+
+
+@pytest.mark.parametrize("moment", ["device 0 failed", "starting the processes", "recovered"])
+def test_a_stop_between_a_fault_and_the_next_step_names_the_commit_that_stands(
+    moment: str, small_data: str, tmp_path: Path
+) -> None:
+    class AfterFault(Starting):
+        """Counts from the fault on."""
+
+        def activity(self, text: str) -> None:
+            self.has_failed = getattr(self, "has_failed", False) or "device 0 failed" in text
+            if self.has_failed:
+                super().activity(text)
+
+        notice = activity
+
+    result = fit_broken("later", small_data, tmp_path, max_user_errors=1, reporter=AfterFault(moment))
+    assert (result.step, result.commit, result.stopped_by) == (10, "s000000010-g00000001", "SIGTERM")
+    assert sorted(result.losses) == list(range(10))
+
+
+def test_a_stop_while_the_cluster_is_awaited_names_the_commit_that_stands(
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = train(small_data, tmp_path / "run", stop_at=5)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    result = fit(
+        open_run(str(tmp_path / "run")),
+        scaling=ScalingConfig(num_hosts=1),
+        config=RunConfig(max_steps=STEPS),
+        reporter=Starting("waiting for the Ray cluster"),
+    )
+    assert (result.step, result.commit, result.stopped_by) == (before.step, before.commit, "SIGTERM")
+    assert result.num_windows == 0
 
 
 def test_a_finished_run_started_again_does_nothing_but_says_where_it_stands(whole: Result, small_data: str) -> None:
@@ -518,7 +577,7 @@ def test_an_evaluation_that_a_lost_driver_owed_is_made(small_data: str, tmp_path
     result = fit(run, scaling=ScalingConfig(in_process=True), config=config, reporter=SilentReporter())
     assert [made.step for made in result.evaluations] == [STEPS]
     assert [made.step for made in read_history(run.store).evaluations] == [STEPS]
-    assert finished(run, config) is not None
+    assert finished(run, config, run.newest_commit()) is not None
 
 
 def test_the_history_has_each_step_once_over_several_drivers(small_data: str, tmp_path: Path) -> None:
