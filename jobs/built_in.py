@@ -17,7 +17,7 @@ def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
     """`name=value` pairs with JSON values; what is no JSON is a string.
 
     Raises:
-      ConfigurationError: a pair without `=`.
+      ConfigurationError: a pair without `=`, or two for one name.
     """
     from podembed.orchestrator.api.config import ConfigurationError
 
@@ -26,6 +26,8 @@ def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:
         name, separator, text = pair.partition("=")
         if not separator or not name.isidentifier():
             raise ConfigurationError(f"Found --set {pair}. Expected name=value, such as epochs=2.")
+        if name in settings:
+            raise ConfigurationError(f"Found --set {name}=... twice. Expected one value for it. Leave one of them out.")
         try:
             settings[name] = json.loads(text)
         except json.JSONDecodeError:

@@ -21,7 +21,12 @@ _DATA = {
 
 def job_reference(job_name: str, settings: tuple[str, ...], given: dict[str, object]) -> JobReference:
     """The job's function with its arguments."""
-    arguments = dict(parse_settings(settings)) | given
+    named = parse_settings(settings)
+    if both := sorted(named.keys() & given.keys()):
+        raise ConfigurationError(
+            f"Found --set {both[0]}=... beside --data, which gives it too. Expected one of them. Leave one out."
+        )
+    arguments = {**named, **given}
     if job_name == "synthetic":
         # The run record keeps the arguments, and a run may be resumed from another folder.
         arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())

@@ -17,10 +17,10 @@ from podembed.jobs.cli.data_arguments import data_arguments
 from podembed.jobs.cli.fitting import fit_run
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.main import default_storage
-from podembed.jobs.cli.settings import parse_hosts, run_config, scaling_config
+from podembed.jobs.cli.settings import named_by_flags, parse_hosts, run_config, scaling_config
 from podembed.jobs.cli.summary import command_name
 from podembed.jobs.search_path import current_folder
-from podembed.orchestrator.api.config import ConfigurationError, WarmStart
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig, WarmStart
 from podembed.orchestrator.api.policy_checks import check_hosts, check_policies
 from podembed.orchestrator.commit.run_record import find_run
 from podembed.orchestrator.driver.console import ConsoleReporter
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 def train(command: Train) -> int:
     """Begins a run and trains it to its end. Returns the exit code."""
     scaling = scaling_config(command, parse_hosts(command.hosts))
+    with named_by_flags():
+        RunConfig(name=command.name)
     run_config(command, steps=1)  # what is wrong with the flags should be known before a folder is made
     has_data = bool(command.data or command.eval_data)
     job_name = command.job or ("criteo" if has_data else "synthetic")

@@ -16,12 +16,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
 from podembed.jobs.chaos import command as chaos
-from podembed.jobs.cli import supervise, tools
+from podembed.jobs.cli import repeated, supervise, tools
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe
 
@@ -64,7 +64,7 @@ class Train:
     in_process: bool = False
     """One host in this process, without Ray."""
     name: str | None = None
-    """Folder of the run; by default the job's name and the time."""
+    """Folder of the run below --storage, such as clicks or team/clicks; by default the job's name and the time."""
     warm_start: str | None = None
     """Begin from another run's newest commit, or from RUN@COMMIT, instead of with initial values."""
     warm_start_rules: tuple[str, ...] = ()
@@ -230,6 +230,7 @@ def _main(arguments: list[str] | None) -> None:
             sys.exit(EXIT_USAGE)
         print(describe())
         sys.exit(0)
+    own = _gathered(own)
     command = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         prog="podembed",
@@ -242,6 +243,20 @@ def _main(arguments: list[str] | None) -> None:
     elif supervised:
         sys.exit(f"podembed: Found `--` before {' '.join(supervised)!r}. Expected it only after supervise.")
     sys.exit(_run(command))
+
+
+def _gathered(arguments: list[str]) -> list[str]:
+    """See `jobs.cli.repeated`."""
+    kinds = {note.name: kind for kind, note in map(get_args, get_args(Command))}
+    if not arguments or arguments[0] not in kinds:
+        return arguments
+    from podembed.orchestrator.api.config import ConfigurationError
+
+    try:
+        return [arguments[0], *repeated.gathered(arguments[1:], kinds[arguments[0]])]
+    except ConfigurationError as error:
+        print(f"podembed: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
 
 
 def _run(command: Any) -> int:

@@ -70,11 +70,15 @@ def parse_resources(pairs: tuple[str, ...]) -> dict[str, float] | None:
     """`CPU=8 GPU=1` as Ray has it; None without any.
 
     Raises:
-      ConfigurationError: a pair that is not a name and a number of at least 0.
+      ConfigurationError: a pair that is not a name and a number of at least 0, or two for one name.
     """
     resources: dict[str, float] = {}
     for pair in pairs:
         name, _, amount = pair.partition("=")
+        if name in resources:
+            raise ConfigurationError(
+                f"Found --resources {name}=... twice. Expected one amount for it. Leave one of them out."
+            )
         try:
             resources[name] = float(amount)
         except ValueError:
@@ -100,6 +104,7 @@ _FLAGS = {
     "eval_every_steps": "--eval-every",
     "max_steps": "--max-steps",
     "metric": "--metric",
+    "name": "--name",
 }
 
 
@@ -113,7 +118,9 @@ def named_by_flags() -> Iterator[None]:
         if found is None or found[1] not in _FLAGS:
             raise
         rest = str(error)[found.end() :].replace(", or None.", ". Leave the flag out for its default.")
-        rest = rest.replace("(min, max) with 1 <= min <= max", "a range such as 2-8")
+        rest = rest.replace("storage_path", "--storage").replace(
+            "(min, max) with 1 <= min <= max", "a range such as 2-8"
+        )
         raise ConfigurationError(f"Found {_FLAGS[found[1]]} {found[2]}. Expected{rest}") from error
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from podembed.jobs.cli.repeated import gathered
 from podembed.jobs.search_path import new_process
 
 
@@ -84,10 +85,10 @@ def _attempts(command: tuple[str, ...], *, is_remote: bool) -> tuple[str, str, l
             "podembed supervise -- train --hosts 2"
         )
     if command[0] == "resume":
-        resumed = tyro.cli(Resume, prog="podembed resume", args=list(command[1:]))
+        resumed = tyro.cli(Resume, prog="podembed resume", args=gathered(command[1:], Resume))
         name = resumed.run.rstrip("/").rsplit("/", 1)[-1]
         return name, resumed.run, list(command), [*command, "--take-over"]
-    trained = tyro.cli(Train, prog="podembed train", args=list(command[1:]))
+    trained = tyro.cli(Train, prog="podembed train", args=gathered(command[1:], Train))
     first = list(command)
     if trained.name is None:
         label = (trained.job or "run").rsplit(":", 1)[-1]

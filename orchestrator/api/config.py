@@ -331,11 +331,11 @@ class RunConfig:
                     f"{name}={kind.__name__}(...)."
                 )
         parts = (self.name or "").split("/")
-        if self.name is not None and (not self.name or any(part in ("", ".", "..") for part in parts)):
+        is_folder = not any(part in ("", ".", "..") or not part.isprintable() for part in parts)
+        if self.name is not None and not is_folder:
             raise ConfigurationError(
-                f"Found name={self.name!r} in RunConfig. Expected the name of a folder below storage_path, such as "
-                "'clicks' or 'team/clicks'. "
-                f"Put what lies above it into storage_path."
+                f"Found name={self.name!r}. Expected the name of a folder below storage_path, such as 'clicks' or "
+                "'team/clicks'. Put what lies above it into storage_path."
             )
         check_steps(self, "eval_every_steps", ConfigurationError)
         check_steps(self, "max_steps", ConfigurationError)

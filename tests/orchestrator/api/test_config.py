@@ -7,7 +7,9 @@ import pytest
 from podembed.orchestrator.api.config import CheckpointConfig, ConfigurationError, RunConfig
 
 
-@pytest.mark.parametrize("name", ["", ".", "../clicks", "team/../../clicks", "/clicks", "team//clicks", "clicks/"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "../clicks", "team/../../clicks", "/clicks", "team//clicks", "clicks/", "a\nb"]
+)
 def test_a_run_lies_below_its_storage_path(name: str) -> None:
     with pytest.raises(ConfigurationError, match="name of a folder below storage_path"):
         RunConfig(name=name)
