@@ -9,6 +9,7 @@ from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
 from podembed.jobs.search_path import current_folder
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
+from podembed.orchestrator.api.policy_checks import check_hosts
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.table_plan import Plan as TablePlan
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 
 def plan(command: Plan) -> int:
-    """Prints how tables would lie on so many hosts. Returns the exit code."""
+    """Prints how tables would lie on so many hosts. Returns the exit code.
+
+    Raises:
+      ConfigurationError: `train` and `resume` would refuse the job, or so many hosts, as well.
+    """
     with named_by_flags():
-        ScalingConfig(num_hosts=command.hosts)
+        scaling = ScalingConfig(num_hosts=command.hosts)
     if command.run is None:
         job_name = command.job or ("criteo" if command.data else "synthetic")
         job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
+        check_hosts(job, scaling)
         print(render_plan(plan_tables(job, num_hosts=command.hosts)))
         return 0
     if command.job or command.data or command.set:
@@ -35,6 +41,7 @@ def plan(command: Plan) -> int:
             "Found RUN with --job, --data or --set. Expected one or the other: a run has its job recorded."
         )
     run = open_run(command.run, only_reads=True, job_folder=current_folder())
+    check_hosts(run.job, scaling)
     base = run.newest_commit()
     found = planned(run, base, num_hosts=command.hosts)
     print(

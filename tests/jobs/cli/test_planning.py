@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from podembed.jobs.cli.fitting import introduce
 from podembed.jobs.cli.planning import planned
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
@@ -13,7 +15,8 @@ from podembed.orchestrator.group.generation_plan import plan_generation
 from podembed.orchestrator.run.opening import create_run, open_run
 from podembed.orchestrator.trainer import fit
 from podembed.workers.job.reference import JobReference
-from tests.small_job import write_small_data
+from tests.jobs.cli.test_main import run
+from tests.small_job import NUM_LANES, write_small_data
 
 
 class Kept(SilentReporter):
@@ -24,6 +27,22 @@ class Kept(SilentReporter):
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_more_hosts_than_lanes_are_refused_alike(command: str, small_data: str, tmp_path: Path) -> None:
+    job = ["--job", "tests.small_job:small_job", "--set", f"folder={small_data}"]
+    place = ["--storage", str(tmp_path)] if command == "train" else []
+    code, out, err = run(command, *job, *place, "--hosts", str(NUM_LANES + 1))
+    assert (code, out) == (87, "")
+    assert f"Found {NUM_LANES + 1} hosts for the {NUM_LANES} lanes of job 'small'" in err
+    if command == "plan":
+        assert run(command, *job, "--hosts", str(NUM_LANES))[0] == 0
+        reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data})
+        url = create_run(str(tmp_path / "run"), reference.resolve(), reference).url
+        assert run("plan", url, "--hosts", str(NUM_LANES))[0] == 0
+        code, _, err = run("plan", url, "--hosts", str(NUM_LANES + 1))
+        assert (code, "lanes of job 'small'" in err) == (87, True)
 
 
 def test_resume_says_the_placement_that_hosts_will_have(tmp_path: Path) -> None:
