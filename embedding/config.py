@@ -180,7 +180,8 @@ class FeatureConfig:
         is combined whatever its length.
       validate_weights_and_indices: whether serving drops negative ids and non-positive weights.
       output_shape: shape of the feature's activations without the last axis, None where unknown; an int is a shape of
-        one axis. Not empty, it switches `max_sequence_length` off.
+        one axis. An open first axis is the batch, whose size the job or `TPUEmbedding(batch_size=...)` has. Not empty,
+        it switches `max_sequence_length` off.
       name: of the feature in messages.
       combiner: overrides the table's combiner for this feature; None keeps it.
 

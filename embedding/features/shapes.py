@@ -104,14 +104,21 @@ def shapes_of_build(feature_config: Any, features: Sequence[FeatureConfig], give
 
 
 def shapes_of_batch(features: Sequence[FeatureConfig], batch_size: int) -> list[Shape]:
-    """The output shapes of features that have one sample per element of the batch.
+    """The output shapes of features that have one sample per element of the batch. A declared shape whose first axis is
+    open begins with the batch, as in a job.
 
     Raises:
       ValueError: it is negative.
     """
     if batch_size < 0:
         raise ValueError(f"Found batch size {batch_size}. Expected at least 1. Pass the samples of one replica.")
-    return [(batch_size, f.max_sequence_length) if is_sequence(f) else (batch_size,) for f in features]
+    return [_shape_of_batch(feature, batch_size) for feature in features]
+
+
+def _shape_of_batch(feature: FeatureConfig, batch_size: int) -> Shape:
+    if feature.output_shape and feature.output_shape[0] is None:
+        return (batch_size, *feature.output_shape[1:])
+    return (batch_size, feature.max_sequence_length) if is_sequence(feature) else (batch_size,)
 
 
 def _input_shapes(feature_config: Any, given: Any) -> list[Any]:
@@ -191,16 +198,25 @@ def check_shapes(paths: Sequence[str], stored: Sequence[Shape], incoming: Sequen
 
 
 def merged_shapes(stored: Sequence[Shape], incoming: Sequence[Shape]) -> list[Shape]:
-    """Known shapes stay, unknown ones are taken from what comes in."""
-    return [known or found for known, found in zip(stored, incoming, strict=True)]
+    """Known shapes and axes stay, unknown ones are taken from what comes in."""
+    return [_merged(known, found) for known, found in zip(stored, incoming, strict=True)]
+
+
+def _merged(known: Shape, found: Shape) -> Shape:
+    if not known or len(known) != len(found):
+        return known or found
+    return tuple(other if axis is None else axis for axis, other in zip(known, found, strict=True))
 
 
 def require_defined(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
     """Raises ValueError if a shape is unknown, as a whole or on an axis."""
     for path, shape in zip(paths, shapes, strict=True):
         if not shape or any(axis is None for axis in shape):
+            remedy = "Set FeatureConfig.output_shape, pass shapes to build, or pass batch_size."
+            if any(axis is None for axis in shape[1:]):
+                counted = (shape[0], *(axis or 4 for axis in shape[1:]))
+                remedy = f"Say how many vectors a sample has, such as output_shape={counted}, or pass shapes to build."
             raise ValueError(
                 f"Input Feature {shown_path(path)} has output shape set as {shape or None} which is not fully defined. "
-                "Expected a size on every "
-                "axis. Set FeatureConfig.output_shape, pass shapes to build, or pass batch_size."
+                f"Expected a size on every axis. {remedy}"
             )

@@ -270,6 +270,27 @@ class TestShapes:
         with pytest.raises(ValueError, match=text):
             embedding.build(given)
 
+    @pytest.mark.parametrize("is_given_to_build", [False, True])
+    @pytest.mark.parametrize(("open_shape", "shape"), [((None, 2), (3, 2)), ((None,), (3,)), ((None, 2, 1), (3, 2, 1))])
+    def test_a_shape_that_is_open_on_the_batch_gets_the_batch_size(self, open_shape, shape, is_given_to_build):
+        found = []
+        for declared in (open_shape, shape):
+            config = FeatureConfig(table(), output_shape=declared)
+            embedding = make(config, None if is_given_to_build else 3, SGD(0.1))
+            if is_given_to_build:
+                embedding.build(3)
+            assert embedding._output_shapes == [shape]
+            embedding.enqueue(Ragged.of_lists([[1, 2], [3], []]), training=False)
+            found.append(embedding.dequeue())
+        assert found[0].shape == (*shape, 4)
+        np.testing.assert_array_equal(*found)
+
+    def test_a_shape_that_the_batch_size_leaves_open_says_what_is_missing(self):
+        with pytest.raises(
+            ValueError, match=r"\(3, None\) which .* vectors a sample has, such as output_shape=\(3, 4\)"
+        ):
+            make(FeatureConfig(table(), output_shape=(None, None)), 3, SGD(0.1))
+
     @pytest.mark.parametrize(
         ("value", "text"),
         [
