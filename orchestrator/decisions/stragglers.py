@@ -20,6 +20,9 @@ WELL_RATIO = 1.5
 # Below this part of a window a difference is of no use to anybody, and mostly noise.
 LEAST_EXCESS = 0.1
 LEAST_ROWS = 1000
+# A host gathers and updates a million rows a second and more, so fewer than these cost it no part of its time that
+# anybody would notice.
+LEAST_EXCESS_ROWS_PER_S = 50_000
 
 
 def own_work_s(phase_s: Mapping[Phase, float]) -> float:
@@ -102,6 +105,13 @@ def imbalance(rows_asked: Sequence[Sequence[int]]) -> Imbalance:
     return Imbalance(ratio=totals[host] / mean, host=host, table=table, rows=totals[host])
 
 
-def is_notable(ratio: float, num_hosts: int) -> bool:
-    """Whether an imbalance should be told: twice the mean, or three quarters of the way to the worst for two hosts."""
-    return num_hosts > 1 and ratio >= min(2.0, 1 + 0.75 * (num_hosts - 1))
+def is_notable(found: Imbalance, num_hosts: int, *, window_s: float) -> bool:
+    """Whether an imbalance should be told: twice the mean, or three quarters of the way to the worst for two hosts; and
+    enough rows above the mean to cost time.
+
+    Args:
+      window_s: how long the window took.
+    """
+    if num_hosts < 2 or found.ratio < min(2.0, 1 + 0.75 * (num_hosts - 1)):
+        return False
+    return found.rows * (1 - 1 / found.ratio) >= LEAST_EXCESS_ROWS_PER_S * window_s

@@ -115,7 +115,8 @@ class WindowHealth:
         phase_s = [host.phase_s for host in hosts]
         self.slowest = max(work_ratios(phase_s), default=1.0)
         self.imbalance = imbalance([host.rows_asked for host in hosts])
-        return [*self._tell_slow(phase_s, seconds), *self._tell_uneven(len(hosts)), *self._tell_altered(hosts)]
+        uneven = self._tell_uneven([self._movable(host.rows_asked) for host in hosts], seconds)
+        return [*self._tell_slow(phase_s, seconds), *uneven, *self._tell_altered(hosts)]
 
     def _tell_slow(self, phase_s: Sequence[Mapping[Phase, float]], window_s: float) -> list[Event]:
         slow = {found.host: found for found in slow_hosts(phase_s, window_s=window_s)}
@@ -140,10 +141,16 @@ class WindowHealth:
         self._altered.update(new)
         return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]
 
-    def _tell_uneven(self, num_hosts: int) -> list[Event]:
-        found = self.imbalance
-        was_uneven = self._uneven.told is not None
-        if not self._uneven.see((found.host, found.table) if is_notable(found.ratio, num_hosts) else None):
+    def _movable(self, rows_asked: Sequence[int]) -> list[int]:
+        """Rows by table, without those of tables that are one bucket: nobody can spread them over hosts."""
+        whole = {at for at, name in enumerate(self._tables) if len(self._owners.get(name, ())) == 1}
+        return [0 if at in whole else rows for at, rows in enumerate(rows_asked)]
+
+    def _tell_uneven(self, rows_asked: Sequence[Sequence[int]], window_s: float) -> list[Event]:
+        """Args: rows_asked: per owner and table, those that could be asked of other owners."""
+        found, num_hosts = imbalance(rows_asked), len(rows_asked)
+        was_uneven, is_told = self._uneven.told is not None, is_notable(found, num_hosts, window_s=window_s)
+        if not self._uneven.see((found.host, found.table) if is_told else None):
             return []
         if self._uneven.told is None:
             return [OwnersEven()] if was_uneven else []

@@ -94,7 +94,7 @@ class HostKeepsUp(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerBusy(Event):
-    """One owner is asked for many more rows than the others.
+    """One owner is asked for many more rows than the others, of tables that are cut into buckets, and that costs time.
 
     Attributes:
       ratio: its rows over the mean of all owners.

@@ -128,7 +128,7 @@ def sentence(event: Event) -> str:
 def _(event: progress.OwnerBusy) -> str:
     what = (
         f"host {event.host} gets requests for {event.ratio:.1f} times the rows of the mean owner ({event.rows:,} in a "
-        f"window), most of them of table '{event.table}'."
+        f"window, of tables that are cut), most of them of table '{event.table}'."
     )
     # One host cannot have less than a bucket, so a table of few buckets is uneven whatever its ids are.
     if event.held_buckets * event.num_hosts >= UNEVEN_SHARE * event.num_buckets > 0:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from podembed.orchestrator.decisions.stragglers import imbalance, is_notable, own_work_s, slow_hosts, work_ratios
+from podembed.orchestrator.decisions.stragglers import (
+    Imbalance,
+    imbalance,
+    is_notable,
+    own_work_s,
+    slow_hosts,
+    work_ratios,
+)
 from podembed.orchestrator.events.sentences import sentence
 from podembed.workers.liveness.progress import Phase
 
@@ -91,4 +98,6 @@ def test_few_rows_say_nothing() -> None:
     [(1.9, 2, True), (1.5, 2, False), (1.9, 8, False), (2.1, 8, True), (1, 1, False), (1.75, 2, True), (9, 1, False)],
 )
 def test_what_is_told_depends_on_how_bad_it_could_be(ratio: float, hosts: int, told: bool) -> None:
-    assert is_notable(ratio, hosts) is told
+    found = Imbalance(ratio=ratio, host=0, table=0, rows=1_000_000)
+    assert is_notable(found, hosts, window_s=2.0) is told
+    assert not is_notable(found, hosts, window_s=20.0), "so few a second cost nobody time"

@@ -96,8 +96,8 @@ def test_between_slow_and_well_nothing_changes() -> None:
 
 def test_an_uneven_owner_is_told_with_its_table_and_when_it_is_over() -> None:
     seen = health()
-    uneven = [window(EVEN_S, 100, 5000), window(EVEN_S, 100, 0), window(EVEN_S, 100, 0)]
-    even = [window(EVEN_S, 1000, 1000)] * 3
+    uneven = [window(EVEN_S, 10_000, 500_000), window(EVEN_S, 10_000, 0), window(EVEN_S, 10_000, 0)]
+    even = [window(EVEN_S, 100_000, 100_000)] * 3
     (text,) = told(seen, uneven, WINDOWS)
     assert text.startswith("host 0 gets requests for 2.9 times")
     assert "table 'items'" in text
@@ -121,9 +121,9 @@ def test_deadlines_follow_the_median_step_unless_they_were_set() -> None:
 
 
 def test_an_owner_that_is_busy_for_its_buckets_is_told_from_ids_that_are_uneven() -> None:
-    uneven = [replace(EVEN, rows_asked=(0, asked)) for asked in (9000, 100, 100, 100)]
+    uneven = [replace(EVEN, rows_asked=(0, asked)) for asked in (900_000, 10_000, 10_000, 10_000)]
     for owners, words in (
-        ([0], "owns 1 of the table's 1 bucket, which is why"),
+        ([0, 1], "owns 1 of the table's 2 buckets, which is why"),
         ([0, 0, 1, 0], "owns 3 of the table's 4 buckets, which is why"),
         ([0, 1, 2, 3], "Its ids fall on few buckets"),
     ):
@@ -132,6 +132,21 @@ def test_an_owner_that_is_busy_for_its_buckets_is_told_from_ids_that_are_uneven(
         (text,) = told(seen, uneven, WINDOWS)
         assert words in text
         assert "table 'items'" in text
+
+
+def test_an_uneven_owner_is_not_told_where_nobody_could_gain() -> None:
+    few = [replace(EVEN, rows_asked=(0, asked)) for asked in (90_000, 100)]
+    many = [replace(EVEN, rows_asked=(0, asked)) for asked in (900_000, 100)]
+    for hosts, owners in ((few, [0, 1, 0, 1]), (many, [0])):
+        seen = health()
+        seen.placed({"users": [0, 1], "items": owners})
+        assert told(seen, hosts, 20) == []
+        assert seen.imbalance.ratio > 1.9, "the figures of windows have it all the same"
+    # A table that is cut is told of, whatever lies whole beside it.
+    seen = health()
+    seen.placed({"users": [1], "items": [0, 1, 0, 1]})
+    (text,) = told(seen, [replace(EVEN, rows_asked=(asked, rows)) for asked, rows in ((0, 900_000), (900_000, 0))], 20)
+    assert "host 0 gets requests for 2.0 times" in text
 
 
 def test_what_happened_to_ids_is_said_by_its_policy() -> None:
