@@ -1,7 +1,8 @@
 """Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs
 (`criteo`).
 
-Copy this file to begin a job of your own: a job is a function with plain arguments that declares `-> JobConfig`.
+Copy this file to begin a job of your own: a job is a function with plain arguments that declares `-> JobConfig`. All
+names that it imports are public ones of docs/names.md.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from dataclasses import replace
 
 import optax
 
-from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.initializers import TruncatedNormal
-from podembed.embedding.optimizers import RowWiseAdagrad
-from podembed.jobs.models.dcn_v2 import DCNv2
-from podembed.jobs.models.dlrm import DLRM
-from podembed.jobs.prepare.prepared_set import FILE_NAME, PreparedSet, read_prepared
-from podembed.jobs.synthetic import DEFAULT_FOLDER, write_synthetic
-from podembed.workers.data.columns import DenseColumn, IdColumn
-from podembed.workers.data.config import ParquetData, ReadOrder
-from podembed.workers.job.job import JobConfig, JobError, Model
+from podembed import (
+    DenseColumn,
+    FeatureConfig,
+    IdColumn,
+    JobConfig,
+    JobError,
+    Model,
+    ParquetData,
+    ReadOrder,
+    TableConfig,
+)
+from podembed.embedding import RowWiseAdagrad, TruncatedNormal
+from podembed.jobs.datasets import PreparedSet, read_prepared, write_synthetic
+from podembed.jobs.models import DLRM, DCNv2
 
 SMALL = TruncatedNormal(stddev=0.05)
 DEFAULT_ROWS = 200_000
+PREPARED = "prepared.json"  # in the folder of a prepared set
 MODELS: dict[str, Callable[[], Model]] = {"dlrm": DLRM, "dcn_v2": DCNv2}
 
 # Names of the 13 numbers and the 26 categorical fields in Parquet files that are understood, by who wrote them.
@@ -35,7 +41,7 @@ COLUMN_NAMES = {
 
 def synthetic(
     *,
-    folder: str = str(DEFAULT_FOLDER),
+    folder: str = ".data/criteo-synthetic",
     batch_size: int = 1024,
     epochs: int = 1,
     dim: int = 16,
@@ -101,7 +107,7 @@ def criteo(
     """
     if model not in MODELS:
         raise JobError(f"Found model='{model}'. Expected one of {sorted(MODELS)}.")
-    if columns.endswith(FILE_NAME):
+    if columns.endswith(PREPARED):
         if vocabulary_size is not None:
             raise JobError(
                 f"Found vocabulary_size={vocabulary_size} beside a prepared set. Expected none, since {columns} says "
@@ -135,7 +141,7 @@ def _hashed(
     """Rows of each field's table, and the data with values as Criteo has them."""
     if columns not in COLUMN_NAMES:
         raise JobError(
-            f"Found columns='{columns}'. Expected one of {sorted(COLUMN_NAMES)}, or the path of a {FILE_NAME}."
+            f"Found columns='{columns}'. Expected one of {sorted(COLUMN_NAMES)}, or the path of a {PREPARED}."
         )
     numbers, fields = COLUMN_NAMES[columns]
     parquet = ParquetData(

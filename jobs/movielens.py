@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import optax
 
-from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.initializers import TruncatedNormal
-from podembed.embedding.optimizers import Adagrad
-from podembed.jobs.models.two_towers import TwoTowers
-from podembed.jobs.movielens_files import MovieLensSpec, write_movielens
-from podembed.workers.data.config import ParquetData
-from podembed.workers.job.job import JobConfig
-from podembed.workers.job.ranking import Baseline, RecallAt
+from podembed import Baseline, FeatureConfig, JobConfig, ParquetData, RecallAt, TableConfig
+from podembed.embedding import Adagrad, TruncatedNormal
+from podembed.jobs.datasets import MovieLensSpec, write_movielens
+from podembed.jobs.models import TwoTowers
 
 DEFAULT_CACHE = ".data/movielens"
 

@@ -1,7 +1,8 @@
 """Train JAX models whose embedding tables outgrow one machine.
 
 Here is what a program says to the trainer. The mid-level API of embeddings, the optimizers and the initializers are in
-`podembed.embedding`. docs/names.md lists all public names; everything else is private and may change.
+`podembed.embedding`. Models and data sets of the jobs to copy are in `podembed.jobs`. docs/names.md lists all public
+names; everything else is private and may change.
 
 The parts lie in folders beside this one: `embedding` (values and math), `workers` (one host), `orchestrator` (the
 driver) and `jobs` (what people run and copy). Names are imported when they are first used, since Ray and JAX take
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
-    from podembed.workers.data.config import CsvData, NpyData, ParquetData
+    from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
     from podembed.workers.job.job import JobConfig, JobError, Model
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
@@ -75,6 +76,7 @@ _WHERE = {
     "ParquetData": "workers.data.config",
     "PodLost": "orchestrator.pod",
     "PodStrategy": "orchestrator.strategy",
+    "ReadOrder": "workers.data.config",
     "RecallAt": "workers.job.ranking",
     "Recovery": "orchestrator.api.result",
     "Reporter": "orchestrator.events.reporter",
@@ -120,6 +122,7 @@ __all__ = [
     "ParquetData",
     "PodLost",
     "PodStrategy",
+    "ReadOrder",
     "RecallAt",
     "Recovery",
     "Reporter",

@@ -58,9 +58,10 @@ ARROWS = {
     "orchestrator/strategy": "api cluster group pod pod_engine",
     "orchestrator/trainer": "api cluster driver events run",
     "jobs/prepare": "search_path",
-    "jobs/criteo": "models prepare synthetic",
+    "jobs/datasets": "movielens_files prepare synthetic",
+    "jobs/criteo": "datasets models",
     "jobs/criteo_files": "criteo prepare",
-    "jobs/movielens": "models movielens_files",
+    "jobs/movielens": "datasets models",
     "jobs/chaos": "built_in search_path synthetic",
     "jobs/cli": "built_in chaos criteo_files movielens prepare search_path synthetic",
 }

@@ -10,6 +10,7 @@ from podembed.embedding.optimizers import RowWiseAdagrad
 from podembed.jobs.built_in import BUILT_IN_JOBS
 from podembed.jobs.criteo import COLUMN_NAMES, criteo, synthetic
 from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.synthetic import DEFAULT_FOLDER
 from podembed.workers.data.columns import DenseColumn
 from podembed.workers.job.job import JobError
 from podembed.workers.job.reference import JobReference
@@ -54,3 +55,7 @@ def test_jobs_are_functions_of_plain_keyword_arguments(function: object) -> None
     for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
         assert parameter.annotation != inspect.Parameter.empty
+
+
+def test_the_generated_set_lies_where_its_generator_writes_it() -> None:
+    assert inspect.signature(synthetic).parameters["folder"].default == str(DEFAULT_FOLDER)
