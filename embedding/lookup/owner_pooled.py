@@ -38,8 +38,7 @@ class PooledRequest:
       frames: per owner, what it is asked.
       layout: of this host's activations.
       buffer: which of each host's memories its activations and gradients lie in.
-      is_usual: whether they lie there as every host expects: the buffer is free, and this batch has as many vectors as
-        a usual one.
+      is_usual: whether they lie there as every host expects: it is free, and the batch has as many vectors as usual.
       bags: per host, what it asks of this one, by feature. Filled by `accept`.
       layouts: per host, that of its activations, as far as this owner pools them. Filled by `accept`.
       grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
@@ -158,23 +157,17 @@ class PooledLookup:
         return any(owner >= 0 for owner in self.layout.owners)
 
     def request(
-        self,
-        batch: Mapping[str, Ragged],
-        *,
-        buffer: int = 0,
-        layout: ActivationLayout | None = None,
-        is_in_place: bool = True,
+        self, batch: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
     ) -> PooledRequest:
         """Finds the rows of all ids, for a batch whose activations will lie in that buffer. Touches no table.
 
         Args:
           layout: of these activations, where their numbers differ from those of `self.layout`.
-          is_in_place: whether other hosts may work in that buffer.
 
         Raises:
           ValueError: an id lies outside its table.
         """
-        is_usual = is_in_place and (layout is None or layout.vectors == self.layout.vectors)
+        is_usual = layout is None or layout.vectors == self.layout.vectors
         layout = layout or self.layout
         frames = [self._frame(batch, owner, layout) for owner in range(self.num_hosts)]
         splits: list[Split | None] = [None] * self.num_hosts

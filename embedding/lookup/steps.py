@@ -113,7 +113,8 @@ class LookupSteps:
           ValueError: an id lies outside its table.
         """
         prepared = self._sharded.prepare(bags)
-        request = self._pooled.request(bags, buffer=buffer, layout=layout, is_in_place=is_in_place)
+        request = self._pooled.request(bags, buffer=buffer, layout=layout)
+        request.is_usual = request.is_usual and is_in_place
         return LookupStep(prepared=prepared, request=request)
 
     def ask(self, step: LookupStep, number: int, *, weight: float = 0.0, gradients: Blocks | None = None) -> None:

@@ -17,8 +17,6 @@ import numpy as np
 
 from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
 from podembed.embedding.engine.host_engine import HostEngine
-from podembed.embedding.kernels.arrays import aligned_empty
-from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
 from podembed.workers.device.doorway import DoorKey
@@ -30,7 +28,7 @@ from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
 from podembed.workers.stepwise.line import Answered, Line, Packing, Turns
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
-from podembed.workers.stepwise.shared_values import Placed, SharedValues, ValueMemory
+from podembed.workers.stepwise.shared_values import Placed, PlacedMemory, SharedValues, ValueMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,38 +65,6 @@ class EnginePlace:
 
     memory: ValueMemory
     door: DoorKey
-
-
-class _PlacedMemory:
-    """The slots as the memory of an engine. Mutable.
-
-    Attributes:
-      is_read_by_others: whether other hosts of this machine look for gradients in the slots.
-      lent: slots whose activations the device process may still read.
-    """
-
-    def __init__(self, values: SharedValues) -> None:
-        self._values = values
-        self.is_read_by_others = False
-        self.lent: frozenset[int] = frozenset()
-
-    def is_free(self, number: int) -> bool:
-        return number % self._values.place.num_slots not in self.lent
-
-    def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
-        if not (self.is_free(number) and self._values.fits(layout)):
-            return aligned_empty((layout.num_floats,))
-        return self._values.activations(number, layout.num_floats)
-
-    def gradients(self, number: int, given: Blocks) -> Blocks:
-        """Copies gradients to their slot that came in a message."""
-        if not self.is_read_by_others or not self._values.fits(given.layout):
-            return given
-        placed = Blocks.of(given.layout, self._values.gradients(number, given.layout.num_floats))
-        for own, gradient in zip(placed.arrays, given.arrays, strict=True):
-            if own.ctypes.data != gradient.ctypes.data:
-                np.copyto(own, gradient)
-        return placed
 
 
 class StepwiseHost:
@@ -164,7 +130,7 @@ class StepwiseHost:
         exchange = MeshExchange(self._mesh, lookups, timeout_s=self._spec.step_timeout_s)
         self._close_ways()
         self._values = values = SharedValues.create(lookups.layout, num_slots=num_slots)
-        self._memory, self._lookups = _PlacedMemory(values), lookups
+        self._memory, self._lookups = PlacedMemory(values), lookups
         self._engine = HostEngine(spec, LookupSteps(lookups, exchange, phase=self._phase), self._memory)
         if restore_from is None:
             self._engine.initialize()

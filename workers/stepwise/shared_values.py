@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,38 @@ class SharedValues:
     def close_descriptor(self) -> None:
         """Of the process that made the memory: no other process can open it any more. It goes with its last view."""
         os.close(self.place.descriptor)
+
+
+class PlacedMemory:
+    """The slots as the memory of an engine. Mutable.
+
+    Attributes:
+      is_read_by_others: whether other hosts of this machine look for gradients in the slots.
+      lent: slots whose activations the device process may still read.
+    """
+
+    def __init__(self, values: SharedValues) -> None:
+        self._values = values
+        self.is_read_by_others = False
+        self.lent: frozenset[int] = frozenset()
+
+    def is_free(self, number: int) -> bool:
+        return number % self._values.place.num_slots not in self.lent
+
+    def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
+        if not (self.is_free(number) and self._values.fits(layout)):
+            return aligned_empty((layout.num_floats,))
+        return self._values.activations(number, layout.num_floats)
+
+    def gradients(self, number: int, given: Blocks) -> Blocks:
+        """Copies gradients to their slot that came in a message."""
+        if not self.is_read_by_others or not self._values.fits(given.layout):
+            return given
+        placed = Blocks.of(given.layout, self._values.gradients(number, given.layout.num_floats))
+        for own, gradient in zip(placed.arrays, given.arrays, strict=True):
+            if own.ctypes.data != gradient.ctypes.data:
+                np.copyto(own, gradient)
+        return placed
 
 
 class DeviceValues:
