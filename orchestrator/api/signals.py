@@ -103,8 +103,8 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _let_go_of_terminal()
-        # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: nobody means
-        # "now" by it.
+        # Shell and kernel both send SIGHUP when a terminal is closed, and systemd one beside SIGTERM: none of these
+        # senders means "now" by it.
         if self.reason is not None and (number == signal.SIGHUP or self.reason == signal.SIGHUP.name):
             if number != signal.SIGHUP:
                 self.reason = signal.Signals(number).name
