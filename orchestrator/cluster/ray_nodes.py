@@ -32,7 +32,7 @@ class RayNodes:
 
     Args:
       backend: which places the hosts.
-      scaling: what the user asked for.
+      scaling: what the user requested.
       connection: one to a cluster of the program's own is renewed where that is lost; others have to mend theirs.
       emit: told about that.
     """
