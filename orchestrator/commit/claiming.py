@@ -48,8 +48,8 @@ def acquire(
         which a driver that recovers must not undo.
       held_files: `Lease.own_files` of that generation.
       rebuild: go on although the newest base is lost or damaged; see `lease_files.read_newest_base`.
-      choose_base: gets the newest commit's name, checks it, and returns it or, if the user allows, an ancestor; raising
-        leaves the claim without a base, which changes nothing for later drivers.
+      choose_base: gets the newest commit's name and checks it. Returns it or, if the user allows, an ancestor. If it
+        raises, the claim has no base, which changes nothing for later drivers.
       patiently: asks the storage; may ask again if it is away.
       unix_s: the wall clock, for heartbeats and records only.
 
@@ -109,11 +109,11 @@ def acquire(
 
 @contextlib.contextmanager
 def _letting_go(lease: Lease) -> Iterator[None]:
-    """Ends the heartbeat if the block raises: nobody should wait for a driver that gave up."""
+    """Ends the heartbeat if the block raises: no other driver should wait for one that gave up."""
     try:
         yield
     except BaseException:
-        # Why it did matters more than that they may have to.
+        # The error matters more than a heartbeat that stays and makes others wait.
         lease.release_if_possible()
         raise
 

@@ -1,10 +1,10 @@
 """`deleting/g<generation>-<number>.json`: which commits from between others a pass of the keep policies is about to
 delete.
 
-A commit's manifest goes before its files. So where a pass is cut short, files without a manifest are left, and the
-commit after it names a parent that is gone: exactly what a lost manifest looks like. This record, written before the
-first of them goes, tells the two apart. The pass that has left nothing of what they name removes all records of its own
-generation and of older ones. Only `fsck` reads them; who goes on with the run does not need them.
+A commit's manifest goes before its files. A pass that is cut short therefore leaves files without a manifest, and the
+commit after it names a parent that is gone. A lost manifest looks exactly like that. This record is written before the
+first manifest goes, and distinguishes the two. A pass that has left nothing of what the records name removes all those
+of its own generation and of older ones. Only `fsck` reads them; a driver that goes on with the run does not need them.
 """
 
 from __future__ import annotations

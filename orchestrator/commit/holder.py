@@ -97,7 +97,7 @@ def refuse_if_held(store: Store, claims: list[int], holder: Holder, now_unix_s: 
 
 
 def _is_known_dead(holder: Holder) -> bool:
-    """Whether the holder ran on this very machine and its process is gone, so that nobody waits after a crash."""
+    """Whether the holder ran on this very machine and its process is gone, so that no driver waits after a crash."""
     if not holder.machine or holder.machine != _machine() or holder.process < 1:
         return False
     try:

@@ -1,10 +1,10 @@
 """Carrying out the keep policies: the deletion of what no reader can need.
 
-Only two kinds of files are ever deleted, both inside the run: those of lineage commits older than the ones kept, and
-those of attempts of older generations that never joined the lineage. A file that a kept commit names stays, wherever it
-lies. Claims are listed before every batch, so a driver that was replaced stops; what it had already planned is garbage
-for its successor too. A pass that is cut short is finished by the next one; what a reader finds meanwhile is told by
-`orchestrator.commit.deletions`.
+Only two kinds of files are ever deleted, both inside the run. The first belong to lineage commits older than the ones
+kept. The second belong to attempts of older generations that never joined the lineage. A file that a kept commit names
+stays, wherever it lies. Claims are listed before every batch, so a driver that was replaced stops; what it had already
+planned is garbage for its successor too. The next pass finishes one that is cut short; `orchestrator.commit.deletions`
+says what a reader finds meanwhile.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def keep_latest(
     needed = {name for commit in kept for name in load(store, commit).file_sizes()} if attempts else set()
     record_deletion(store, _from_between(removable, kept, lineage), generation=lease.generation)
     for name in removable:
-        # The manifest goes first: from then on its files are an attempt that nobody refers to.
+        # The manifest goes first: from then on its files are those of an attempt that was never published.
         lease.check()
         store.delete(commit_file(name))
     sizes = _delete_unneeded(store, lease, attempts, needed)
@@ -138,7 +138,7 @@ def _from_between(removable: Iterable[str], kept: set[str], lineage: tuple[str, 
 
 
 def _is_settled(name: str, lineage: tuple[str, ...], lease: Lease) -> bool:
-    """Whether nobody can still be writing an attempt: it is a commit of the lineage, its generation is over, or its
+    """Whether no process can still be writing an attempt: it is a commit of the lineage, its generation is over, or its
     step is past.
 
     The last are attempts whose manifest went while a later commit still needed some of their files.

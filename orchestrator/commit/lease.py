@@ -1,4 +1,4 @@
-"""The lease on a run: a generation that this driver claimed, and the proof that nobody claimed a newer one.
+"""The lease on a run: a generation that this driver claimed, and the proof that no driver claimed a newer one.
 
 Carries out the steps of `lease_protocol` on a store, once a generation is claimed (`claiming`). Files:
 `lease/g<generation>.claim` and `.base.json`, created exclusively and kept for ever, and `.hb`, a heartbeat
@@ -39,8 +39,8 @@ class Fenced(RuntimeError):
 
 
 class PublicationUnsettled(StorageError):
-    """The storage failed while a manifest was published, so that nobody can say whether the commit stands. Until
-    `Lease.settle` knows, the lease publishes nothing else.
+    """The storage failed while a manifest was published, so whether the commit stands is unknown. Until `Lease.settle`
+    knows, the lease publishes nothing else.
     """
 
     def __init__(self, name: str, location: str):
@@ -137,8 +137,8 @@ class Lease:
 
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
-          RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. Nobody may rely on the
-            commit.
+          RunVanished: the run's folder is gone, or the claim or the base that this driver wrote. The commit must not be
+            relied on.
           StorageError, OSError: the storage failed, and the commit was not made; another may be.
           PublicationUnsettled: the storage failed, and whether the commit stands is unknown. The lease publishes
             nothing else before `settle` returned.

@@ -1,9 +1,9 @@
 """What the files of `lease/` and `commit/` say: which generations there are, where each began, and so which commits
 count.
 
-A base says where a generation began. So does the parent of its first commit, so a base that is lost or damaged stops
-nobody who only needs the older commits. Without the newest base nobody can be sure which commit is the newest: who
-wants to go on says so (`rebuild`).
+A base says where a generation began. So does the parent of its first commit, so a lost or damaged base stops no reader
+that needs only the older commits. Without the newest base it is uncertain which commit is the newest. A user who wants
+to go on all the same says so (`rebuild`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def read_claims(store: Store) -> list[int]:
 
 
 def read_used_generations(store: Store) -> list[int]:
-    """Generations that nobody may claim again: those with a claim, and those that left a base or a commit, should their
-    claims be lost.
+    """Generations that no driver may claim again: those with a claim, and those that left a base or a commit, should
+    their claims be lost.
     """
     return sorted({*read_claims(store), *_generations(store, "base.json"), *_committed(read_commit_names(store))})
 

@@ -1,11 +1,11 @@
 """Who may commit, as pure functions: the steps that a driver takes to get a generation, to publish a commit and to
 acknowledge it.
 
-Safety rests on one primitive (exactly one caller creates a name) and on the order of these steps, not on clocks or on
-killing anybody in time. A driver claims the next generation, and only then looks for the newest commit; a driver that
-published looks for newer claims before it tells anybody. So of two drivers, either the newer sees the commit or the
-older sees the claim. `lease` carries the steps out on a store; the model checker in the tests explores every
-interleaving of these same functions. Here is no I/O and no state.
+Safety rests on one primitive, that exactly one caller creates a name, and on the order of these steps. It rests neither
+on clocks nor on killing a driver in time. A driver claims the next generation, and only then looks for the newest
+commit. A driver that published looks for newer claims before it acknowledges the commit. So of two drivers, either the
+newer sees the commit or the older sees the claim. `lease` carries the steps out on a store; the model checker in the
+tests explores every interleaving of these same functions. Here is no I/O and no state.
 """
 
 from __future__ import annotations
@@ -64,9 +64,14 @@ class DriverState:
 def after(state: DriverState, answer: Any) -> DriverState:
     """The state after the due action was carried out with this answer.
 
-    Answers by phase: LIST_CLAIMS, CONFIRM_CLAIM and CONFIRM_COMMIT the generations claimed; CLAIM, CREATE_BASE and
-    PUBLISH whether we created the name; READ_BASE the base of the highest generation that has one, or None;
-    LIST_COMMITS names; CHOOSE_BASE the name to start from, usually `state.head`; ACKNOWLEDGE nothing.
+    Answers by phase:
+
+    * LIST_CLAIMS, CONFIRM_CLAIM and CONFIRM_COMMIT: the generations claimed.
+    * CLAIM, CREATE_BASE and PUBLISH: whether we created the name.
+    * READ_BASE: the base of the highest generation that has one, or None.
+    * LIST_COMMITS: names.
+    * CHOOSE_BASE: the name to start from, usually `state.head`.
+    * ACKNOWLEDGE: nothing.
 
     Raises:
       ValueError: no action is due.
@@ -77,8 +82,8 @@ def after(state: DriverState, answer: Any) -> DriverState:
         case Phase.CLAIM:
             return replace(state, phase=Phase.READ_BASE if answer else Phase.LIST_CLAIMS)
         case Phase.READ_BASE:
-            # A driver that was held up since its claim may meet the base of a newer one, which must not become a base
-            # of its own.
+            # A driver that was held up since its claim may meet the base of a newer driver. That must not become its
+            # own base.
             is_late = answer is not None and answer.generation > state.generation
             return replace(state, phase=Phase.FENCED if is_late else Phase.LIST_COMMITS, base=answer)
         case Phase.LIST_COMMITS:

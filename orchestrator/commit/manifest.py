@@ -1,8 +1,8 @@
 """`Manifest`: the last-written index of a checkpoint, whose creation under `commit/` is the commit itself.
 
-It names every file with its size and checksum, so that a reader trusts no listing, and it carries the step, which is
-the position in the data, so that model and input cannot part. Reading is strict: a manifest that does not say exactly
-one consistent thing is refused before any file it names is opened. `docs/checkpoint-format.md` describes the JSON.
+It names every file with its size and checksum, so that a reader trusts no listing. It carries the step, which is the
+position in the data, so that model and input cannot part. Reading is strict: a manifest that does not say exactly one
+consistent thing is refused before any file it names is opened. `docs/checkpoint-format.md` describes the JSON.
 """
 
 from __future__ import annotations

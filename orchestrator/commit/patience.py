@@ -17,8 +17,8 @@ class Patience:
 
     Attributes:
       max_failed_saves: after so many failures in a row training waits for the next save; 0 ends the run with the first.
-      timeout_s: how long it then tries again, and how long the commit of the last step is tried; 0 ends the run where
-        it would have to wait.
+      timeout_s: how long training then tries again, and how long the commit of the last step is tried. 0 ends the run
+        where it would have to wait.
     """
 
     max_failed_saves: int = 3

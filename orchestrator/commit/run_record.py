@@ -1,8 +1,8 @@
 """`RUN.json`: what a run is, written once when it is created and never changed.
 
-Everything that the content of a step depends on is here: the seed, the order of samples, the batch, the lanes, how each
-table is cut into buckets, and the input. A later start that differs in any of it would train something else under the
-same name, so it is refused.
+Everything that decides the content of a step is here: seed, order of samples, batch, lanes, input, and how each table
+is cut into buckets. A later start that differs in any of it would train something else under the same name, so it is
+refused.
 """
 
 from __future__ import annotations

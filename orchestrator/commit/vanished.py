@@ -1,7 +1,7 @@
 """`RunVanished`: what a driver wrote is not in the run's folder any more.
 
-Somebody removed it, or the disk with it is not mounted where it was. A driver that went on would train for nothing:
-what it writes into an empty folder, nobody can resume. Files are opened by name: a listing may be old, and an old
+Somebody removed it, or the disk with it is not mounted where it was. A driver that went on would train for nothing: no
+driver can resume from what it writes into an empty folder. Files are opened by name: a listing may be old, and an old
 listing must end no run.
 """
 

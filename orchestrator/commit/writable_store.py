@@ -1,5 +1,4 @@
-"""Opening the storage of a run for a program that will write to it: first find out whether it can keep a second such
-program out.
+"""Opening the storage of a run for a writing program, after a test that it can keep a second such program out.
 
 Everything that is promised about two drivers rests on one primitive, that exactly one of several writers creates a
 name. Whether a storage offers it depends on the service, its version and the client, so it is tried out with real files
