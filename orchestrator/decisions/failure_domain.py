@@ -1,8 +1,8 @@
 """`FailureDomain`: machines that fail, leave and rest as one.
 
 Today each machine is a domain of its own, and the hosts on it share its fate. Where an interconnect joins the devices
-of several machines, these are one domain: a device gang that lost a member is of no use to the others. Decisions are
-made over domains; only what places processes (`orchestrator.cluster`) deals with single machines.
+of several machines, they are one domain, since a device gang is useless without one of its members. Decisions are made
+over domains; only what places processes (`orchestrator.cluster`) deals with single machines.
 
 A domain says nothing of rows. A host process outlives a fault with its rows if its own machine does.
 """

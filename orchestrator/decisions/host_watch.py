@@ -1,5 +1,5 @@
-"""`HostWatch`: what the driver knows of the machines under its run. It looks at the cluster every few seconds,
-remembers what failed where, and asks the pure functions of `orchestrator.decisions.membership` how many hosts there
+"""`HostWatch`: what the driver knows of the machines under its run. It looks at the cluster every few seconds and
+remembers what failed where. The pure functions of `orchestrator.decisions.membership` tell it how many hosts there
 should be and when they change.
 
 It starts and stops nothing and is used by the driver's thread only. Without a cluster (one host in the driver's

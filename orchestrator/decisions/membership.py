@@ -1,5 +1,5 @@
-"""Which machines a run uses, as pure functions of what one look at the cluster saw: how many hosts it can have, and
-when hosts leave.
+"""Which machines a run uses, how many hosts it can have, and when hosts leave, as pure functions of one look at the
+cluster.
 
 No clock, no Ray: `orchestrator.cluster.ray_nodes` looks, `orchestrator.decisions.host_watch` remembers and acts. A
 machine is a node of the cluster; a host is a pair of processes with resources of its own on one of them. A machine is
@@ -26,7 +26,7 @@ class Node:
       id: of the machine's life in the cluster; one that comes back has another.
       domain: what it fails, leaves and rests with.
       total: its resources.
-      free: those that nobody has reserved.
+      free: those that are not reserved.
       own_hosts: places for hosts that this run has reserved there; not in `free`.
       is_draining: it was announced to go.
       drain_unix_s: when it goes at the latest; None if that was not said.

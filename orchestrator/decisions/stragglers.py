@@ -1,9 +1,9 @@
-"""Hosts that hold the others up by their own work, and owners that are asked for more rows than the others: pure
-functions over windows.
+"""Hosts that hold the others up by their own work, and owners that serve more rows than the others: pure functions over
+windows.
 
 A host's *own work* is the time of the phases in which it does not wait for other hosts or for its device process. All
 hosts take the same steps, so in a window every host spends the same time; the slow one works while the others wait.
-What a slow device costs cannot be told apart here: its gang waits for it inside of one compiled program.
+What a slow device costs cannot be seen here: its gang waits for it inside of one compiled program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_EXCESS_ROWS_PER_S = 50_000
 
 
 def own_work_s(phase_s: Mapping[Phase, float]) -> float:
-    """Seconds in phases that wait for nobody."""
+    """Seconds in phases that wait neither for other hosts nor for the device process."""
     return sum(spent for phase, spent in phase_s.items() if not phase.waits_for_others)
 
 
@@ -91,7 +91,7 @@ def imbalance(rows_asked: Sequence[Sequence[int]]) -> Imbalance:
     """The imbalance of a window.
 
     Args:
-      rows_asked: per owner and table, the rows that all hosts asked for.
+      rows_asked: per owner and table, the rows that all hosts requested.
     """
     totals = [sum(rows) for rows in rows_asked]
     mean = statistics.fmean(totals) if totals else 0.0
@@ -106,8 +106,8 @@ def imbalance(rows_asked: Sequence[Sequence[int]]) -> Imbalance:
 
 
 def is_notable(found: Imbalance, num_hosts: int, *, window_s: float) -> bool:
-    """Whether an imbalance should be told: twice the mean, or three quarters of the way to the worst for two hosts; and
-    enough rows above the mean to cost time.
+    """Whether to report an imbalance: twice the mean, or three quarters of the way to the worst for two hosts. There
+    must also be enough rows above the mean to cost time.
 
     Args:
       window_s: how long the window took.

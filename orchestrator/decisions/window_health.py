@@ -1,9 +1,9 @@
-"""`WindowHealth`: what the windows of one generation say about its hosts, told once and not in every window.
+"""`WindowHealth`: what the windows of one generation say about its hosts, reported once and not in every window.
 
-The driver shows it each window. It keeps the little that a judgement needs: the last steps' times, for the deadlines of
-the next ones, and how many windows in a row a host was slow, or an owner asked for too much. A thing is told when it
-has lasted for `WINDOWS`, and again when it
-changes: another phase, another table, or over.
+The driver shows it each window. It keeps the little that a judgement needs. The times of the last steps give the
+deadlines of the next ones. Counts say for how many windows in a row a host was slow, or an owner got too many requests.
+A finding is reported when it has lasted for `WINDOWS` windows, and again when it changes: another phase, another table,
+or over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEPT_STEPS = 20
 
 
 class _Lasting:
-    """A finding that must hold for `WINDOWS` windows to be told, and to be absent for as many to be over. Mutable."""
+    """A finding that must hold for `WINDOWS` windows to be reported, and be absent for as many to be over. Mutable."""
 
     def __init__(self) -> None:
         self._candidate: Hashable = None
@@ -39,7 +39,9 @@ class _Lasting:
         self.told: Hashable = None
 
     def see(self, found: Hashable) -> bool:
-        """Whether `found` (None for nothing) has now lasted and is not what was told last. It then is."""
+        """Whether `found` (None for nothing) has now lasted and differs from what was reported last. It then counts as
+        reported.
+        """
         self._count = self._count + 1 if found == self._candidate else 1
         self._candidate = found
         if self._count < WINDOWS or found == self.told:
@@ -73,8 +75,8 @@ class WindowHealth:
         self._owners: Mapping[str, Sequence[int]] = {}
         self._emit = emit
         self._step_s: deque[float] = deque(maxlen=_KEPT_STEPS)
-        # By host, that it is slow and by which phase: where all phases are slow, the one that loses the most is another
-        # in each window.
+        # By host: that it is slow, and by which phase. Where all phases are slow, the one that loses the most is
+        # another in each window.
         self._slow: dict[int, tuple[_Lasting, _Lasting]] = {}
         self._uneven = _Lasting()
         self._altered: set[int] = set()
@@ -104,13 +106,13 @@ class WindowHealth:
         self._owners = owners
 
     def take(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> Deadlines:
-        """Takes a window in, tells what is to be told, and returns the deadlines of the next one."""
+        """Takes a window in, emits what should be reported, and returns the deadlines of the next one."""
         for told in self.window(hosts, seconds=seconds, num_steps=num_steps):
             self._emit(told)
         return self.deadlines
 
     def window(self, hosts: Sequence[HostWindow], *, seconds: float, num_steps: int) -> list[Event]:
-        """Takes a window in. Returns what should be told about it."""
+        """Takes a window in. Returns what should be reported about it."""
         self._step_s.append(seconds / num_steps)
         phase_s = [host.phase_s for host in hosts]
         self.slowest = max(work_ratios(phase_s), default=1.0)
@@ -126,7 +128,7 @@ class WindowHealth:
             lasting, by_phase = self._slow.setdefault(host, (_Lasting(), _Lasting()))
             found: HostSlow | None = slow.get(host)
             if found is None and host in limping and lasting.told is not None:
-                continue  # neither slow nor well: what was told still holds
+                continue  # neither slow nor well: what was reported still holds
             was_slow, is_other_phase = lasting.told is not None, by_phase.see(found and found.phase)
             if not lasting.see(found and host) and not (found and was_slow and is_other_phase):
                 continue
