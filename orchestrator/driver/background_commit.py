@@ -1,13 +1,13 @@
 """`BackgroundCommits`: the commits of one generation, made while the workers train on; at most one is under way.
 
 A commit begins at a step: the workers freeze that moment, which takes them no time, and write it beside their steps.
-When all have said what they wrote, it is verified and published, then acknowledged. What a commit means does not change
-by this: before its manifest exists there is nothing, and a fault before that leaves files that nobody refers to.
+When all have said what they wrote, it is verified and published, then acknowledged. What a commit means stays the same:
+before its manifest exists, there is no commit. A fault before that leaves files that no manifest names.
 
-A save that the storage fails is lost, not the run: its files are removed, the commit before it stays the head, and the
-next save is another try, of all that changed since that head. `Patience` says how many may fail in a row before
-training has to wait for one that does not, and for how long it waits. `conclude` is the end of a run: it does not
-return without a commit of the last step.
+Where the storage fails a save, that save is lost, not the run. Its files are removed, and the commit before it stays
+the head. The next save is another try, of all that changed since that head. `Patience` says how many may fail in a row
+before training has to wait for one that does not, and for how long it waits. `conclude` is the end of a run: it does
+not return without a commit of the last step.
 
 Threads: the driver's thread calls everything here, `poll` whenever it waits for workers. What needs storage is done by
 the publishing thread (`publication`), which answers with values.
@@ -48,7 +48,7 @@ LONGEST_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """A commit of which nobody knows whether it stands, and when that is asked again. `since_s`: of the first time."""
+    """A commit that may stand or not, and when the storage is asked again. `since_s`: of the first time."""
 
     unsettled: Unsettled
     since_s: float
@@ -81,7 +81,7 @@ class BackgroundCommits:
       full_every: every so many commits hold all rows, the others only those that changed since the commit before.
       acknowledge: told each published commit and the seconds since it began.
       failed: told each save that failed.
-      emit: told when nobody knows whether a commit stands.
+      emit: told when it is unknown whether a commit stands.
       patience: what is borne of the storage.
       publisher: by default a thread of its own.
       is_stopping: whether somebody has asked the run to end and waits for it.
@@ -159,7 +159,7 @@ class BackgroundCommits:
 
         Raises:
           WorkerFailure: a worker could not write, and it was not the storage's fault.
-          PublicationUnsettled: nobody could say for too long whether the commit stands.
+          PublicationUnsettled: the storage did not say within the patience whether the commit stands.
           Exception: whatever the publication raised.
         """
         save = self._under_way
@@ -201,7 +201,7 @@ class BackgroundCommits:
         Raises:
           Exception: whatever the publication raised.
         """
-        # Whether a manifest that nobody answered for is there, is found out by the next generation.
+        # Where the storage did not say whether a manifest is there, the next generation finds out.
         self._is_leaving = True
         # What made the generation end is reported by its own exception.
         with contextlib.suppress(WorkerFailure, PublicationUnsettled):
@@ -271,7 +271,7 @@ class BackgroundCommits:
         """When to ask again whether a commit stands. Until that is known no other may follow.
 
         Raises:
-          PublicationUnsettled: it has been asked for long enough.
+          PublicationUnsettled: the storage has not said so within the patience.
         """
         now_s, before = self._clock.monotonic_s(), save.question
         since_s = before.since_s if before else now_s

@@ -1,4 +1,5 @@
-"""`Committing`: the commits of one generation, with what a run makes of them: what goes into each, and who is told.
+"""`Committing`: the commits of one generation, with what a run makes of them: what goes into each, and who learns of
+it.
 
 How a commit comes about beside training is in `background_commit`, how it is published in `publication`.
 """

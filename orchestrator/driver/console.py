@@ -33,7 +33,7 @@ LINE_WIDTH = 80
 
 
 class LastingConsole(Console):
-    """A console whose program goes on when nobody reads its output any more, as behind `| head` or a `tee` that was
+    """A console whose program goes on when no process reads its output any more, as behind `| head` or a `tee` that was
     killed.
     """
 

@@ -99,8 +99,8 @@ class Generation:
         return ending
 
     def poll(self) -> None:
-        """What is done while waiting for workers: the heartbeat; a commit under way; a look at the machines; and while
-        they start, leaving at once if asked to stop.
+        """What is done while waiting for workers: the heartbeat, a commit under way, and a look at the machines. While
+        workers start, it also leaves at once if asked to stop.
         """
         self._heartbeat.poll()
         if self._committing is not None:

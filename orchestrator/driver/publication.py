@@ -52,7 +52,7 @@ class SaveLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsettled:
-    """Nobody knows whether the commit of `manifest` stands. No other may follow until `settle` gets an answer."""
+    """Whether the commit of `manifest` stands is unknown. No other may follow until `settle` gets an answer."""
 
     manifest: Manifest
     error: PublicationUnsettled

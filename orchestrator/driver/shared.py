@@ -29,7 +29,7 @@ class Shared:
 
     Attributes:
       reporter: told of activities; it hears of events through `emit`.
-      resources: of each host, as the user asked for them.
+      resources: of each host, as the user requested them.
       publisher: makes what publishes commits beside the driver's thread, one for each generation.
       storage_wait: asks a storage that is away again, while nothing trains.
     """
@@ -93,8 +93,8 @@ class Shared:
 
     @property
     def patiently(self) -> Callable[[Callable[[], Any]], Any]:
-        """How the storage is asked while nothing trains. A storage that is away when the program starts is told at
-        once; a run that is under way waits for it.
+        """How the storage is asked while nothing trains. If the storage is away when the program starts, that is an
+        error at once; a run that is under way waits for it.
         """
         return self.storage_wait if self.claims.generation else at_once
 

@@ -27,7 +27,7 @@ from podembed.workers.storage.strict_json import DocumentRefused
 
 
 class Upkeep:
-    """See the module. Mutated: what is to be told, and which commits were there after the last one."""
+    """See the module. Mutated: what is to be reported, and which commits were there after the last one."""
 
     def __init__(
         self, store: Store, record: RunRecord, config: CheckpointConfig, *, unix_s: Callable[[], float]
@@ -41,7 +41,7 @@ class Upkeep:
         self._untold: list[Event] = []
 
     def take(self) -> list[Event]:
-        """What is to be told since the last call."""
+        """What is to be reported since the last call."""
         told, self._untold = self._untold, []
         return told
 
@@ -136,7 +136,7 @@ class Upkeep:
         self._untold.append(RecordRestored(file=RUN_FILE, found=how))
 
     def _once(self, event: Event) -> None:
-        # The next save finds the same, as long as nobody mends it.
+        # Every later save finds the same until it is mended.
         if event not in self._told:
             self._told.add(event)
             self._untold.append(event)

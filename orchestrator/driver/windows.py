@@ -48,8 +48,8 @@ class Windows:
         """
         shared = self._shared
         began_s = shared.clock.monotonic_s()
-        # The lookup of a step that a commit comes before must see every update, in a run that goes on as in one that
-        # resumes there.
+        # The lookup of a step right after a commit must see every update. Otherwise a run that goes on would differ
+        # from one that resumes there.
         hosts, devices = group.train(first, last, is_followed=not shared.saves.may_follow(last))
         ended_s = shared.clock.monotonic_s()
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
