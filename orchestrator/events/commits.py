@@ -59,7 +59,7 @@ class CommitDelayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnsettled(Event):
-    """The storage failed while a commit was published, and nobody knows whether it stands.
+    """The storage failed while a commit was published, and whether it stands is unknown.
 
     Attributes:
       timeout_s: for how long it is asked again.
@@ -178,7 +178,7 @@ class HeartbeatMissed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAwaited(Event):
-    """The storage is away while nothing can train without it; it is asked for up to `timeout_s`."""
+    """The storage is away while nothing can train without it; the driver tries again for up to `timeout_s`."""
 
     timeout_s: float
     reason: str

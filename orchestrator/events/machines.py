@@ -30,7 +30,7 @@ class HostsChosen(Event):
     """The next generation has fewer hosts than it might, or avoids machines.
 
     Attributes:
-      least, most: that were asked for.
+      least, most: that were requested.
     """
 
     num_hosts: int
@@ -80,7 +80,7 @@ class NicenessFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAwaited(Event):
-    """Nobody listens at the address of the Ray cluster; it is waited for."""
+    """No process listens at the address of the Ray cluster; the run waits for one."""
 
     address: str
     timeout_s: float

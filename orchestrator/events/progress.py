@@ -94,7 +94,8 @@ class HostKeepsUp(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerBusy(Event):
-    """One owner is asked for many more rows than the others, of tables that are cut into buckets, and that costs time.
+    """Hosts request many more rows of one owner than of the others, which costs time. Only tables that are cut into
+    buckets count.
 
     Attributes:
       ratio: its rows over the mean of all owners.

@@ -1,4 +1,4 @@
-"""`Reporter`: who is told about a run, and `tell`, which takes an event to one."""
+"""`Reporter`, which shows a run to people, and `tell`, which takes an event to one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from podembed.workers.job.ranking import Baseline
 
 
 class Reporter(Protocol):
-    """Who is told about the facts of a run. Each event comes twice: as a value to `event`, and then to the method that
-    shows it to people.
+    """Receives the facts of a run. Each event comes twice: as a value to `event`, and then to the method that shows it
+    to people.
     """
 
     def event(self, event: Event) -> None:
@@ -44,7 +44,7 @@ class Reporter(Protocol):
 
 
 class SilentReporter:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def event(self, event: Event) -> None: ...
 
