@@ -33,7 +33,7 @@ def with_remedies(store: Store, check: RunCheck) -> RunCheck:
         remedy = remedy_of_commit(location=check.location, is_head=commit.is_head, counts=commit.counts, whole=whole)
         return replace(commit, findings=tuple(replace(finding, remedy=remedy) for finding in commit.findings))
 
-    # The chain's findings name a commit but are of the run: a way back is shorter, which stops nobody.
+    # The chain's findings name a commit but are of the run: it can go back less far, which stops no driver.
     findings = [
         of_run(finding) if finding.commit is None else replace(finding, remedy=SHORTER_CHAIN)
         for finding in check.findings

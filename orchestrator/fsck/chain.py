@@ -15,8 +15,8 @@ from podembed.workers.storage.store import Store
 def chain_findings(
     store: Store, lineage: tuple[str, ...], *, seen: set[str], leftovers: tuple[Leftover, ...]
 ) -> list[Finding]:
-    """Each commit's parent must be the one before it in the lineage, or lie between the two and have been, or be,
-    deleted by the keep policy.
+    """Commits whose parent is not the one before them in the lineage. A parent between the two is in order where the
+    keep policy has deleted it, or is about to.
 
     Args:
       seen: commits that were published when the check began, or were being deleted.

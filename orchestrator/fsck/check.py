@@ -1,9 +1,9 @@
 """Checking a run offline: every byte of its commits, the chain that joins them, its record and its leases. Changes
 nothing.
 
-Each damage names the file, and for a chunk the table, the array, the bucket and its rows, so that one can judge what is
-lost; and it says what to do, and what depends on the file. What no reader uses (attempts that never became commits,
-commits of drivers that were fenced, extra files) is reported apart: it harms nobody, and `podembed prune` removes it.
+Each damage names the file, so that a user can judge what is lost. For a chunk it also names table, array, bucket and
+rows. It also says what to do, and what depends on the file. What no reader uses is reported apart: attempts that never
+became commits, commits of drivers that were fenced, extra files. It does no harm, and `podembed prune` removes it.
 Heartbeats are advisory and may be torn, so they are not looked at. A driver may be at work meanwhile.
 """
 
@@ -57,7 +57,7 @@ def check_run(
         ]
         names = [*lineage]
         if include_uncounted or lineage_findings:
-            # Without a lineage nobody knows which ones count, so all are worth a look.
+            # Without a lineage it is unknown which ones count, so all are worth a look.
             names += sorted(set(read_commit_names(store)) - set(lineage))
     published = set(read_commit_names(store))
     # After the manifests: a pass writes its record before the first goes, and removes it when nothing is left to be
@@ -84,6 +84,6 @@ def check_run(
 
 
 def _require(store: Store, name: str) -> None:
-    """Refuses a name that nobody published; a damaged manifest is for the check."""
+    """Refuses a name that no driver published; a damaged manifest is for the check."""
     if name not in read_commit_names(store):
         load_named(store, name)

@@ -1,5 +1,5 @@
-"""What lies in a run and no reader uses: attempts that never became commits, commits that do not count, and files of
-nobody.
+"""What lies in a run and no reader uses: attempts that never became commits, commits that do not count, and files that
+belong to neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """Files below `path`, or the file itself, and why nobody needs them."""
+    """Files below `path`, or the file itself, and why no reader needs them."""
 
     path: str
     what: str
@@ -28,13 +28,13 @@ class Leftover:
 def find_leftovers(store: Store, *, going: Collection[str] = ()) -> tuple[Leftover, ...]:
     """Lists `data/`, `commit/` and `lease/`; opens bases and the manifests of the lineage and no other file.
 
-    A commit whose manifest cannot be read needs all of its own folder: nobody can tell which files it had.
+    A commit whose manifest cannot be read needs all of its own folder, since the list of its files is lost.
 
     Args:
       going: commits that the keep policies are deleting, or were when their pass was cut short.
 
     Raises:
-      DocumentRefused: a base is damaged, so nobody knows which commits count.
+      DocumentRefused: a base is damaged, so it is unknown which commits count.
     """
     files = {folder: store.sizes(folder) for folder in ("data", "commit", "lease")}
     # After the listings: what a driver commits meanwhile then counts already.

@@ -41,7 +41,7 @@ def check_lineage(store: Store) -> tuple[tuple[str, ...], list[Finding]]:
 
 
 def record_findings(store: Store) -> Iterator[Finding]:
-    """What is wrong with the records that no commit needs. Of most kinds only the newest is looked at, since nobody
+    """What is wrong with the records that no commit needs. Of most kinds only the newest is looked at, since no program
     reads the others.
     """
     yield from _unreadable(read_policies, store, expected="which commits are kept", place="the keep policies")

@@ -1,8 +1,8 @@
 """Checking offline what a program with a loop of its own saved: checkpoints of the step-by-step mode, and embeddings
 saved alone.
 
-They are no commits of a run, so there is neither a chain nor a lease to check: an index, and every byte of the files
-that it names. Changes nothing.
+They are no commits of a run, so there is neither a chain nor a lease to check. The check reads an index and every byte
+of the files that it names. It changes nothing.
 """
 
 from __future__ import annotations
