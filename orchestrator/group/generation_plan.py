@@ -1,5 +1,5 @@
-"""What each process of a generation is told: who owns which buckets and lanes, where the generation starts, and what
-all must agree on.
+"""What the driver sends each process of a generation: who owns which buckets and lanes, where it starts, and what all
+must agree on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def renumbered(
       num_hosts: of the next generation.
 
     Returns:
-      As `placement`. A bucket of a host that is gone belongs to the new one of its number, if there is one, and else to
-      -1, nobody.
+      As `placement`. A bucket of a host that is gone belongs to the new one of its number. If there is none, it belongs
+      to no host (-1).
     """
     now = {old: new for new, old in kept.items()}
 
@@ -71,7 +71,7 @@ def plan_generation(
 
     Args:
       base: the commit that the generation starts from; None for the beginning of the run.
-      before: table → owner of each bucket, -1 for nobody; None where nobody has any.
+      before: table → owner of each bucket, -1 for no host; None where no host has any.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)

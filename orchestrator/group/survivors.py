@@ -1,8 +1,8 @@
 """`Groups`: of which processes the next generation is made.
 
-Normally of new ones. After a host fault, or where the number of hosts changes, of those host processes that outlive it,
-with their rows, and of new ones for the rest; processes that stand by make these quick. Whatever does not work out on
-that way ends all processes, and the next generation is made of new ones, which need nothing but the storage.
+Normally all are new. After a host fault or a change of the number of hosts, surviving host processes keep their rows,
+and new ones take the other places. Processes that stand by make the new ones quick. If any of this fails, all processes
+end. The next generation is then made of new ones, which need nothing but the storage.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class Groups:
         return remnant.backend.relaunch(remnant.handles, kept, on_poll), kept
 
     def greet(self, *, all_workers: bool = False) -> None:
-        """Calls the hosts that live on, without waiting for answers: one that hears nothing of its driver, and of whose
-        generation there is no new heartbeat, ends itself. To be called often while other hosts, or the storage, are
-        waited for.
+        """Calls the hosts that live on, without waiting for answers. A host ends itself when it hears nothing of its
+        driver and finds no new heartbeat of that driver's generation. To be called often while the driver waits for
+        other hosts or for the storage.
 
         Args:
           all_workers: also those of the generation that runs; for a driver that cannot write its heartbeat.

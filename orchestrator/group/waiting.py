@@ -1,10 +1,10 @@
 """Who holds up whom when a group of workers finishes nothing: pure functions over what the workers last said of
 themselves.
 
-A host that waits in an exchange names the hosts whose frame has not come, or, while its device process computes, that
-one; a device process that has nothing to do names its host. Following these to the worker that waits for nobody finds
-the one at fault, whatever the others' phases are. Workers that wait for each other in a circle have lost what one sent
-the other.
+A host that waits in an exchange names the hosts whose frame has not come. While its device process computes, it names
+that one. A device process that has nothing to do names its host. Following these names leads to a worker that waits for
+no other. It is at fault, whatever the others' phases are. Workers that wait for each other in a circle have lost what
+one sent the other.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def severed(progress: Mapping[Worker, Progress], *, silent: Collection[Worker], 
 
 
 def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """The failures; where all of them only report others, and some that a machine gave no sign of life, the host that
+    """The failures. Where all only report other workers, and some name a machine without a sign of life, the host that
     most pairs lack is at fault.
     """
     pairs = [(failure.worker, other) for failure in failures for other in failure.unreached if failure.worker]
@@ -89,8 +89,8 @@ def charged(failures: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def _most_cut_off(pairs: Collection[tuple[Worker, Worker]], silent: Collection[Worker]) -> Worker:
-    """The host to be given up: one that the driver does not hear either, else the one that most others lack, else the
-    one of the highest number.
+    """The host to be given up. That is one that the driver does not hear either, or else the one that most others lack.
+    Among equals it is the one of the highest number.
     """
     others = Counter(host for pair in {tuple(sorted(pair)) for pair in pairs} for host in pair)
     return max(others, key=lambda host: (host in silent, others[host], host.number))

@@ -1,17 +1,20 @@
 """`Watch`: finds the workers of a group that are frozen, cut off or stuck, while the driver waits for what they were
 asked to do.
 
-Once a second it asks the control side of workers how far they are. Three things are told apart. *Frozen*: no answer,
-and the kernel says that the process uses no processor time; where the process is on another machine, the others must
-say that they stand still. *Cut off*: no answer, and its machine takes no connection while others do; or all answer, and
-two hosts hear nothing of each other's machines. *Starved*: no answer, but signs of life; such a worker has `silence_s`.
-*Stuck*: all answer, and nothing is finished within the deadline.
+Once a second it asks the control side of workers how far they are. It distinguishes four faults:
 
-Time counts only as the driver itself sees it pass, a poll at a time: a driver that was stopped for a minute has not
-waited a minute for anybody. What is known of a silent worker goes on from one round of calls to the next, since a start
-is made of several. While steps are finished only the first workers are asked: hosts wait for each other in every step,
-so one that is frozen stops them all, and then all are asked. So a watch over a thousand hosts costs the driver no more
-than one over ten.
+* *Frozen*: no answer, and the kernel says that the process uses no processor time. Where the process is on another
+  machine, the others must say that they stand still.
+* *Cut off*: no answer, and its machine takes no connection while others do. Or all answer, and two hosts hear nothing
+  of each other's machines.
+* *Starved*: no answer, but signs of life; such a worker has `silence_s`.
+* *Stuck*: all answer, and nothing is finished within the deadline.
+
+Time counts only as the driver itself sees it pass, a poll at a time. A driver that was stopped for a minute has not
+waited a minute for any worker. What is known of a silent worker goes on from one round of calls to the next, since a
+start is made of several. While steps are finished, the driver asks only the first workers. Hosts wait for each other in
+every step, so a frozen one stops them all, and then all are asked. A watch over a thousand hosts therefore costs the
+driver no more than one over ten.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class Deadlines:
       salvage_s: for a host to answer when its generation is given up.
       settle_s: to end what it does then.
       poll_s: between two rounds of questions.
-      stall_s: without progress for so long, every process is asked for its status, not only the first `sample`.
+      stall_s: after so long without progress, the driver asks every process how far it is, not only the first `sample`.
     """
 
     start_s: float = 300.0
@@ -131,8 +134,8 @@ def why_frozen(
 
     Args:
       has_answered: any call before. One that never has may still be coming up, and gives no sign that it should.
-      others_stand_still_s: for how long workers that do answer have finished nothing; 0 where nobody answers or they
-        need not wait for it.
+      others_stand_still_s: for how long workers that do answer have finished nothing; 0 where none answers or they need
+        not wait for it.
       is_cut_off: whether its machine does not answer, while that of another worker does.
       is_users_function: whether it runs code that may hold the interpreter's lock for as long as it likes, and sleep
         meanwhile. Only what makes sure that the code cannot go on counts then; its call has a deadline of its own.
@@ -197,7 +200,7 @@ class Watch:
         for silence in self._asked.values():
             silence.pass_time(passed_s, self._group.backend.statistics(silence.handle))
         self._ask()
-        # Whoever works reports its own death. Nobody waits for a host while functions of the user run.
+        # A call reports the death of its worker. A host has no call of its own while functions of the user run.
         if died := [failure for failure in self._died if failure.worker not in {call.worker for call in running}]:
             return died
         if frozen := self._frozen(others_answer=answered):
@@ -231,7 +234,7 @@ class Watch:
     def _frozen(self, *, others_answer: bool) -> list[Failure]:
         # Workers that do different things, as at the start, do not wait for each other.
         still_s = self._still_s if others_answer and self._counts_marks else 0.0
-        # Where nobody answers, it is the driver that is cut off, and others may soon be back.
+        # Where no worker answers, it is the driver that is cut off, and all may soon be back.
         cut_off = self._cut_off() if others_answer else frozenset()
         found = []
         for worker, silence in self._asked.items():

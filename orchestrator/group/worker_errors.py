@@ -19,7 +19,7 @@ from podembed.workers.liveness.worker import Worker
 
 
 def failure_of(worker: Worker, error: BaseException, *, details: str = "") -> Failure:
-    """An exception of a worker as a failure: those that only report another process are told apart by type."""
+    """An exception of a worker as a failure: its type says whether it only reports another process."""
     from podembed.workers.device.doorway import ChannelError
     from podembed.workers.mesh.errors import MeshConnectTimeout, MeshError
     from podembed.workers.storage.errors import may_pass

@@ -193,8 +193,8 @@ class WorkerGroup(ProcessGroup):
         Returns:
           The calls under way, for `receipts` and `await_receipts`.
         """
-        # A worker does these calls in order, and its writing thread waits for the first: nobody here waits for an
-        # answer before the next step.
+        # A worker does these calls in order, and its writing thread waits for the first. The driver needs no answer
+        # before the next step.
         begun = [host.begin_save(attempt, before_failed) for host in self._hosts]
         begun += [device.begin_save() for device in self._devices]
         writing: list[Call[Any]] = [host.write_save(attempt, is_delta) for host in self._hosts]
@@ -232,7 +232,7 @@ class WorkerGroup(ProcessGroup):
         return list(written[: self.num_hosts]), list(written[self.num_hosts :])
 
     def acknowledge(self, commit: str) -> None:
-        """Tells the hosts that a commit stands, which lets them forget the one before. Nobody waits for the answers."""
+        """Tells the hosts that a commit stands, which lets them forget the one before. Does not wait for answers."""
         for host in self._hosts:
             host.acknowledge(commit)
 
@@ -244,7 +244,7 @@ class WorkerGroup(ProcessGroup):
     def salvage(self, reason: str) -> frozenset[int]:
         """Ends the generation, but for the host processes that can go on in another one. The group is stopped then.
 
-        A host is told to give up what it does; one that answers within `salvage_s` has `settle_s` for it. All device
+        Each host has to give up what it does; one that answers within `salvage_s` has `settle_s` for it. All device
         processes are ended, since a gang of JAX processes cannot lose a member, and so is every other host: a frozen
         one must be gone before its memory is allocated again.
 
