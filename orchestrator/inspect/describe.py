@@ -1,8 +1,8 @@
 """Writing a table of a commit to a file for other programs: NumPy, Parquet or safetensors, rows in order.
 
 Every format is written front to back from batches of rows, so memory does not depend on the table's size. The file
-appears under its name when it is complete, durable, and every byte read was what had been committed; before, and if
-anything fails, there is nothing.
+appears under its name when it is complete and durable, and every byte read was what had been committed. Before that,
+and if anything fails, there is nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def export(
     """Writes one table.
 
     Args:
-      format: `npy` holds `[num_rows, dim]`, or with slots one record per row with a field per array; `parquet` a column
-        `id` and one list column per array; `safetensors` one tensor per array.
+      format: `npy` holds `[num_rows, dim]`, or with slots one record per row with a field per array. `parquet` holds a
+        column `id` and one list column per array, `safetensors` one tensor per array.
       out: a local path.
       with_slots: also the optimizer's state.
       force: replace a file that is there.

@@ -1,8 +1,8 @@
 """The three file formats of `export`, each written front to back from batches of rows.
 
-Sources: the NEP 1 `.npy` format; Parquet through pyarrow; the safetensors format (eight bytes little-endian length, a
-JSON header with type, shape and byte range of each tensor, then the tensors without gaps), which is simple enough to be
-written here.
+Sources: the NEP 1 `.npy` format; Parquet through pyarrow; the safetensors format, which is simple enough to be written
+here. That is a length (eight bytes, little-endian), a JSON header, and the tensors without gaps. The header has type,
+shape and byte range of each tensor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Source:
       arrays: of the table, rows first.
       information: texts that the formats that can keep next to the values.
       batch_bytes: memory for rows of all arrays together.
-      with_slots: slots were asked for, whether the table has any or not.
+      with_slots: slots were requested, whether the table has any or not.
     """
 
     store: Store

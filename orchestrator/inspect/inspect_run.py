@@ -100,7 +100,7 @@ def reading_example(location: str, table: TableFiles, array: int = 0) -> str:
     """Three lines of Python that read one array of a table with zarr, and the way without it: zarr is not installed
     with this program.
 
-    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order; the last bucket's
+    Position p of bucket b is row p·V + b, so swapping the first two axes puts the rows in order. The last bucket's
     padding is cut off.
     """
     files = table.arrays[array]

@@ -1,8 +1,8 @@
 """Reading rows of a committed table: all of them in order a batch at a time, or those of given numbers.
 
-Neither needs the table in memory. In order means one piece of every bucket per batch, so the checksum of each chunk
-grows piece by piece and is compared at its end: the last batch arrives only if every byte of the array was what was
-committed. Rows of deltas are put over them; of those only the numbers are in memory, 8 bytes a changed row.
+Neither needs the table in memory. In order means one piece of every bucket per batch. The checksum of each chunk
+therefore grows piece by piece and is compared at its end. The last batch arrives only if every byte of the array was
+what was committed. Rows of deltas are put over them; of those only the numbers are in memory, 8 bytes a changed row.
 """
 
 from __future__ import annotations
