@@ -1,5 +1,5 @@
-"""The commit that a new run begins from: found and checked when the run is created, recorded in `RUN.json`, opened
-again by every generation until the run has a commit of its own.
+"""The commit that a new run begins from. It is found and checked when the run is created, and recorded in `RUN.json`.
+Every generation opens it again until the run has a commit of its own.
 
 So a run that is lost before its first commit begins from the same state again. Which table comes from where is
 `orchestrator.run.warm_start`'s business.

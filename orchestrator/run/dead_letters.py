@@ -1,7 +1,7 @@
 """Malformed rows of a run, written to its folder: `malformed/g<generation>-<number>.jsonl`, one JSON object a line.
 
-Hosts report the rows that they leave out; the driver writes each row once, whoever met it and however often it is read
-again, and ends the run when there are more than the job tolerates. Files are written once and never changed, as
+Hosts report the rows that they leave out. The driver writes each row once, whichever host met it and however often it
+is read again. It ends the run when there are more than the job tolerates. Files are written once and never changed, as
 everything in a run.
 """
 

@@ -1,10 +1,10 @@
 """`history/g<generation>-<number>.json`: loss and evaluations of a whole run, for people and plots; nothing that trains
 reads it.
 
-Each record holds the whole history of the steps before it, so one file is enough, and steps that a fault took back are
-not in the next one: a driver begins with the newest record, cut to the commit that it starts from. It writes a record
-with every commit and another one after the last evaluation, and then deletes those before it. Long histories are
-thinned, so a record stays below a megabyte however long the run is.
+Each record holds the whole history of the steps before it, so one file is enough. Steps that a fault took back are not
+in the next one. A driver begins with the newest record, cut to the commit that it starts from. It writes a record with
+every commit and another one after the last evaluation, and then deletes those before it. Long histories are thinned, so
+a record stays below a megabyte however long the run is.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _evaluation(made: Evaluation, generation: int) -> RecordedEvaluation:
 
 
 def _thinned_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """At most `MAX_WINDOWS`: neighbours of one generation become one, all over the run, so that its beginning and its
-    end stay equally fine.
+    """At most `MAX_WINDOWS`: adjacent windows of one generation become one, all over the run, so that its beginning and
+    its end stay equally fine.
     """
     while len(windows) > MAX_WINDOWS:
         thinned: list[Window] = []

@@ -1,9 +1,9 @@
 """Which changes of the data a run survives: pure comparison of what is recorded of the files, then and now.
 
-A step counts rows: that is all that a run remembers of its position. So a change can be accepted only if every step
-still stands for as many rows, no sample of the epoch under way comes twice or not at all, and equal values still become
-equal rows of the tables. Everything else is refused, whatever flags are given. That rows kept their place in files of
-the same shape cannot be seen here; it is what `--accept-input-change` vouches for.
+A step counts rows: that is all that a run remembers of its position. A change is therefore accepted only if three
+things hold. Every step still stands for as many rows. No sample of the epoch under way comes twice or not at all. Equal
+values still become equal rows of the tables. Everything else is refused, whatever flags are given. That rows kept their
+place in files of the same shape cannot be seen here; it is what `--accept-input-change` vouches for.
 """
 
 from __future__ import annotations

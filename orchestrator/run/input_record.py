@@ -1,10 +1,10 @@
 """`INPUT.json` and `input/`: the data files that a run began with and those that were accepted in their place since.
 
-What tells a changed file is its size, and its etag or time of change as the filesystem reports it; for a set of `.npy`
-files those of all three. Content is not read again: a file that is rewritten with the same size and the same time
-passes. `INPUT.json` is written once, right after `RUN.json`; a run without it (its first start was killed in between)
-is checked by the fingerprint in `RUN.json` alone. A change that is accepted is written to `input/change-<number>.json`
-by the driver that holds the lease, before its first step on the new files, and is what later starts compare with. Which
+A changed file shows in its size, or in its etag or time of change as the filesystem reports it. For a set of `.npy`
+files, those of all three files count. Content is not read again: a file that is rewritten with the same size and the
+same time passes. `INPUT.json` is written once, right after `RUN.json`. A run whose first start was killed in between
+has none; it is checked by the fingerprint in `RUN.json` alone. The driver that holds the lease writes an accepted
+change to `input/change-<number>.json`, before its first step on the new files. Later starts compare with that. Which
 changes can be accepted is decided in `orchestrator.run.input_change`.
 """
 

@@ -1,9 +1,9 @@
 """`settings/g<generation>.json`: arguments of a run's job that a user changed on the way, and which of them may change
 at all.
 
-`RUN.json` is never changed, so what differs from it is recorded beside it, by the driver that holds the lease, before
-its first step with the new values. The newest record counts; it has all arguments, so no other need be read. What may
-change is what leaves the meaning of steps that are done, and every shape, as it was.
+`RUN.json` is never changed, so what differs from it is recorded beside it. The driver that holds the lease does that
+before its first step with the new values. The newest record counts; it has all arguments, so no other need be read.
+What may change is what leaves the meaning of steps that are done, and every shape, as it was.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_settings(store: Store) -> tuple[SettingsRecord, ...]:
 
 
 def newest_settings(store: Store) -> SettingsRecord | None:
-    """The record that counts; None where nothing was changed. Older ones are not read, so their damage stops nobody.
+    """The record that counts; None where nothing was changed. Older ones are not read, so their damage stops no driver.
 
     Raises:
       DocumentRefused: it is damaged, or its arguments are.

@@ -114,7 +114,7 @@ def open_run(
       only_reads: nothing will be written, so that the storage need not be tried out.
       job_folder: where the job's module may lie if it is not installed.
       settings: arguments of the job's function that are to change from now on; see `orchestrator.run.job_settings`.
-      emit: told of a damaged record of the data files; None prints what it would be told.
+      emit: told of a damaged record of the data files; None prints that instead.
 
     Raises:
       StoreCannotCreateExclusively: the storage cannot, and that was not accepted.

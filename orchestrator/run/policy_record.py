@@ -1,8 +1,9 @@
-"""`policies/g<generation>.json`: which commits a driver keeps, so that who goes on with the run need not say it again.
+"""`policies/g<generation>.json`: which commits a driver keeps, so that a user who resumes the run need not say it
+again.
 
-Written once by each driver whose policies are not those of the newest record, under the generation that it holds, and
-never changed: the newest one counts. Flags and arguments go before it; `jobs.cli.settings` and `prune` ask for it where
-they were not told.
+A driver whose policies are not those of the newest record writes one, under the generation that it holds. No record is
+ever changed: the newest one counts. Flags and arguments go before it; without them, `jobs.cli.settings` and `prune`
+read it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def read_policies(store: Store) -> PolicyRecord | None:
     newest = max(names, key=_generation)
     name = f"{FOLDER}/{newest}"
     document = unseal(name, read_document(store, name, max_bytes=_MAX_BYTES), max_bytes=_MAX_BYTES)
-    # Records of older versions do not have it; their metrics are told by their names.
+    # Records of older versions do not have it; there the name of a metric says which way it gets better.
     record = from_document(PolicyRecord, name, {"metric_order": None, **document})
     if record.generation != _generation(newest):
         raise DocumentRefused(name, f"policies of generation {record.generation}", f"those of {_generation(newest)}")

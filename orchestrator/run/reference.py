@@ -1,6 +1,6 @@
 """What a person types to name a run or one of its commits, turned into a store and a manifest.
 
-`RUN` is a folder or URL and means the newest commit that counts; `RUN@COMMIT` means one commit by its full name,
+`RUN` is a folder or URL and means the newest commit that counts. `RUN@COMMIT` means one commit by its full name,
 whether it counts or not. Tools that only read a run start here, so that all of them refuse the same mistakes with the
 same words.
 """

@@ -1,9 +1,9 @@
 """Beginning a new run from another run's commit: which table and which dense arrays come from where, decided before any
 of them is read.
 
-Every difference between the commit and the job needs a rule that says it is meant; without one the plan is refused with
-all of them at once. The plan is a pure function; `workers.host.warm_start` carries it out. The new run begins with step
-0 and its own data: only state is taken over.
+Every difference between the commit and the job needs a rule that says it is meant. Otherwise the plan is refused, and
+the error names all such differences at once. The plan is a pure function; `workers.host.warm_start` carries it out. The
+new run begins with step 0 and its own data: only state is taken over.
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ def _rule_differences(rules: Mapping[str, TableRule], wanted: set[str], sources:
 
 
 def refuse_hashed_growth(job: JobConfig, rules: Mapping[str, TableRule]) -> None:
-    """Refuses to grow a table whose rows are chosen by hash: with another size each value has another row, so the old
-    rows would be others' now.
+    """Refuses to grow a table whose rows are chosen by hash. With another size each value has another row, so it would
+    meet what another value has learned.
 
     Raises:
       ConfigurationError: naming the table and the column.
