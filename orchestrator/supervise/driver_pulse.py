@@ -1,10 +1,10 @@
 """`DriverPulse`: whether the driver that a supervisor started is frozen, seen from outside of it.
 
 A driver that is stopped, or waits for a disk that is gone, ends neither itself nor its attempt. What can be seen of it
-is the heartbeat that it replaces every few seconds in the run's folder and, on this machine, the processor time that it
-uses. Both must stand still: a driver that reads a large commit before it starts writes no heartbeat, but works. Another
-driver's heartbeat says nothing about ours. Only durations between looks of this process count, so no clock is compared
-with another one.
+is the heartbeat that it replaces every few seconds in the run's folder. On this machine, the processor time that it
+uses can be seen, too. Both must stand still: a driver that reads a large commit before it starts writes no heartbeat,
+but works. Another driver's heartbeat says nothing about ours. Only durations between looks of this process count, so no
+clock is compared with another one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LONGEST_GAP_S = 3 * LOOK_EVERY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is seen of a driver at one moment: its newest heartbeat, None before it has a lease; and the kernel's
-    statistics, if it is here.
+    """What is seen of a driver at one moment. Its newest heartbeat is None before it has a lease, and the kernel's
+    statistics are None unless the driver runs on this machine.
     """
 
     heartbeat: Heartbeat | None

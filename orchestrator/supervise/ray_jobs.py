@@ -20,7 +20,7 @@ from podembed.orchestrator.supervise.driver_pulse import Look, heartbeat_of
 # Ray kills a stopped job's driver 3 s after SIGTERM unless told otherwise; a window and a commit take longer.
 GRACE_S = 120
 POLL_S = 2.0
-LOST_EXIT_CODE = 255  # the job failed and nobody knows how
+LOST_EXIT_CODE = 255  # the job failed, and its own exit code is unknown
 TAIL_LENGTH = 4096  # characters of a job's output, in which its summary is looked for
 _SUPERVISOR = "podembed_supervisor"  # in the metadata of a job: whose it is
 # Of a proxy before a cluster that comes up, too: it knows no such page, is slow, or wants fewer requests.
@@ -40,7 +40,7 @@ class RayJobRunner:
       patience_s: how long it may not answer before the attempt counts as lost.
 
     Attributes:
-      was_stopped_by_others: whether Ray was told to stop the attempt, and not by this supervisor.
+      was_stopped_by_others: whether Ray stopped the attempt at the request of another program or person.
 
     Raises:
       ConfigurationError: no cluster answers there.
@@ -116,7 +116,7 @@ class RayJobRunner:
             case "SUCCEEDED":
                 return 0
             case "STOPPED":
-                # Ray forgets how a driver left that it was told to stop.
+                # Ray forgets the exit code of a driver that it stops on request.
                 self.was_stopped_by_others = not self._is_told
                 return EXIT_STOPPED if _LEFT_IN_ORDER.search(self._tail) else LOST_EXIT_CODE
             case "FAILED":

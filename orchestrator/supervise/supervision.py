@@ -243,7 +243,7 @@ class LocalRunner:
       program: the command line before the arguments.
     """
 
-    was_stopped_by_others = False  # nobody can tell whose signal it was
+    was_stopped_by_others = False  # the sender of a signal is unknown
 
     def __init__(self, program: Sequence[str]) -> None:
         self._program = tuple(program)
@@ -259,7 +259,7 @@ class LocalRunner:
         self._running.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        # A child that nobody has waited for keeps its number, so this is our process and no other.
+        # A child that has not been waited for keeps its number, so this is our process and no other.
         self._running.kill()
 
     def look(self, url: str) -> Look:
