@@ -3,7 +3,7 @@
 A host process and a device process for each host, started when they are first needed. They are a `ProcessGroup`, as in
 training, so a process that died, froze or was cut off is found in the same way. No generation follows here: the pod is
 lost then, and so it is when a call fails on one host while others wait for it. Its processes are ended, later calls say
-why, and the way back is a new strategy and `TPUEmbedding.restore`.
+why, and what helps is a new strategy and `TPUEmbedding.restore`.
 """
 
 from __future__ import annotations

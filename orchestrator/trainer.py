@@ -32,7 +32,7 @@ class Trainer:
         folder alone.
       scaling_config: hosts.
       run_config: name, place and policies of the run.
-      reporter: who is told about progress; the console by default.
+      reporter: shows progress; the console by default.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
         emit(FilesInOrder(description=run.train_index.order_of_files))
 
     def patience_s() -> float:
-        # A run that has begun has lost its cluster; another one was told a wrong address.
+        # A run that has begun has lost its cluster; for a new one, the address is wrong.
         return config.failure_config.wait_for_hosts_s if run.has_begun else 0.0
 
     with contextlib.ExitStack() as stack:
