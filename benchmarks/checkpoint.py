@@ -5,12 +5,12 @@ one JSON line.
         --orbax-python VENV/bin/python
 
 All write the same table: rows and one slot, float32, cut into buckets of one MiB. Each contender runs in a process of
-its own, in turn, in an order that changes from round to round. A write counts until every file is on the disk: ours and
-dd sync themselves, for the others every file is synced afterwards within the time. Before a read, the files are dropped
-from the page cache. Ours verifies checksums and digests, zarr checksums; dd and Orbax verify nothing. `one-by-one` is
-ours with one thread that syncs each file before it writes the next. Rates are medians over rounds in decimal units;
-ratios to dd are medians of the ratios within rounds. Orbax is no dependency: it is measured where `--orbax-python`
-names an interpreter that has it, and null otherwise.
+its own, in turn, in an order that changes from round to round. A write counts until every file is on the disk. Ours and
+dd sync themselves; for the others, every file is synced afterwards within the time. Before a read, the files are
+dropped from the page cache. Ours verifies checksums and digests, zarr checksums; dd and Orbax verify nothing.
+`one-by-one` is ours with one thread that syncs each file before it writes the next. Rates are medians over rounds in
+decimal units; ratios to dd are medians of the ratios within rounds. Orbax is no dependency: it is measured where
+`--orbax-python` names an interpreter that has it, and null otherwise.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
         --theirs "venv/bin/python peer.py --bench A --seconds 10" --theirs-folder ../peers \\
         --ours "python benchmarks/dlrm.py --bench A --seconds 10"
 
-Both commands print one JSON object in their last line of output with `samples_per_s` and `samples_per_cpu_s`.
-Neighbours on the machine change in the course of minutes, so only runs that follow each other are compared; the median
-of these ratios is what counts.
+Both commands print one JSON object in their last line of output with `samples_per_s` and `samples_per_cpu_s`. Other
+load on the machine changes in the course of minutes, so only runs that follow each other are compared. The median of
+these ratios is what counts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {"theirs": [], "ours": []}
     for number in range(arguments.rounds):
-        # Who begins changes from round to round, so that a machine that gets busier favours nobody.
+        # Who begins changes from round to round, so that a machine that gets busier favours neither.
         order = ("theirs", "ours") if number % 2 == 0 else ("ours", "theirs")
         for who in order:
             folder = arguments.theirs_folder if who == "theirs" else None

@@ -110,8 +110,8 @@ class FakeHandle:
 
 
 class FakeBackend:
-    """Hosts that pretend. `window` is the length of the window that hosts were told last, which devices learn from them
-    in truth.
+    """Hosts that pretend. `window` is the length of the last window that hosts got; real devices learn it from their
+    hosts.
     """
 
     window = 0

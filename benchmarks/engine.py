@@ -4,7 +4,8 @@ one JSON line.
     python benchmarks/engine.py --bench A --emb-opt rowwise
 
 One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
-activations, `update` sums gradients and applies the optimizer; medians over the batches, which take turns.
+activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
+turns.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def main() -> None:
     total = float(np.median(np.sum(list(parts.values()), axis=0)))
     line = {"benchmark": "engine", "bench": arguments.bench, "emb_opt": arguments.emb_opt, "cpu_ms": round(total, 2)}
     rate = round(shape.batch_size / total * 1e3, 0)
-    # One thread that waits for nobody: its wall time differs from its CPU time only by what neighbours take.
+    # One thread that waits for no other: its wall time differs from its CPU time only by what other programs take.
     rates = {"samples_per_s": rate, "samples_per_cpu_s": rate}
     print(json.dumps({**line, "parts_cpu_ms": found, **rates, "load1": os.getloadavg()[0]}))
 

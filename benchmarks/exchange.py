@@ -2,8 +2,8 @@
 
 Prints one JSON line: per payload size the median milliseconds in which both processes sent and received one payload.
 Mesh and plain socket take turns within one pair of processes, so both see the same machine. The plain exchange is what
-one would write by hand: `sendall` in a thread while the caller receives, without the thread where the kernel holds the
-whole payload.
+one would write by hand: `sendall` in a thread while the caller receives. Where the kernel holds the whole payload, it
+does without the thread.
 
     python benchmarks/exchange.py [--ray] [--repeats 21] [--bytes 4096 1048576]
 """

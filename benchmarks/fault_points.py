@@ -3,9 +3,9 @@ one JSON line.
 
     python benchmarks/fault_points.py [--steps 200]
 
-A point without a plan is one comparison; a phase, which is a point too, was a context manager before. Points a step are
-counted by the points themselves, in a run of the tiny chaos job in this process; the step's time is that of the same
-run without a plan.
+A point without a plan is one comparison; a phase, which is a point too, was a context manager before. The points of a
+step count themselves in a run of the tiny chaos job in this process. The step's time is that of the same run without a
+plan.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     python benchmarks/input.py [--lanes 16] [--rows-per-group 32768] [--rounds 10] [--compression snappy] [--ragged]
 
-Both read on one thread, in turns with the other one first in every second round, the same number of rows, with the
-memory settings of worker
-processes: bare pyarrow a row group at a time in file order, and nothing more; ours the batches of a training run,
-shuffled, checked and put together. Files are in the page cache. CPU seconds of the whole process count, the median over
-the rounds is printed. A round is a whole number of row groups of every lane, so each row group is decoded once; at the
-ends of an epoch a run decodes one row group more per lane.
+Both read the same number of rows on one thread, with the memory settings of worker processes. They take turns, and the
+other one is first in every second round. Bare pyarrow reads a row group at a time in file order, and nothing more. Ours
+reads the batches of a training run: shuffled, checked and put together. Files are in the page cache. CPU seconds of the
+whole process count; the median over the rounds is printed. A round is a whole number of row groups of every lane, so
+each row group is decoded once. At the ends of an epoch a run decodes one row group more per lane.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ width.
 
     python benchmarks/kernels.py [--dims 64 128] [--rows 2000000] [--ids 160000]
 
-Ids follow a bounded Zipf law (exponent 1.05) spread over the table; eight different batches take turns, so rows come
-from memory except for what stays hot. The median over the batches is printed, `numpy` beside it; compare ratios,
-machines differ.
+Ids follow a bounded Zipf law (exponent 1.05) spread over the table. Eight different batches take turns, so rows come
+from memory except for what stays hot. The median over the batches is printed, with that of `numpy` beside it. Compare
+ratios, since machines differ.
 """
 
 from __future__ import annotations

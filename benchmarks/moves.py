@@ -5,10 +5,10 @@ each way.
     python benchmarks/moves.py --hosts 2 3 --cold
 
 Each host is a process, joined to the others by a mesh over the loopback interface. A commit of the tables is written to
-`--folder`, hosts of the first number load it, and then the second number of hosts shares it out. The seconds are those
+`--folder`. The first number of hosts loads it, and then the second number of hosts shares it out. The seconds are those
 of the slowest host, from the joined mesh until its shard is complete and every digest was compared. The processor time
-is that of all processes. `--cold` drops the commit's files from the page cache first, as they are
-on a machine that did not write them.
+is that of all processes. `--cold` drops the commit's files from the page cache first, as they are on a machine that did
+not write them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ line.
 
     python benchmarks/npy_reading.py [--rows 4000000] [--columns 26] [--rounds 9]
 
-Both read a sparse array of int32 block by block and take every column of a block apart, in turns; the file is in the
+Both read a sparse array of int32 block by block and take every column of a block apart, in turns. The file is in the
 page cache. A map is opened anew for every round, as for every file of a run.
 """
 

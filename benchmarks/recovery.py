@@ -3,10 +3,10 @@
     python benchmarks/recovery.py --kill host
     python benchmarks/recovery.py --kill device --scale 16
 
-A run trains, commits, and trains on; then one process gets a SIGKILL in the middle of a window, and the time is taken
-until the first step of the next generation is done. `--repeat` does that several times in one run, with a commit in
-between. `--scale` multiplies the rows of the tables, which take 100 MB with it at 1; `--standbys off` and `--undo off`
-show what these are for.
+A run trains, commits, and trains on. Then one process gets a SIGKILL in the middle of a window. The time from there
+until the first step of the next generation is done is what counts. `--repeat` does that several times in one run, with
+a commit in between. `--scale` multiplies the rows of the tables, which take 100 MB with it at 1; `--standbys off` and
+`--undo off` show what these are for.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/saving.py --hosts 2 --saves 3
 
 Hosts and devices are those of `benchmarks/dlrm.py`, on the workload `small`, one call a step, so that every step has a
-time. Then three kinds of steps are compared: those without a save, the first one after a save began (its time counts
-from the end of the step before, so it holds the whole stall), and the others while it was written. Files go to a
-temporary folder, with the durable writes of a real run.
+time. Then three kinds of steps are compared: those without a save, the first one after a save began, and the others
+while it was written. The time of that first one counts from the end of the step before, so it holds the whole stall.
+Files go to a temporary folder, with the durable writes of a real run.
 """
 
 from __future__ import annotations

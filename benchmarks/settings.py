@@ -5,8 +5,8 @@ one JSON line.
     python benchmarks/settings.py --bench A --placement buckets --network 4 --settings overlap=off overlap=on
     python benchmarks/settings.py --bench A --settings input=memory input=parquet
 
-Each setting has a group of hosts of its own; all stand side by side in memory, and windows of steps take turns, so that
-a machine that gets busier in between favours nobody. A round is one window of each. The ratios are medians over rounds,
+Each setting has a group of hosts of its own, and all stand side by side in memory. Windows of steps take turns, so that
+a machine that gets busier in between favours none. A round is one window of each. The ratios are medians over rounds,
 to the first setting in the same round, with their 10th and 90th percentile.
 """
 

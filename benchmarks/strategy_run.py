@@ -8,9 +8,9 @@ line.
 
 With `--tcp` hosts of one machine share no memory, neither those of `Trainer` nor those of the strategy.
 
-The loop over the strategy is the one of docs/from-tpuembedding.md: the driver enqueues the whole batch, and a function
+The loop over the strategy is the one of docs/from-tpuembedding.md. The driver enqueues the whole batch, and a function
 on the hosts dequeues, differentiates and applies gradients. `Trainer` has its hosts from `WorkerGroup`, as its driver
-starts them, with input from memory. Both have hosts of their own, which stand side by side; windows of steps take
+starts them, with input from memory. Both have hosts of their own, which stand side by side. Windows of steps take
 turns, so that a machine that gets busier in between favours neither. The ratio is the median over pairs of windows,
 with its 10th and 90th percentile. The program fails if the losses of the first steps differ. Target: at most 1.3.
 """

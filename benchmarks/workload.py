@@ -1,11 +1,11 @@
 """The two workloads that the step is measured on, their batches, and the first values of tables and dense parameters.
 
-`A` spends its time in the dense half, `B` in the embeddings; `A10` and `B10` have a tenth of their rows, for machines
-with less memory; `small` has their tables with narrow rows, for saving them often; `tiny` is for trying things out. 26
-tables of 10 million rows together, ids after a bounded Zipf law spread over the table, labels from a fixed teacher, so
-that the loss falls. `cut` has one table that is larger than all others together, so two hosts or more share its rows.
-Every number follows from one seed and is the same in each framework that uses these generators, which is what makes
-losses comparable to four digits.
+`A` spends its time in the dense half, `B` in the embeddings. `A10` and `B10` have a tenth of their rows, for machines
+with less memory. `small` has their tables with narrow rows, for saving them often. `tiny` is for trying things out. The
+26 tables have 10 million rows together, and ids follow a bounded Zipf law spread over the table. A fixed teacher makes
+the labels, so that the loss falls. `cut` has one table that is larger than all others together, so two hosts or more
+share its rows. Every number follows from one seed and is the same in each framework that uses these generators. That
+makes losses comparable to four digits.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def fill_table(shape: Workload, table: int, out: np.ndarray) -> None:
 
 
 def table_values(of: Workload, table: int) -> Callable[..., np.ndarray]:
-    """`fill_table` as an initializer that is asked for the whole table at once."""
+    """`fill_table` as an initializer that makes the whole table at once."""
 
     def whole(shape, dtype=np.float32):  # these names tell `embedding.initializers` how to call it
         out = np.empty(shape, dtype)
