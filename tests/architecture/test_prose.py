@@ -1,8 +1,8 @@
 """Rules about prose that a program can check: short sentences, short lines, the field's words.
 
 They hold for README and docs, where code, tables, headings and the addresses of links are left out. They hold for
-docstrings and comments of the floors in `READ_FLOORS`, too. A page that names a file or a folder names one that is
-there.
+docstrings and comments of `READ_FLOORS` and of the benchmarks, too. A page that names a file or a folder names one that
+is there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import pytest
 from tests.architecture.test_imports import MODULES, ROOT, label, parsed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Whose docstrings and comments are held to the rules. The others follow.
-READ_FLOORS = ("embedding/", "workers/", "jobs/")
-STILL_KNOTTED: tuple[str, ...] = ()
+# Whose docstrings and comments are held to the rules. Benchmarks are no floor and are read beside them.
+READ_FLOORS = ("embedding/", "workers/", "orchestrator/", "jobs/")
+READ_FILES = [
+    *(path for path in MODULES if label(path).startswith(READ_FLOORS)),
+    *sorted((ROOT / "benchmarks").glob("*.py")),
+]
 MOST_WORDS = 25
 MOST_COLUMNS = 120
 # What the docs do not say any more, and the field's word for it.
@@ -141,11 +144,11 @@ def docstring_paragraphs(docstring: str) -> Iterator[str]:
     lines: list[str] = []
     for line in [*docstring.split("\n"), ""]:
         text = line.strip()
-        entry = ENTRY.match(text) if line.startswith("  ") else None
+        entry = ENTRY.match(text) if line.startswith("  ") else ITEM.match(text)
         if lines and (not text or entry):
             yield " ".join(lines)
             lines = []
-        if text and not text.startswith(("|", ">>>", "```")):
+        if text and not text.startswith(("|", ">>>", "```", "python ")):
             lines.append(text[entry.end() :] if entry else text)
 
 
@@ -154,12 +157,13 @@ def comment_blocks(source: str) -> Iterator[str]:
     block, last = list[str](), 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            follows = token.start[0] == last + 1 and token.line.lstrip().startswith("#")
-            if block and not follows:
+            is_alone = token.line.lstrip().startswith("#")
+            if block and not (is_alone and token.start[0] == last + 1):
                 yield " ".join(block)
                 block = []
             block.append(token.string.lstrip("# "))
-            last = token.start[0]
+            # What stands below a comment behind code does not continue it.
+            last = token.start[0] if is_alone else 0
     if block:
         yield " ".join(block)
 
@@ -177,8 +181,7 @@ def prose_of(path: Path) -> Iterator[str]:
 def test_docstrings_and_comments_follow_the_rules() -> None:
     found = [
         f"{label(path)}: {problem}"
-        for path in MODULES
-        if label(path).startswith(READ_FLOORS) and not label(path).startswith(STILL_KNOTTED)
+        for path in READ_FILES
         for paragraph in prose_of(path)
         for problem in [
             *(f"{num_words(one)} words: {one}" for one in sentences(paragraph) if num_words(one) > MOST_WORDS),
@@ -218,6 +221,9 @@ def test_the_check_finds_what_it_is_for() -> None:
 
 def test_the_check_reads_docstrings_and_comments() -> None:
     long = "word " * 26
+    listed = "Two:\n\n* one\n  more\n* two\n\n    python one.py --two\n"
+    assert [*docstring_paragraphs(listed)] == ["Two:", "one more", "two"]
     docstring = f"Short.\n\n    Args:\n      one: {long}\n        more.\n      two: short\n"
     assert max(num_words(one) for text in docstring_paragraphs(docstring) for one in sentences(text)) == 27
-    assert [*comment_blocks("# one\n# two\nx = 1  # three\ny = 2  # four\n")] == ["one two", "three", "four"]
+    source = "# one\n# two\nx = 1  # three\ny = 2  # four\n# five\n"
+    assert [*comment_blocks(source)] == ["one two", "three", "four", "five"]
