@@ -73,9 +73,9 @@ def place(
 ) -> list[np.ndarray]:
     """Decides which host owns each bucket of each table.
 
-    No host gets more than its even share of any table, rounded up to whole buckets. For batches request rows of a table
-    from all its owners alike. Within that, the busiest host gets at most 1.02 times the mean load. Where buckets are
-    too large for that, no single bucket could leave it for a host that would then be less busy.
+    No host gets more than its even share of any table, rounded up to whole buckets. The reason is that batches request
+    rows of a table from all its owners alike. Within that, the busiest host gets at most 1.02 times the mean load.
+    Where buckets are too large for that, no single bucket could leave it for a host that would then be less busy.
 
     Buckets stay with their previous owner as far as these two limits allow. The result depends on the arguments alone,
     and placing it again moves nothing.

@@ -1,8 +1,8 @@
 """First values of the rows of a table: a function of (seed, table name, row), never of who owns the row.
 
-Random values are counter-based: every element is a hash (see `hashing`) of the table's key, its row
-and its column. So a row starts the same on one host or on a thousand. The built-in initializers are values; a callable
-of the user is recognized by its parameters, see `row_source`.
+Random values are counter-based: every element is a hash (see `hashing`) of the table's key, its row and its column. A
+row therefore starts the same on one host or on a thousand. The built-in initializers are values; a callable of the user
+is recognized by its parameters, see `row_source`.
 """
 
 from __future__ import annotations

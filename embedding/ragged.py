@@ -44,8 +44,8 @@ class Ragged:
         """Builds a checked value from anything numpy reads as integers.
 
         Raises:
-          RaggedError: ids are not integers or a weight is missing. Or splits do not start at 0, fall, or do not end at
-          the number of ids.
+          RaggedError: ids are not integers, a weight is missing, or splits do not start at 0, fall, or miss the number
+          of ids.
         """
         ids = np.asarray(values)
         if ids.size == 0:

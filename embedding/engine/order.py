@@ -2,7 +2,7 @@
 updated.
 
 Forward runs inside `enqueue`. Without pipelining one batch is in flight and its update runs inside `apply`. With
-pipelining forward N + 1 runs before update N. So activations miss exactly the newest update. The gradients of step N
+pipelining forward N + 1 runs before update N, so activations miss exactly the newest update. The gradients of step N
 wait here until then, or until `drain`. What would wait for ever on an accelerator is refused at once. Mutable, for one
 thread.
 """

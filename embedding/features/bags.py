@@ -1,8 +1,8 @@
 """From a feature's input to bags: one list of ids for each vector that the lookup shall return.
 
 A feature without sequences has a bag for each row of its input. A sequence feature has a bag for each position, so that
-the vectors of a sample stay apart. So has a feature whose output shape holds a multiple of the rows. Ids beyond the
-last position are left out. A position without an id is an empty bag, which pools to a zero vector.
+the vectors of a sample stay apart. A feature whose output shape holds a multiple of the rows has several bags a sample,
+too. Ids beyond the last position are left out. A position without an id is an empty bag, which pools to a zero vector.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`FeatureOrder`: the order in which a model reads its features, which must be the one in which it was trained.
 
 In a run a model always gets `Activations`, which keep the order of the features. By hand it may get a plain dict, whose
-order JAX changes to that of the sorted names wherever it takes the dict apart. So a model never follows a dict's order,
-but the one that its job gave it. This module does not load JAX, since hosts read jobs, too.
+order JAX changes to that of the sorted names wherever it takes the dict apart. A model therefore never follows a dict's
+order, but the one that its job gave it. This module does not load JAX, since hosts read jobs, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ids outside a table's vocabulary: refused, dropped, clipped or hashed into it, as the table declares.
 
-Arrays of JAX and numpy wrap, clamp or drop such ids without a word, and the wrong row is read and trained. So every id
-is compared with the vocabulary on the host, before anything is looked up.
+Arrays of JAX and numpy wrap, clamp or drop such ids without a word, and the wrong row is read and trained. The host
+therefore compares every id with the vocabulary before anything is looked up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nested structures: any nesting of dicts, lists, tuples and namedtuples over leaves, with a path to each leaf.
 
-Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, sequences in their order.
-So the flat order does not depend on how a dict was built. A path joins keys and positions with "/", as in "clicks/0";
-that of a single leaf is empty.
+Everything else is a leaf, None included. Dicts are walked in the sorted order of their keys, so the flat order does not
+depend on how a dict was built. Sequences are walked in their order. A path joins keys and positions with "/", as in
+"clicks/0"; that of a single leaf is empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients of losses written over `Variable`s, and `GradientTape`, which keeps such a loss for later.
 
-JAX differentiates functions. So nothing here watches single operations. A loss is a callable that reads variables, and
+JAX differentiates functions, so nothing here watches single operations. A loss is a callable that reads variables, and
 its gradient comes from a run of it with tracers in their place. A tape therefore records callables, with the values
 their variables had at that moment. The loss must be pure, since it may run twice. It must read variables itself, not
 inside a function of its own under `jax.jit`, where JAX would have kept an earlier value as a constant.

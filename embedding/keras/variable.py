@@ -39,8 +39,8 @@ class Variable(ArrayOperators):
 
     A variable changes only in the trace in which it was made, which for most is none: see `assign`.
 
-    A dtype of 64 bits that JAX holds only under `jax_enable_x64` is kept for integers as a numpy array. So counters do
-    not wrap at 2**31.
+    JAX holds dtypes of 64 bits only under `jax_enable_x64`. Integers of 64 bits are otherwise kept as a numpy array, so
+    that counters do not wrap at 2**31.
     """
 
     def __init__(

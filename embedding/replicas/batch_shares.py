@@ -31,8 +31,8 @@ def split_over(value: Any, num_replicas: int, *, num_samples: int | None = None)
         takes each row for one.
 
     Raises:
-      ValueError: a leaf has no first axis or does not fit together. Or its rows are no multiple of `num_samples`, or a
-        `PerReplica` has another number of values.
+      ValueError: a leaf has no first axis or does not fit, its rows are no multiple of `num_samples`, or a `PerReplica`
+        has another number of values.
     """
     return pack_like(value, [_cut(path, leaf, num_replicas, num_samples) for path, leaf in flatten_with_paths(value)])
 

@@ -6,8 +6,8 @@ Pure arrays: who calls from which thread, and what happens while the buffer is f
 (`workers.checkpoint.background_save`). Which rows changed between two moments is known, too, for checkpoints that write
 only those.
 
-Rows are kept one by one and not in blocks: ids are spread over a table. So a step that touches one row in 300 touches
-every fifth block of 64. A buffer of a tenth of the table was full within that step.
+Rows are kept one by one and not in blocks, since ids are spread over a table. A step that touches one row in 300
+touches every fifth block of 64. A buffer of a tenth of the table was full within that step.
 """
 
 from __future__ import annotations

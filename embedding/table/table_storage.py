@@ -2,7 +2,7 @@
 
 The package one floor up implements them (`workers.stepwise.saved_embedding`, `workers.stepwise.checkpoint`). They are
 looked up by name when they are first needed, so that `TPUEmbedding.restore` works in a program that imports nothing
-else. So nothing here is imported upwards.
+else. This module therefore imports nothing from above.
 """
 
 from __future__ import annotations

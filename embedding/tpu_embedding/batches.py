@@ -2,7 +2,7 @@
 on.
 
 One direction: features and weights → checked bags of ids, cut into a share for each host. The other: activations of the
-shares → one JAX array per feature. And gradients → float32 matrices, cut as the activations came. Shapes here are as
+shares → one JAX array per feature, and gradients → float32 matrices, cut as the activations came. Shapes here are as
 seen by the caller: of the whole batch on the driver, of one share inside a function that a strategy runs.
 """
 

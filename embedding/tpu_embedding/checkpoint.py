@@ -51,8 +51,8 @@ class Checkpoint:
       hosts; one at most;
     * a `Variable`, or an object with `variables` such as a Keras-style optimizer: assigned in place;
     * any structure that JAX knows (dicts, lists, dataclasses, optax states) of arrays, numbers and `Variable`s: arrays
-      and numbers never change. So `restore` puts a new structure into the attribute, and a new value has to be put
-      there before `save`;
+      and numbers never change. `restore` therefore puts a new structure into the attribute, and a new value has to be
+      put there before `save`;
     * a `PerReplica` of such structures, as `strategy.run` returns them, if all replicas have the same values; it is
       restored as one of them.
     """
