@@ -1,8 +1,8 @@
 """File descriptors: how many a process may have, and whether that is enough for the hosts that it is about to meet.
 
 Each other host costs a process a connection, and one on the same machine a piece of shared memory. A process that finds
-none left while it meets the others looks to them like a machine that does not answer. So what is needed is counted
-before, and the soft limit raised.
+none left while it meets the others looks to them like a machine that does not answer. The process therefore counts what
+it needs before, and raises the soft limit.
 """
 
 from __future__ import annotations

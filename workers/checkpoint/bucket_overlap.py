@@ -1,9 +1,9 @@
 """Which rows two buckets share when one table is cut in two ways.
 
-Row r lies in bucket r mod V at position r div V. V is always a power of two. So of two cuts the finer one splits each
+Row r lies in bucket r mod V at position r div V. V is always a power of two, so of two cuts the finer one splits each
 bucket of the coarser. Bucket c of V holds exactly the rows of buckets c, c+V, c+2V, ... of a finer cut, every ratio-th
-position of it. So any change of the number of buckets goes bucket by bucket with strided copies. Pure; no file is
-opened here.
+position of it. Any change of the number of buckets therefore goes bucket by bucket with strided copies. Pure; no file
+is opened here.
 """
 
 from __future__ import annotations

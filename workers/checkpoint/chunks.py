@@ -1,7 +1,7 @@
 """Arrays on storage in the Zarr v3 format, with the codecs `bytes` (little-endian) and `crc32c` and nothing else.
 
-A chunk file is the array's bytes followed by four bytes of checksum. So a write hands the kernel the array itself and a
-read fills the caller's array: the payload is never copied on a local disk. A table array is `[V, rows per bucket,
+A chunk file is the array's bytes followed by four bytes of checksum. A write hands the kernel the array itself, and a
+read fills the caller's array. On a local disk the payload is thus never copied. A table array is `[V, rows per bucket,
 width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
 wrote with the same codecs open here.
 """

@@ -1,11 +1,12 @@
 """`SavePace`: how much processor time a save takes while training goes on beside it.
 
 Reading, hashing and writing a shard as fast as threads can helps no one, since the next commit is far away. Where
-processors are few, training pays for it, on all hosts at once, since each waits for the others. So a save lets the step
-that follows it pass, which pays already, by writing down each row that it touches. From then on it may be busy for a
-share of the time that has passed, and pauses when it is ahead of that. Where there are many processors the share is
-more than all of its threads, and nothing pauses any more. Nor does anything where waiting would cost more than it
-saves. The working thread rests while the driver waits for this very commit, and the buffer for changed rows may fill.
+processors are few, training pays for it, on all hosts at once, since each waits for the others. A save therefore lets
+the step that follows it pass, since that pays already: it copies each row that it touches. From then on it may be busy
+for a share of the time that has passed, and pauses when it is ahead of that. Where there are many processors the share
+is more than all of its threads, and nothing pauses any more. Nothing pauses, either, where waiting would cost more than
+it saves. The working thread rests while the driver waits for this very commit, and the buffer for changed rows may
+fill.
 
 The saving thread of a host or of a device process calls this; what the working thread does it reads from the tracker.
 """

@@ -1,10 +1,10 @@
 """Rows of several lanes, put into the order of steps: the last copy before a batch.
 
 Every lane has its rows in the order in which it reads them (`Block`); a window of steps takes the next ones of each
-lane. `interleave` writes them to their places in runs, as long as a step takes rows from a lane. So joining lanes and
-padding cost one pass over the ids at the speed of memory. The copies are in `workers.columns.run_kernels` (without the
-interpreter lock, so a reading thread does not slow the step down). `Batch.concatenate` and slices are their oracle in
-the tests.
+lane. `interleave` writes them to their places in runs, as long as a step takes rows from a lane. Joining lanes and
+padding thus cost one pass over the ids at the speed of memory. The copies are in `workers.columns.run_kernels` (without
+the interpreter lock, so a reading thread does not slow the step down). `Batch.concatenate` and slices are their oracle
+in the tests.
 """
 
 from __future__ import annotations

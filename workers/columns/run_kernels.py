@@ -1,8 +1,8 @@
 """Compiled copies of runs of rows between arrays that are given by their addresses.
 
 A window of steps is put together from dozens of blocks with dozens of columns each. Handing every array to a compiled
-function costs microseconds apiece, more than the copy itself. So a kernel here gets the addresses of all blocks at
-once. Whoever takes the addresses keeps the arrays alive during the call, and answers for their types: contiguous, of
+function costs microseconds apiece, more than the copy itself. A kernel here therefore gets the addresses of all blocks
+at once. Whoever takes the addresses keeps the arrays alive during the call, and answers for their types: contiguous, of
 the width that is named.
 """
 

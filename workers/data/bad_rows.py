@@ -4,7 +4,7 @@ driver.
 A row is malformed if one of its declared columns holds what the declaration refuses. That is an id outside its table, a
 label that is null, not finite or none of the default loss, text that is no number. With `max_bad_rows=0` the first one
 is an error that names it. Otherwise it becomes padding in its place: which rows are left out follows from the data and
-its declaration alone. So it is the same at every replay and for any number of hosts.
+its declaration alone. The result is the same at every replay and for any number of hosts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Batch`: the rows of one step that one host reads, in the form the rest of the host works with.
 
 A batch is a value: dense numbers, labels and weights as arrays, every feature as one `Ragged`. Padding rows have weight
-0, empty bags and sample id -1. So a batch always has the size that the step expects, and no loss or gradient sees them.
-Where rows come from is the business of `workers.input.reader`.
+0, empty bags and sample id -1. With them a batch always has the size that the step expects, and no loss or gradient
+sees them. Where rows come from is the business of `workers.input.reader`.
 """
 
 from __future__ import annotations

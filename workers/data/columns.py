@@ -1,7 +1,7 @@
 """`DenseColumn`, `IdColumn`: what a user declares about one column of the data.
 
-This is the only place that says how a raw value becomes a number or a row of a table. So training, evaluation and
-export cannot disagree about it. `workers.columns` does what is declared here.
+This is the only place that says how a raw value becomes a number or a row of a table. Training, evaluation and export
+can therefore not disagree about it. `workers.columns` does what is declared here.
 """
 
 from __future__ import annotations

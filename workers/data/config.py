@@ -43,7 +43,7 @@ class InputData:
       eval_paths: paths or globs of held-out data with the same columns.
       binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these,
         sets it.
-      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place. So the same
+      max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same
         ones are left out at every replay. It is counted and written with its reason to the run's folder. One more ends
         the run.
       order: of the samples in training. `shuffled`: another one in each epoch, by the job's seed. `files`: from the

@@ -1,9 +1,8 @@
 """Dates, timestamps, times of day and durations as numbers: whole ones for ids, float32 for dense columns.
 
-The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them. So nothing is
-rounded before the last
-division: ids are exact (rounded down), and a dense number is the float32 that is nearest. A moment with a time zone is
-the moment it names, one without a zone counts as UTC; midnights and Mondays are those of UTC.
+The number is (moment − origin) / unit. Arithmetic is in whole seconds and whole fractions of them, so nothing is
+rounded before the last division. Ids are exact (rounded down), and a dense number is the nearest float32. A moment with
+a time zone is the moment it names, one without a zone counts as UTC; midnights and Mondays are those of UTC.
 """
 
 from __future__ import annotations

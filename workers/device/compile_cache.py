@@ -6,7 +6,7 @@ program is kept for each member of a gang. What a member compiles carries its nu
 of its own.
 
 A process that is killed while it writes a program leaves half of it. JAX then compiles anew, says so in a warning, and
-never writes a name again that is there. So such a file is removed, and the next process writes it.
+never writes a name again that is there. Such a file is therefore removed, and the next process writes it.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class DeviceWorker:
           is_rehearsal: nothing is compiled in the end; the worker is of no use afterwards.
 
         Raises:
-          DenseStateError: the share of a batch cannot be cut evenly over this host's devices. Or the model or the loss
-          does not return one number a sample, or two parameters have one key.
+          DenseStateError: the share cannot be cut evenly over the devices, model or loss do not return one number a
+          sample, or two parameters share a key.
         """
         laps = Laps()
         num_local = jax.local_device_count()

@@ -2,7 +2,7 @@
 costs one comparison.
 
 A place in the code that has a point reads `if faults is not None: faults.hit("step.update", step=step)`. Before a fault
-acts, its record is created exclusively in the plan's folder; who does not create it does not act. So a fault strikes
+acts, its record is created exclusively in the plan's folder; who does not create it does not act. A fault thus strikes
 once although its step is replayed after the recovery. What was injected, when and where can be read afterwards, also if
 it killed the process that wrote it.
 

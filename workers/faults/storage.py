@@ -1,7 +1,7 @@
 """`FaultyFiles`: a storage that fails as a plan says, around one that does not.
 
-It stands between `Store` and its backend, local or remote. So everything above (retries, recognition of own files,
-checks before a commit) meets the fault as it would meet a real one. A run without a plan has no such layer.
+It stands between `Store` and its backend, local or remote. Retries, recognition of own files and checks before a commit
+lie above it, and meet the fault as they would meet a real one. A run without a plan has no such layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CSV files with a header as a source: blocks of rows, plain or gzip.
 
 Starting a run reads every file once to find where its blocks begin. A block is read by its range of bytes. In a gzip
-file nothing can be found without unpacking what stands before. So it is unpacked into a temporary file that is gone
-when it is closed. Records are parsed by `workers.formats.csv_parser`.
+file nothing can be found without unpacking what stands before. Such a file is therefore unpacked into a temporary one
+that is gone when it is closed. Records are parsed by `workers.formats.csv_parser`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 for reading (`workers.formats.csv`) and for preparing (`jobs.prepare.forms`).
 
 Arrow parses many records at once. Text that it refuses is parsed in halves until the records that are malformed are
-alone. So one parser decides about all of them. Where records begin and end is found before, by
+alone. One parser thus decides about all of them. Where records begin and end is found before, by
 `workers.formats.csv_records`.
 """
 

@@ -88,8 +88,8 @@ def record_ends(text: bytes, path: str, *, delimiter: str) -> np.ndarray:
 def has_stray_text(text: bytes, *, delimiter: str) -> bool:
     """Whether a field of a whole text goes on behind its closing quote.
 
-    A quote too many or too few makes values of delimiters and line ends. So such text must not be taken for what stands
-    in it.
+    A quote too many or too few makes values of delimiters and line ends. The apparent content of such text must
+    therefore not be trusted.
     """
     if b'"' not in text:
         return False

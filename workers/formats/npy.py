@@ -150,8 +150,8 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     size_bytes = file.seek(0, 2)
     file.seek(0)
     try:
-        # numpy reads as many bytes as a header claims to have before it looks at the number. So it gets those of the
-        # longest that it takes.
+        # numpy reads as many bytes as a header claims to have before it looks at the number. It therefore gets no more
+        # bytes than the longest header that it takes.
         head = io.BytesIO(file.read(_MAX_HEADER_BYTES))
         version = np.lib.format.read_magic(head)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -121,8 +121,8 @@ class HostWorker:
 
         Args:
           is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step
-            is then looked up before the last update of this window, as within a window. So numbers do not depend on
-            where windows end.
+            is then looked up before the last update of this window, as within a window. Numbers therefore do not depend
+            on where windows end.
 
         Raises:
           MeshError, ChannelError: a peer or the device process is gone or silent.

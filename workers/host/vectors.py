@@ -2,10 +2,10 @@
 mesh.
 
 `ShardedLookup` and `PooledLookup` own the arrays; this module says which part of them goes where, and in which form.
-Without a split between a pair of hosts everything is sent from and received into these arrays in place. With one, the
-prefetched vectors go ahead with a mask and the rest follows; both arrive packed and are copied to their places. With a
-narrow wire, float32 is rounded as it leaves and widened as it arrives. What a host keeps for itself or shares through
-memory is never rounded.
+Without a split between a pair of hosts everything is sent from and received into these arrays in place. With a split,
+the prefetched vectors go ahead with a mask and the rest follows; both arrive packed and are copied to their places.
+With a narrow wire, float32 is rounded as it leaves and widened as it arrives. What a host keeps for itself or shares
+through memory is never rounded.
 
 Every exchange takes place on all hosts, in one order, even where a frame is empty: frames also say when shared memory
 may be used.

@@ -126,8 +126,8 @@ def sample_losses(loss: Loss | None) -> Callable[[np.ndarray, np.ndarray], np.nd
     """
     if loss is None:
         return cross_entropies
-    # A device answers an evaluation with scores alone. So a host loads JAX where the job declares a loss of its own,
-    # and nowhere else.
+    # A device answers an evaluation with scores alone. A host therefore loads JAX only where the job declares a loss of
+    # its own.
     import jax
 
     compiled = jax.jit(loss)

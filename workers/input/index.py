@@ -120,8 +120,8 @@ def build_index(
     A file that two patterns match counts once.
 
     Raises:
-      InputError: a pattern matches nothing, a file is damaged, there are no rows, or a vocabulary is none. Or a column
-      is missing, of a wrong type or of another kind than in other files.
+      InputError: a pattern matches nothing, a file is damaged, there are no rows, a vocabulary is none, or the columns
+      do not fit. They fit if each is there, of a right type, and of one kind in all files.
       StoreUnavailable: the store did not answer.
       TimeoutError: the files were not looked at within `deadline_s`.
     """

@@ -1,13 +1,13 @@
 """`LanePlan`: which rows every lane reads at every step. Pure arithmetic; no file is touched.
 
 An epoch is a seeded permutation of the row groups, laid end to end and cut into S lanes. Their lengths differ by at
-most one row. A step takes the same number of rows from every lane. So the input position of a whole run is one integer,
-the step, and the batch of step t is a function of (seed, t). How many hosts there are only decides who reads which
-lanes. Rows are shuffled inside their row group, by an order that depends on (seed, epoch, row group) alone. So a row
-group that a cut between two lanes divides comes out whole.
+most one row. A step takes the same number of rows from every lane. The input position of a whole run is therefore one
+integer, the step, and the batch of step t is a function of (seed, t). How many hosts there are only decides who reads
+which lanes. Rows are shuffled inside their row group, by an order that depends on (seed, epoch, row group) alone. A row
+group that a cut between two lanes divides therefore comes out whole.
 
 A striped plan deals the same rows out the other way round. Step t takes the t-th `batch_size` rows of the epoch, and
-each lane its part of them. So steps follow the epoch from its first row to its last. With rows in file order that is
+each lane its part of them. Steps thus follow the epoch from its first row to its last. With rows in file order that is
 the order of the files.
 """
 

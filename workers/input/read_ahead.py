@@ -5,7 +5,7 @@ and `close`. What passes between them is one deque of finished (step, batch) pai
 condition variable. A batch belongs to the consumer once it has been taken. A seek raises the reading generation, and
 the thread drops a batch it was reading for an older one. An error in the thread takes the place of the batch that it
 prevented. It is raised by `get` at exactly that step, and the thread then waits for a seek. `close` tells the thread to
-stop and joins it with a deadline. The thread is a daemon. So a read that storage never answers cannot keep a process
+stop and joins it with a deadline. The thread is a daemon, so a read that storage never answers cannot keep a process
 alive. Every wait here has a deadline.
 """
 

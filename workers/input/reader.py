@@ -3,9 +3,9 @@
 It joins what other modules know. `index` has the files, `formats` reads them. `lanes` says which rows a step takes, and
 `columns` how a row group becomes arrays. A reader holds, for every lane, the decoded rows that the lane is in the
 middle of, and nothing else. Reading on is cheap, and reading anywhere else gives the same rows at the price of decoding
-a row group a lane. The lanes of a striped plan are all in the middle of the same row groups. Of that one it holds the
-rows of one window, and of them those of its own lanes alone. One thread uses a reader at a time; `read_ahead` gives it
-one of its own.
+a row group a lane. The lanes of a striped plan are all in the middle of the same row groups. In such a plan a reader
+holds the rows of one window, and of them only those of its own lanes. One thread uses a reader at a time; `read_ahead`
+gives it one of its own.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class _DecodedPiece:
 class InputReader:
     """Reads the rows of some lanes, step by step or at any step.
 
-    What mutates: the decoded rows kept per lane (per row group, if the plan is striped) and the window of steps. So do
-    the order of the current epoch and the open files.
+    Mutable: the rows kept per lane (per row group of a striped plan), the window of steps, the order of the epoch, and
+    the open files.
     """
 
     def __init__(

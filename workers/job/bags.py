@@ -1,7 +1,7 @@
 """From the ids of a batch to the bags that are looked up: what `TPUEmbedding` does with its inputs in `enqueue`.
 
 Rows of sequences are cut by position first, then ids outside a vocabulary are dropped, clipped or hashed as their table
-says. So a dropped id leaves its position empty. Most features need neither and pass through as they are.
+says. A dropped id therefore leaves its position empty. Most features need neither and pass through as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`JobConfig`: what a user declares about one training job, and what follows from it for tables, features and widths.
 
 A job is a Python function that returns a frozen `JobConfig`. The command line names the function, and the run record
-keeps that name with its arguments. So a run can be resumed from its folder alone. Where and how long a job runs is not
-said here (`orchestrator.api.config`).
+keeps that name with its arguments. A run can therefore be resumed from its folder alone. Where and how long a job runs
+is not said here (`orchestrator.api.config`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class JobError(ValueError):
 class Model(Protocol):
     """The dense half of a job, as two pure functions.
 
-    Features have one order everywhere, that of `JobConfig.features`. `widths` comes in it. So does what `apply` gets in
-    training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree that
-    keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call `apply` by
-    hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
+    Features have one order everywhere, that of `JobConfig.features`. `widths` comes in it, and so does what `apply`
+    gets in training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree
+    that keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call
+    `apply` by hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
     `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
     """
 
@@ -82,7 +82,7 @@ class JobConfig:
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
       staleness: steps between a lookup and the newest update that it sees. 0 is synchronous. With 1 the lookup of step
-        t + 1 is made while the device works on step t. So it sees the updates up to step t - 1, and all of them in the
+        t + 1 is made while the device works on step t. It sees the updates up to step t - 1, and all of them in the
         first step after a commit.
       overlap: with staleness 0, whether rows without conflict are prefetched. While the device works on step t, hosts
         send what it does not touch of the lookup of step t + 1. Changes no number.

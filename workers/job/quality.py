@@ -1,7 +1,7 @@
 """How well scores rank and predict: exact AUC and log loss of an evaluation, from the scores of all its rows.
 
-An evaluation keeps one score, label and weight a row (`Scores`). So results of hosts merge by concatenation and the
-figures are exact, whatever the number of hosts. A histogram of scores would be neither. Numbers only; who computes
+An evaluation keeps one score, label and weight a row (`Scores`). Results of hosts therefore merge by concatenation, and
+the figures are exact, whatever the number of hosts. A histogram of scores would be neither. Numbers only; who computes
 scores is none of its business.
 """
 

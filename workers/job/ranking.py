@@ -61,7 +61,7 @@ class RecallAt:
     """The mean over groups of: samples of label 1 among the k best scored, divided by all samples of label 1.
 
     Groups without label 1 do not count. Samples with one score that straddle place k count by the share of them that
-    fits. A random order of them gives that on average. So the figure depends on scores alone.
+    fits. A random order of them gives that on average. The figure therefore depends on scores alone.
     """
 
     k: int

@@ -1,4 +1,4 @@
-"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off. So it holds no memory, port or
+"""`LeaseWatch`: a worker process ends itself when its driver is gone, frozen or cut off, and holds no memory, port or
 chip in vain.
 
 One thread a process, a daemon. The actor's own threads say `heard` whenever a call of the driver arrives, which is all
@@ -7,11 +7,11 @@ they do here. The watching thread owns everything else and ends with the process
 then closes the sockets, so that peers notice, and frees memory.
 
 Two signs must be missing for the whole `timeout_s`: calls, and changes of the heartbeat file in the run's folder. The
-driver replaces that file every few seconds, whatever it does. Storage is looked at only after calls have stopped. So a
+driver replaces that file every few seconds, whatever it does. Storage is looked at only after calls have stopped, so a
 healthy run costs it nothing. A storage that cannot be read is no sign at all, and ends no process. A claim of a newer
 generation by another driver ends the process without more waiting. This is convenience, not safety: what an old
 generation does is not read by a new one in any case. Only durations are measured, on this machine's monotonic clock and
-a look at a time. So neither clocks that differ nor a machine that was suspended ends anything.
+a look at a time. Neither clocks that differ nor a suspended machine can therefore end a process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ways in which bytes between hosts can fail, as types with fields.
 
-Every error keeps its fields as positional arguments. So it survives the trip through Ray to the driver unchanged, and
-builds its sentence when it is printed. `MeshUsageError` is a mistake of the calling code and leaves the mesh as it was;
-every other error ends the mesh.
+Every error keeps its fields as positional arguments. It therefore survives the trip through Ray to the driver
+unchanged, and builds its sentence when it is printed. `MeshUsageError` is a mistake of the calling code and leaves the
+mesh as it was; every other error ends the mesh.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Frames: what one host sends another in one exchange, as bytes.
 
 A frame is a fixed header of `HEADER_BYTES`, and a payload of the length that the header names. If that is not 0, a
-trailer follows, of `TRAILER_BYTES` that repeats the header's checksum. So a payload of another length is found before
-it is handed out. This module owns the layout, the checks that need no connection, and the flat byte views of what
-callers send. It opens no sockets; `links` says which header must come next.
+trailer follows, of `TRAILER_BYTES` that repeats the header's checksum. With it, a payload of another length is found
+before the caller gets it. This module owns the layout, the checks that need no connection, and the flat byte views of
+what callers send. It opens no sockets; `links` says which header must come next.
 """
 
 from __future__ import annotations

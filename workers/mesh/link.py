@@ -2,8 +2,8 @@
 
 A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange`
 decides when to call them. Payloads go straight between the caller's buffers and the kernel. The header of a later
-exchange may be read and kept, its payload stays in the kernel until that exchange begins. So a fast peer is held back
-by TCP and costs no memory here.
+exchange may be read and kept, its payload stays in the kernel until that exchange begins. TCP therefore holds a fast
+peer back, and it costs no memory here.
 """
 
 from __future__ import annotations

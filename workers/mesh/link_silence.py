@@ -1,8 +1,8 @@
 """How long nothing at all has come from the machine at the other end of a connection. The kernel of this one knows.
 
 Kernels answer each other whatever their processes do: one that is stopped, or computes for minutes, is heard all the
-same. On a quiet connection they are made to ask every second. So a connection over which nothing came for seconds leads
-to a machine that is gone. Or its link carries nothing in one direction at least. Linux only.
+same. On a quiet connection they are made to ask every second. If nothing comes over a connection for seconds, the other
+machine is gone, or its link carries nothing in at least one direction. Linux only.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     """The report of a complete folder, or None if there is no folder or an empty one.
 
     Raises:
-      FolderError: the folder is there without a readable report, or this user may not look. Or a file that the report
-      lists is missing or of another size.
+      FolderError: the folder is there without a readable report, this user may not look, or a listed file is missing or
+      of another size.
     """
     try:
         return _read_report(folder)

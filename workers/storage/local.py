@@ -1,10 +1,10 @@
 """Files of one folder on a local or mounted disk, reached without ever following a link below its root.
 
 Every path is walked segment by segment from the root with `O_NOFOLLOW`, so a link planted inside a checkpoint leads
-nowhere. A write is durable when it returns: the file and each folder that names it are synced. For a thread inside
-`sync_later`, when `sync` returns, which asks the disk once for many files. What is replaced is advisory and never
-synced. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names arrive
-validated; see `storage`.
+nowhere. A write is durable when it returns: the file and each folder that names it are synced. Inside `sync_later` a
+thread's writes are durable when `sync` returns, which asks the disk once for many files. What is replaced is advisory
+and never synced. Creation of a name is decided by the kernel (`O_EXCL`, hard link), never by looking first. Names
+arrive validated; see `storage`.
 """
 
 from __future__ import annotations

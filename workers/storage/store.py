@@ -1,10 +1,10 @@
 """One folder of a local disk or object store, addressed by relative names: all that a run reads and writes goes through
 here.
 
-Owns name validation, retries and the probe for exclusive creation. Files are written once and never replaced (the
-advisory heartbeat is the one exception). So a reader never meets a half-changed file under a name that a commit refers
-to. It knows nothing of arrays, manifests or leases. A `Store` holds no open file and no lock and may be used from
-several threads.
+Owns name validation, retries and the probe for exclusive creation. Files are written once and never replaced, with the
+advisory heartbeat as the one exception. A reader therefore never meets a half-changed file under a name that a commit
+refers to. It knows nothing of arrays, manifests or leases. A `Store` holds no open file and no lock and may be used
+from several threads.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def validate_name(name: str) -> str:
     """Returns the name if it is safe to join under a root.
 
     Raises:
-      UnsafeName: it is empty, absolute or too long. Or one of its segments is not of the strict pattern (so no `..`, no
-        scheme, no backslash, no control character, no hidden file).
+      UnsafeName: it is empty, absolute or too long, or one of its segments is not of the strict pattern. That has no
+        `..`, scheme, backslash, control character or hidden file.
     """
     if not isinstance(name, str) or not name:
         raise UnsafeName(str(name), "is empty or not text")

@@ -1,8 +1,8 @@
 """JSON from storage, read as if an adversary had written it, and sealed so that one changed byte is found.
 
-A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member. So
-the check needs the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number
-range apply before anything is built from the content. What the members mean is decided by the callers.
+A sealed document is one JSON object on one line whose last member is the SHA-256 of the object without that member. The
+check needs the raw bytes alone: cut the fixed-length tail, put `}` back, hash. Limits on size, depth and number range
+apply before anything is built from the content. What the members mean is decided by the callers.
 """
 
 from __future__ import annotations
