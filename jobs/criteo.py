@@ -95,8 +95,8 @@ def criteo(
     Args:
       data, eval_data: paths or globs.
       columns: whose column names the files have, a key of `COLUMN_NAMES`: then the files hold Criteo's 13 numbers and
-        26 fields, and values are hashed here. Or the path of the `prepared.json` of a prepared set: then it says the
-        columns and the tables' sizes.
+        26 fields, and values are hashed here. It may also be the path of the `prepared.json` of a prepared set, which
+        says the columns and the tables' sizes.
       model: a key of `MODELS`.
       vocabulary_size: rows of each table where values are hashed here; None stands for `DEFAULT_ROWS`.
       order: of the samples, see `InputData`; the files of click logs are days, so `files` is the order of time.

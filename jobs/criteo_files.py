@@ -24,8 +24,8 @@ def prepare_files(
       `prepared.json` beside the files, or the key of `COLUMN_NAMES` that their columns match.
 
     Raises:
-      ConfigurationError: one pattern names text and another one Parquet. Or the columns have none of the known names,
-        or files come from prepared sets with different ids.
+      ConfigurationError: one pattern names text and another one Parquet, the columns have none of the known names, or
+        prepared sets have different ids.
       InputError: nothing matches a pattern, or a file cannot be read or is damaged.
       CriteoTextError: the text cannot be converted, or has more malformed lines than `max_bad_lines`.
     """

@@ -2,9 +2,9 @@
 
 A sample has thirteen numbers and 26 categorical features, six of them lists of varying length that may be empty. Ids
 are drawn from Zipf laws, and labels from a planted model. That has a linear dense part, a hidden weight per id averaged
-over each bag, and products of hidden factors of some feature pairs. The probability behind every label is known. So the
-AUC and the log loss of a perfect model on the evaluation rows are known, too. A test can ask how much of that a
-training run reaches. The set is written once into a folder and read from there afterwards.
+over each bag, and products of hidden factors of some feature pairs. The probability behind every label is known, and so
+are the AUC and the log loss of a perfect model on the evaluation rows. A test can ask how much of that a training run
+reaches. The set is written once into a folder and read from there afterwards.
 """
 
 from __future__ import annotations

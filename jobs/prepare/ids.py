@@ -1,7 +1,7 @@
 """From a field's values to rows of its table, by a hash or by a vocabulary; and the counting that makes a vocabulary.
 
 Row 0 stands for a missing value with both, and with a vocabulary for one that it does not hold. The vocabulary's values
-have the rows from 1 on in the order of its file: UTF-8, one value a line, the most frequent first. So a row is the
+have the rows from 1 on in the order of its file: UTF-8, one value a line, the most frequent first. A row is thus the
 number of the line, counted from 1.
 """
 

@@ -1,8 +1,8 @@
 """What is counted on the way through the text: per number its range and distribution, per field how often rows of its
 table are hit.
 
-Tallies of pieces add up to those of the whole, in the order of the pieces. So a report does not depend on which process
-counted what when.
+Tallies of pieces add up to those of the whole, in the order of the pieces. A report therefore does not depend on which
+process counted what when.
 """
 
 from __future__ import annotations

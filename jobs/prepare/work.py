@@ -2,7 +2,7 @@
 of a piece.
 
 Each of these is a function of its arguments and of files that are finished. It leaves its result under a fixed name,
-and writes its record last, whole. So where there is a record the work is done. Work that was cut off is simply done
+and writes its record last, whole. Where there is a record, the work is done. Work that was cut off is simply done
 again, with the same bytes.
 """
 
