@@ -28,7 +28,7 @@ from podembed.embedding.table_spec import TableSpec
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
     """Touched rows of a table and the addresses of their gradient rows, grouped by row; see
-    `kernels_group.group_by_row`.
+    `embedding.kernels.grouped`.
     """
 
     rows: np.ndarray
