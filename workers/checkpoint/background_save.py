@@ -1,16 +1,16 @@
 """`BackgroundSave`: a host's shard is written as it was at one moment, while training goes on changing it.
 
-Two threads, and those of `workers.checkpoint.file_threads`. The working thread owns the rows: it alone changes them,
-and it freezes the moment, between two steps. The saving thread reads them, bucket by bucket, into one of a few staging
-buffers, and passes that to a file thread. Without any lock, the file thread computes checksums, writes files and gives
-the buffer back. Each row is copied once. Either the saving thread copies it first, or the working thread puts it into
-the snapshot before it changes it. The saving thread then copies it from there. What both touch is `_turn`'s: the
-pre-images' book-keeping and the rows that neither has copied. The saving thread holds it for one piece of a bucket
-(`PIECE_BYTES`). The working thread holds it while it looks at the rows that it is about to change. No other thread
-takes it. When the snapshot is full, the working thread waits for the saving thread. That one never waits for the
-working one once a moment is frozen. So there is no circle. A save that ends, well or not, wakes the working thread and
-leaves nothing to wait for. The working thread gives up a save that frees nothing for too long. It keeps no more rows
-for it and goes on, and the save fails when it wakes.
+There are two threads, and those of `workers.checkpoint.file_threads`. The working thread owns the rows: it alone
+changes them, and it freezes the moment, between two steps. The saving thread reads them, bucket by bucket, into one of
+a few staging buffers, and passes that to a file thread. Without any lock, the file thread computes checksums, writes
+files and gives the buffer back. Each row is copied once. Either the saving thread copies it first, or the working
+thread puts it into the snapshot before it changes it. The saving thread then copies it from there. The lock `_turn`
+guards what both touch: the pre-images' book-keeping and the rows that neither has copied. The saving thread holds it
+for one piece of a bucket (`PIECE_BYTES`). The working thread holds it while it looks at the rows that it is about to
+change. No other thread takes it. When the snapshot is full, the working thread waits for the saving thread. The saving
+thread never waits for the working one once a moment is frozen, so there is no circle. A save that ends, well or not,
+wakes the working thread and leaves nothing to wait for. The working thread gives up a save that frees nothing for too
+long. It keeps no more rows for it and goes on, and the save fails when it wakes.
 
 For incremental commits the working thread also notes which rows it changes, all the time. What it noted up to a freeze
 is the saving thread's until the next one, and so are the digests of the commit before. Whether a save became a commit
@@ -67,7 +67,7 @@ class BackgroundSave:
       stalled_after_s: longest wait for a save that frees nothing; then it is given up.
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
       tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
-      undo: told every change, from the first save or from `track` on; None keeps no way back.
+      undo: told every change, from the first save or from `track` on; None keeps no undo log.
       processors: that a save may keep busy beside training; None leaves it to `SavePace`.
       buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at
         least `MIN_BUFFER_BYTES`.

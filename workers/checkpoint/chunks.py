@@ -169,7 +169,7 @@ def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetad
 
     Returns:
       Its metadata, the receipt of `zarr.json`, and the receipt of the chunk. An array without elements has no chunk
-      file. So its receipt has size 0.
+      file, so its receipt has size 0.
     """
     metadata = whole_metadata(path, values.shape, values.dtype)
     described = write_array_metadata(store, metadata)

@@ -2,8 +2,8 @@
 
 The changed rows of some buckets of a table form a part. It holds the numbers of the rows and, for rows and each slot,
 their values. Each is a Zarr array of one chunk below `data/<commit name>/tables/<table>/delta-<first bucket>/`. A
-bucket's rows lie in one part, side by side, so that a reader of a bucket finds them by counting. Rows with their
-digests decide whether what was read is right; here only places and shapes are checked.
+bucket's rows lie in one part, side by side, so that a reader of a bucket finds them by counting. The digests of buckets
+decide whether what was read is right; here only places and shapes are checked.
 """
 
 from __future__ import annotations

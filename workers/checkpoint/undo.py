@@ -1,8 +1,8 @@
 """`Undo`: a host's tables can go back to the last commit without reading it.
 
 One `UndoLog` a table, and the names of the commits that its one or two moments stand for. While a commit is being
-written it is the newer moment; when it stands, the moment before is let go. Which of them a new generation starts from
-is the driver's word, `back_to`.
+written it is the newer moment; when it stands, the moment before is let go. The driver says which of them a new
+generation starts from (`back_to`).
 
 The working thread owns everything here. `acknowledge` may come from any thread: it leaves a name, which the working
 thread takes up with the next change. It may come after the next `freeze`, too, which therefore says itself what became

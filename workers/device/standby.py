@@ -1,10 +1,9 @@
-"""What a process does beforehand that stands by for one that may be lost: imports, kernels, and the first time that
-everything runs.
+"""What a process does while it stands by for one that may be lost: imports, kernels, and a first run of everything.
 
 A standby holds no rows and no socket, and it sleeps. A device process has traced the job's steps once, on the
-processor, and has let go of the backend again. A process with a backend can join no gang. What it keeps is what Python
-and JAX set up on the way, most of the time that a new process needs to trace. The programs themselves lie in the cache
-of the machine.
+processor. It has let go of the backend again, since a process with a backend can join no gang. What it keeps is what
+Python and JAX set up on the way, most of the time that a new process needs to trace. The programs themselves lie in the
+cache of the machine.
 """
 
 from __future__ import annotations

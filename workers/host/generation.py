@@ -94,7 +94,7 @@ class Generation:
             self.mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=options)
             opened.callback(self.mesh.close)
             tracker.point("start.ready")
-            # All is there, so that it is `close` from here on that closes it.
+            # Everything is made, so from here on `close` closes it.
             opened.pop_all()
 
     @property

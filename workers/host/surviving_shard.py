@@ -2,9 +2,9 @@
 
 A survivor's tables are cut anew for the placement of the new generation, table by table. Buckets that stay are copied
 or stay where they are. Others are let go, each giving its memory back when it is copied. Buckets that go to other hosts
-are kept for them (`workers.host.moves`), as far as that takes no more memory than there was. Which buckets hold the
-rows of the commit is believed only after their digests were compared with the manifest's. What differs, or was never
-here, comes from the host that had it, or from the commit's files.
+are kept for them (`workers.host.moves`), as far as that takes no more memory than there was. A bucket counts as one of
+the commit only after its digest was compared with the manifest's. What differs, or was never here, comes from the host
+that had it, or from the commit's files.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each side says who it is (run, generation, rank, plan) with a fresh nonce. Then it proves that it holds the run's token
 by an HMAC-SHA256 over both hellos. The token itself never travels. Every message has a fixed length, so nothing an
 intruder sends can make a host wait for or store more than that. The dialogues are generators: they yield what to send
-and how many bytes to read next, and return the peer's rank. What they do not do: encrypt, or authenticate the frames
-that follow. The mesh belongs on a private network.
+and how many bytes to read next, and return the peer's rank. They neither encrypt nor authenticate the frames that
+follow, so the mesh belongs on a private network.
 
     dialer                         acceptor
       hello(D)            →
