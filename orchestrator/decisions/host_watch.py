@@ -249,7 +249,7 @@ class HostWatch:
         return isinstance(wanted, Use) and wanted.num_hosts > len(self._hosts)
 
     def paced(self, *, to_commit_s: float | None) -> None:
-        """How far the next commit of the schedule is, told at each window's end; None if that is not known."""
+        """How far the next commit of the schedule is, reported at each window's end; None if that is not known."""
         self._pace = replace(self._pace, to_commit_s=to_commit_s)
 
     def committed(self, seconds: float) -> None:

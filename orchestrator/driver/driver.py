@@ -92,12 +92,12 @@ class Driver:
             return self._result(step)
         finally:
             shared.groups.stop()
-            # However the run ended: who mends what stopped it should not have to wait for the heartbeat to grow old.
+            # However the run ended, a user who mends the cause should not have to wait for the heartbeat to grow old.
             if shared.claims.lease is not None:
                 shared.stop.ending(shared.claims.lease.release_if_possible)
 
     def _generations(self) -> int:
-        """Generation after generation until one ends well. Returns the step that it ended at, with a commit."""
+        """Runs generation after generation until one ends well. Returns the step that it ended at, with a commit."""
         fault: Fault | None = None
         placement: Placement | None = None
         while True:

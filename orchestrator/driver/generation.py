@@ -1,7 +1,7 @@
 """`Generation`: one set of worker processes under one lease. It is made, trains until it ends or is lost, and is thrown
 away; the next one begins from the last commit.
 
-What outlives it is in `Shared`; what of its processes lives on is kept by `Groups`.
+What outlives it is in `Shared`; `Groups` keeps those of its processes that live on.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class Generation:
             self._shared.groups.salvage(self.group, leave.why)
 
     def finish_commits(self, *, can_finish: bool = True) -> None:
-        """Publishes what was frozen before an error, which is good, if the workers have written it.
+        """Publishes what was frozen before an error, if the workers have written it. The error has not touched that
+        state.
 
         Args:
           can_finish: the workers live, so that they may finish writing.
@@ -228,7 +229,7 @@ class Generation:
         """
         shared, is_starting = self._shared, self._committing is None
         if is_starting and self._kept and not is_host_fault(failure.failures):
-            # Nothing has been trained yet; what is wrong with the job comes again with new processes.
+            # Nothing has been trained yet, so an error of the job would come again with new processes.
             shared.groups.give_up_survivors(str(failure))
             return before
         noticed_s = shared.clock.wall_s()

@@ -1,5 +1,5 @@
-"""`Saves`: what the save policies are asked with, kept up to date along a generation; and the pauses of a run that
-follow from it.
+"""`Saves`: the facts that save policies decide by, kept up to date along a generation, and the pauses that follow from
+their decisions.
 
 The policies know neither a clock nor what was committed before; this small object does, and nothing else. Used by the
 driver's thread only.
@@ -64,11 +64,11 @@ class Saves:
         return None if known is None else (known - step) * step_s
 
     def may_follow(self, step: int) -> bool:
-        """Whether a commit may be made after `step` steps, told from the number alone, so that every start of a run
+        """Whether a commit may be made after `step` steps, judged by the number alone, so that every start of a run
         answers alike.
 
-        A policy that waits for an evaluation may ask for one whenever there is an evaluation; one that follows the
-        clock is not asked.
+        A policy that waits for an evaluation may want a commit after each one. A policy that follows the clock is not
+        asked.
         """
         schedule = self.schedule
         if step == schedule.total_steps:
@@ -78,7 +78,7 @@ class Saves:
         return is_due(schedule.save_policies, Moment(step=step, saved_step=self._saved_step))
 
     def take(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether a commit is due after `step` steps; if so, it is taken for made.
+        """Whether a commit is due after `step` steps; if so, it counts as made.
 
         Args:
           metrics: of an evaluation at this very step.
@@ -98,7 +98,7 @@ class Saves:
         return True
 
     def failed(self, step: int) -> None:
-        """The commit of this step was not made after all; what is best is so among the others."""
+        """The commit of this step was not made after all, so the best one is among the others."""
         self._taken.pop(step, None)
         self._compare()
 
