@@ -7,8 +7,8 @@ moments, that of the commit before and its own. Which of them is the commit that
 Pure arrays: what a moment stands for is the caller's business (`workers.checkpoint.undo`), and there is one caller at a
 time.
 
-`Snapshot` keep values, too, but for a reader beside the changes, who lets go of them row by row. These are kept until
-the next commit.
+A `Snapshot` keeps values, too, but for a reader beside the changes, which lets go of them row by row. Here they are
+kept until the next commit.
 """
 
 from __future__ import annotations
