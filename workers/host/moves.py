@@ -194,7 +194,7 @@ class BucketExchange:
         return self.tables[place[0]].spec.bucket_bytes
 
     def _prove(self, due: Mapping[int, Sequence[Place]], threads: FileThreads) -> None:
-        """What is about to be sent is what was committed, or is not sent."""
+        """What is about to be sent is compared with what was committed; anything else is not sent."""
 
         def prove(place: Place) -> None:
             if not has_digest(self.files[place[0]], place[1], self.leaving[place]):
