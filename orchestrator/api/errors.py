@@ -163,8 +163,8 @@ _VERB = {
 
 
 def roots(failures: Sequence[Failure]) -> list[Failure]:
-    """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. So of several device
-    processes that died, only the first may be a root. Host processes die for reasons of their own.
+    """Those that the others follow from. When a member of the gang is gone, JAX aborts the rest. Of several device
+    processes that died, only the first may therefore be a root. Host processes die for reasons of their own.
     """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
     hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
@@ -173,7 +173,7 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:
     """Whether new processes may help. An exception beside a dead, hung or lost process is its echo (a collective that
-    lost a member). A worker that raises survives and keeps its connections. So its own exception makes no other worker
-    report a lost peer.
+    lost a member). A worker that raises survives and keeps its connections. Its own exception therefore makes no other
+    worker report a lost peer.
     """
     return any(failure.kind is not FailureKind.ERROR for failure in failures)

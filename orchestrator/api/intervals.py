@@ -1,8 +1,8 @@
 """Numbers of steps as users give them: `500`, or epochs as text, such as `"1epoch"`, `"0.5epoch"` and `"2epochs"`.
 
-How many steps an epoch has is known only when the data is there. So the form is checked when a number is declared, and
-it becomes steps when the run is open. Epochs must be whole steps: a commit that drifted from the ends of epochs would
-be a surprise.
+How many steps an epoch has is known only when the data is there. The form is therefore checked when a number is
+declared, and it becomes steps when the run is open. Epochs must be whole steps: a commit that drifted from the ends of
+epochs would be a surprise.
 """
 
 from __future__ import annotations

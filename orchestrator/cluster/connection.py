@@ -301,7 +301,7 @@ def _join(address: str) -> None:
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
-    """While it lasts Ray takes a loopback address as it is. Else it puts the machine's own in its place, where a
+    """While it lasts, Ray takes a loopback address as it is. Otherwise Ray puts the machine's own in its place, where a
     cluster that only listens on the loopback interface is not found.
     """
     from ray._private import ray_constants

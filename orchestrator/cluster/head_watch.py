@@ -1,8 +1,8 @@
 """`HeadWatch`: whether the head of a Ray cluster that others started takes connections. Knows sockets, not Ray.
 
 With its head gone, Ray lets a call wait. After a minute it ends the program from within, with code 1 and no word of
-what is committed. So the head is tried before it is asked, and one that stays silent is given up earlier. The driver's
-thread alone uses this.
+what is committed. This class therefore tries the head before anything is asked of it, and gives a silent one up
+earlier. The driver's thread alone uses this.
 """
 
 from __future__ import annotations

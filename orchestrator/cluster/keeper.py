@@ -1,9 +1,9 @@
 """The keeper: the process that starts the Ray cluster of a program on this machine, and ends it when the program does.
 
-It leads a session of its own. So a signal to the program's process group, as from a terminal, `timeout` or a batch
-system, reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked. So a signal to the whole
-control group, as from systemd, does not end them either. Only the program decides when its cluster goes. It says so by
-closing the pipe, which the kernel does for one that is killed. Should the keeper itself be killed, the kernel ends
+It leads a session of its own. A signal to the program's process group, as from a terminal, `timeout` or a batch system,
+thus reaches none of Ray's processes. They inherit that SIGTERM and SIGHUP are blocked. A signal to the whole control
+group, as from systemd, therefore does not end them either. Only the program decides when its cluster goes. It says so
+by closing the pipe, which the kernel does for one that is killed. Should the keeper itself be killed, the kernel ends
 Ray's daemons with it.
 
 Threads: the main one starts Ray, whose daemons would end with that thread. Another one waits for the end of the pipe

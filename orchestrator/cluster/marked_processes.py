@@ -1,9 +1,9 @@
 """Worker processes of this machine, found by a mark that they were started with.
 
-Ray reports the process of an actor only once the actor answers, and one that freezes while it starts never does. So
-each gets a mark in its environment, by which the driver finds it in the process table from its first moment. The driver
-sees whether it runs, and kills it by number, since Ray takes seconds to kill a process that is stopped. Processes of
-other machines, or of other users, are not found.
+Ray reports the process of an actor only once the actor answers, and one that freezes while it starts never does. Each
+therefore gets a mark in its environment, by which the driver finds it in the process table from its first moment. The
+driver sees whether it runs, and kills it by number, since Ray takes seconds to kill a process that is stopped.
+Processes of other machines, or of other users, are not found.
 """
 
 from __future__ import annotations

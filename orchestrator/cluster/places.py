@@ -1,8 +1,8 @@
 """Places of hosts on a Ray cluster: bundles of placement groups, the nodes that they lie on, and the search for more of
 them.
 
-Ray looks for another node for the bundle of a lost one, and may find it at any time. So the program asks Ray what a run
-holds whenever it matters.
+Ray looks for another node for the bundle of a lost one, and may find it at any time. The program therefore asks Ray
+what a run holds whenever it matters.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 ended.
 
 Ray's agents replace their titles and with them most of their environment. Its workers have process groups of their own.
-So a process belongs to a cluster in two cases. Its environment names the folder, or it is of the keeper's session and
-has a file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder says that
-the program, or the keeper of its cluster, lives. The kernel releases it with them.
+A process therefore belongs to a cluster in two cases. Its environment names the folder, or it is of the keeper's
+session and has a file of the folder open. Only processes of the same user are looked at. A lock on a file in the folder
+says that the program, or the keeper of its cluster, lives. The kernel releases it with them.
 """
 
 from __future__ import annotations

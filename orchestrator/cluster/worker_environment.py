@@ -2,7 +2,7 @@
 
 When a process makes its first array, JAX takes all accelerators that it sees, with most of their memory. A TPU serves
 one process only. Ray shows a process the ones that it gave to it, and hides none from a process that it gave nothing.
-So the environment says who may look. Values only: nothing is read or set here.
+The environment therefore says which processes may look. Values only: nothing is read or set here.
 """
 
 from __future__ import annotations

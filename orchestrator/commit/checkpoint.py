@@ -1,9 +1,9 @@
 """Committing, finding and loading checkpoints of one run.
 
 A checkpoint exists exactly when its manifest does, and counts exactly when the lineage rule reaches it. Hosts write the
-files before; here the driver checks that they are all there, publishes the manifest, and learns whether it may tell
-anybody. Who may commit is in `lease`, what a whole commit means in `manifest` and `verification`, which ones stay in
-`keep`.
+files before; here the driver checks that they are all there, publishes the manifest, and learns whether it may
+acknowledge the commit. Who may commit is in `lease`, what a whole commit means in `manifest` and `verification`, which
+ones stay in `keep`.
 """
 
 from __future__ import annotations

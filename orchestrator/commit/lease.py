@@ -132,8 +132,7 @@ class Lease:
         return claims
 
     def publish(self, name: str, manifest: bytes) -> None:
-        """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged to
-        anybody.
+        """Makes a manifest the next commit. When this returns, the commit is permanent and may be acknowledged.
 
         Raises:
           Fenced: a newer driver exists. The commit may or may not be in its lineage; it must not be acknowledged.
@@ -154,8 +153,8 @@ class Lease:
             raise error.__cause__ from None
 
     def settle(self) -> None:
-        """Asks again whether the commit stands that `publish` could not say it of, and publishes it if it does not.
-        When this returns, the commit is permanent.
+        """Asks again whether a commit stands of which `publish` could not say it, and publishes it if it does not. When
+        this returns, the commit is permanent.
 
         Raises:
           PublicationUnsettled: it is still unknown.

@@ -1,9 +1,9 @@
 """`Upkeep`: what a driver does for the run's folder beside each commit. It looks whether what was committed is still
 there, and deletes old commits.
 
-Called from the thread that publishes; what there is to say is kept and told by the driver's thread. A commit is whole
-by itself: its manifest names all of its files. So the loss of an older one stops nothing, but its owner should hear of
-it while a copy may still exist.
+The publishing thread calls this; what there is to report is kept until the driver's thread takes it. A commit is whole
+by itself: its manifest names all of its files. The loss of an older one therefore stops nothing, but its owner should
+hear of it while a copy may still exist.
 """
 
 from __future__ import annotations

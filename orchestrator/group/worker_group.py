@@ -257,7 +257,7 @@ class WorkerGroup(ProcessGroup):
         aborting = {rank: host.abort(reason) for rank, host in enumerate(self._hosts)}
         settling = {rank: host.settle() for rank, host in enumerate(self._hosts)}
         self.backend.end([h.device for h in self.handles])
-        # A process that is frozen does not answer at all; one that is, may still have a read or a write to end.
+        # A frozen process answers nothing. One that answers may still have a read or a write to end.
         awake = self._answered({rank: [call] for rank, call in aborting.items()}, self.deadlines.salvage_s)
         alive = self._answered({rank: settling[rank] for rank in awake}, self.deadlines.settle_s)
         if not alive:

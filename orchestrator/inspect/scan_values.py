@@ -1,8 +1,8 @@
 """Looking for numbers that are not finite in a commit whose bytes are good: a model that went wrong before it was
 saved.
 
-They are no damage, since the files hold what was committed. So this is apart from `orchestrator.fsck`, and done only on
-request.
+They are no damage, since the files hold what was committed. This is therefore apart from `orchestrator.fsck`, and done
+only on request.
 """
 
 from __future__ import annotations

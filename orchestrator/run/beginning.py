@@ -1,7 +1,7 @@
 """The commit that a new run begins from. It is found and checked when the run is created, and recorded in `RUN.json`.
 Every generation opens it again until the run has a commit of its own.
 
-So a run that is lost before its first commit begins from the same state again. Which table comes from where is
+A run that is lost before its first commit therefore begins from the same state again. Which table comes from where is
 `orchestrator.run.warm_start`'s business.
 """
 
