@@ -61,7 +61,7 @@ class Pod:
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
-        # Under way: calls that were told to hosts, and what they are called.
+        # Under way: calls to hosts that were not waited for, and what they are called.
         self._told: Sequence[Call[Any]] = []
         self._told_what = ""
         handles = backend.launch(num_hosts, lambda: None)
@@ -145,14 +145,14 @@ class Pod:
         self._told, self._told_what = [ask(at, host) for at, host in enumerate(self._hosts)], what
 
     def _settle(self) -> None:
-        """Waits for what hosts were told, before they are asked for something else. Raises as `ask_hosts`."""
+        """Waits for the calls under way, before hosts get another one. Raises as `ask_hosts`."""
         self._require_alive()
         if self._told:
             self._gather([], self.call_timeout_s)
 
     def ask_devices(self, ask: Callable[[int, StepwiseDeviceCalls], Call[Answer]], *, timeout_s: float) -> list[Answer]:
-        """As `ask_hosts`, of the device processes, which run a function of the user. It begins beside what hosts were
-        told.
+        """As `ask_hosts`, of the device processes, which run a function of the user. It begins beside the calls under
+        way.
         """
         self._require_alive()
         calls = [ask(at, device) for at, device in enumerate(self._devices)]
@@ -160,7 +160,7 @@ class Pod:
         return self._gather(calls, timeout_s, is_users_function=True, grace_s=FUNCTION_GRACE_S)
 
     def close(self) -> None:
-        """Ends all processes. Safe to call twice. Raises what a call raised that was told and not waited for."""
+        """Ends all processes. Safe to call twice. Raises what a call raised that was not waited for."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -187,7 +187,7 @@ class Pod:
         is_users_function: bool = False,
         grace_s: float | None = None,
     ) -> list[Any]:
-        """Waits for what hosts were told, and for these calls. Returns the answers to the latter."""
+        """Waits for the calls under way, and for these. Returns the answers to the latter."""
         told, self._told = self._told, []
         try:
             found = self._group.gather([*told, *calls], timeout_s, is_users_function=is_users_function, grace_s=grace_s)
@@ -207,7 +207,7 @@ class Pod:
             raise error from (first.error and first.error.__cause__)
 
     def _deaths(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Processes that are gone and were asked for nothing, where others only report that they miss somebody."""
+        """Processes that are gone and had no call, where others only report that they miss one."""
         if any(failure.kind is not FailureKind.PEER for failure in failures):
             return []
         calls = [WorkerCalls(handle).status() for pair in self.handles for handle in (pair.host, pair.device)]

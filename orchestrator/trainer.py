@@ -119,6 +119,6 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
             )
             return driver.run()
         except StoppedAtStart as stopped:
-            # Before there was a cluster, or a lease: nobody else has to hear of it.
+            # Before there was a cluster, or a lease: no other process has to hear of it.
             reporter.close()
             return untrained(run, config, head, stopped_by=stopped.reason)

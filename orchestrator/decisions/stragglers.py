@@ -20,8 +20,8 @@ WELL_RATIO = 1.5
 # Below this part of a window a difference is of no use to anybody, and mostly noise.
 LEAST_EXCESS = 0.1
 LEAST_ROWS = 1000
-# A host gathers and updates a million rows a second and more, so fewer than these cost it no part of its time that
-# anybody would notice.
+# A host gathers and updates a million rows a second and more. Fewer rows than these cost it no noticeable part of its
+# time.
 LEAST_EXCESS_ROWS_PER_S = 50_000
 
 

@@ -144,7 +144,7 @@ class WindowHealth:
         return [IdsAltered(table=self._tables[at], count=counts[at], invalid_ids=self._invalid_ids[at]) for at in new]
 
     def _movable(self, rows_asked: Sequence[int]) -> list[int]:
-        """Rows by table, without those of tables that are one bucket: nobody can spread them over hosts."""
+        """Rows by table, without those of tables that are one bucket, which cannot be spread over hosts."""
         whole = {at for at, name in enumerate(self._tables) if len(self._owners.get(name, ())) == 1}
         return [0 if at in whole else rows for at, rows in enumerate(rows_asked)]
 

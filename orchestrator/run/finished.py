@@ -13,8 +13,8 @@ from podembed.workers.storage.errors import StorageError
 
 
 def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result | None:
-    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is asked
-    for; None for any other.
+    """What `fit` would return for a run whose steps are all committed, and whose end is evaluated where that is
+    requested. None for any other.
 
     A run whose driver was lost between its last commit and its last evaluation is not finished: the evaluation is still
     owed.

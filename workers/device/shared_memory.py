@@ -2,7 +2,7 @@
 
 The host process creates anonymous memory and serves it behind a door (`workers.device.doorway`). The device process of
 the same host comes in and receives the memory's file descriptor. Large arrays stay in that memory; the socket carries
-40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system. So nothing is
+40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system, so nothing is
 left behind when both processes are killed. Each sees the death of the other at once, as end of file.
 """
 
