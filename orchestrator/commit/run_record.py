@@ -224,7 +224,7 @@ def _table_differences(found: Sequence[TableRecord], given: Sequence[TableRecord
 
 
 def _table_difference(found: TableRecord, given: TableRecord) -> list[tuple[str, str]]:
-    """One table of the same name. Slots follow from the dimension and buckets from the rows: only causes are reported."""
+    """One table of the same name. Slots follow from the dimension and buckets from the rows: only causes count."""
     name = f"table '{found.name}'"
     anew, has_same_slots = f"{found.name}=reinit", found.slots == given.slots
     if found.dim != given.dim:
