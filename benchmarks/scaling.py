@@ -1,0 +1,194 @@
+"""CPU time of one host's lookups and updates a step, as hosts become many. Prints one JSON line.
+
+    python benchmarks/scaling.py --hosts 8 64 1024
+    python benchmarks/scaling.py --hosts 8 64 256 --ways buckets --tables 200
+
+Weak scaling: each host has the same number of samples, whatever the number of hosts. Only one host is real. The others
+are numbers: each asks of the real host what the real host asks of itself, and nothing is sent. So the figures are those
+of the lookups alone, without sockets, input and dense half.
+
+The real host is the owner of the most features, which is the busiest one. `--ways tables` places every table whole, and
+`--ways buckets` cuts every table into buckets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from benchmarks import measuring  # noqa: E402
+from benchmarks.workload import workload  # noqa: E402
+from podembed.embedding.buckets import place  # noqa: E402
+from podembed.embedding.config import TableConfig  # noqa: E402
+from podembed.embedding.initializers import Constant  # noqa: E402
+from podembed.embedding.kernels.arrays import aligned_empty  # noqa: E402
+from podembed.embedding.lookup.activation_layout import Blocks, pooling_owners  # noqa: E402
+from podembed.embedding.lookup.compiled import compile_kernels  # noqa: E402
+from podembed.embedding.lookup.exchange import Alone, Asked, Prefetched  # noqa: E402
+from podembed.embedding.lookup.lookups import Lookups  # noqa: E402
+from podembed.embedding.lookup.owner_pooled import PooledRequest  # noqa: E402
+from podembed.embedding.lookup.placement import place_tables  # noqa: E402
+from podembed.embedding.lookup.steps import LookupPhase, LookupSteps  # noqa: E402
+from podembed.embedding.lookup.streams import FeatureBinding, Prepared  # noqa: E402
+from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
+from podembed.embedding.ragged import Ragged  # noqa: E402
+from podembed.embedding.table_spec import TableSpec  # noqa: E402
+
+NUM_BATCHES = 4
+WARM_UP_STEPS = 2
+BUCKETS = 2048
+
+
+class Mirrored(Alone):
+    """The exchange with hosts that are only numbers: each asks what the real host asks of itself."""
+
+    def __init__(self, host: int, num_hosts: int) -> None:
+        self._host, self._num_hosts = host, num_hosts
+
+    def ids(
+        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+    ) -> Asked:
+        host, count = self._host, self._num_hosts
+        return Asked(
+            wanted=[prepared.asked[host]] * count,
+            wanted_counts=np.repeat(prepared.asked_counts[host : host + 1], count, axis=0),
+            frames=[request.frames[host]] * count,
+            are_usual=[True] * count,
+            weight_sum=weight * count,
+            prefetched=Prefetched.NONE,
+        )
+
+
+def specs_of(num_tables: int, dim: int, divisor: int, num_buckets: int | None) -> list[TableSpec]:
+    """Tables of workload A with fewer rows, over again until there are enough."""
+    sizes = workload("A").table_rows
+    rule = RowWiseAdagrad(0.01)
+    configs = [
+        TableConfig(max(3, sizes[at % len(sizes)] // divisor), dim, name=f"t{at:03d}", initializer=Constant(0.0))
+        for at in range(num_tables)
+    ]
+    return [TableSpec.of(config, seed=0, optimizer=rule, num_buckets=num_buckets) for config in configs]
+
+
+def bags_of(specs: Sequence[TableSpec], num_samples: int) -> list[dict[str, Ragged]]:
+    """Ten ids a sample of the large tables of workload A, one of the others; low ids are frequent."""
+    rng = np.random.default_rng(0)
+    sizes = workload("A").table_rows
+    batches = []
+    for _ in range(NUM_BATCHES):
+        batch = {}
+        for at, spec in enumerate(specs):
+            count = 10 if sizes[at % len(sizes)] > 200_000 else 1
+            ranks = spec.layout.num_rows ** rng.random((num_samples, count))
+            batch[f"f{at:03d}"] = Ragged.of_dense(ranks.astype(np.int64) % spec.layout.num_rows)
+        batches.append(batch)
+    return batches
+
+
+class Clock:
+    """CPU milliseconds of this thread, by phase. Mutated: the sums of the step under way."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, phase: LookupPhase | str) -> Iterator[None]:
+        before = time.thread_time()
+        yield
+        self.sums[str(phase)] = self.sums.get(str(phase), 0.0) + 1e3 * (time.thread_time() - before)
+
+
+def measure(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, object]:
+    """Medians over the steps of one host among so many."""
+    is_whole = arguments.ways == "tables"
+    num_buckets = None if is_whole else BUCKETS
+    specs = specs_of(arguments.tables, arguments.dim, arguments.rows_divided_by, num_buckets)
+    compile_kernels(specs)
+    if is_whole:
+        placement = place_tables(specs, num_features=[1] * len(specs), num_hosts=num_hosts)
+    else:
+        sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
+        placement = place(bucket_bytes=sizes, num_hosts=num_hosts)
+    owners = [owner for owner in pooling_owners(placement) if owner >= 0]
+    host = int(np.argmax(np.bincount(np.array(owners, np.int64), minlength=num_hosts)))
+    features = [
+        FeatureBinding(name=f"f{at:03d}", table=at, combiner="sum", column=at * arguments.dim)
+        for at in range(len(specs))
+    ]
+    lookups = Lookups.build(
+        specs,
+        features,
+        placement,
+        host=host,
+        num_hosts=num_hosts,
+        num_samples=arguments.samples,
+        needs_rows=[False] * len(specs),
+        quantization=[None] * len(specs),
+    )
+    clock = Clock()
+    steps = LookupSteps(lookups, Mirrored(host, num_hosts), phase=clock.phase)
+    batches = bags_of(specs, arguments.samples)
+    activations = Blocks.of(lookups.layout, aligned_empty((lookups.layout.num_floats,)))
+    gradients = Blocks.of(lookups.layout, np.full(lookups.layout.num_floats, 1e-3, np.float32))
+    found: list[dict[str, float]] = []
+    for number in range(WARM_UP_STEPS + arguments.steps):
+        clock.sums = {}
+        with clock.phase("step"):
+            with clock.phase("find"):
+                step = steps.find(batches[number % NUM_BATCHES])
+            steps.ask(step, number, gradients=gradients)
+            steps.forward(step, activations)
+            steps.backward(step, gradients, [0.01] * len(specs))
+        found.append(clock.sums)
+    later = found[WARM_UP_STEPS:]
+    phases = {name: round(statistics.median(one.get(name, 0.0) for one in later), 3) for name in found[-1]}
+    total = phases.pop("step")
+    return {
+        "hosts": num_hosts,
+        "whole_tables": len(owners),
+        "features_of_host": owners.count(host),
+        "cpu_ms": total,
+        "phases_cpu_ms": {name: value for name, value in phases.items() if value >= 0.01},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--samples", type=int, default=64, help="of each host, a step")
+    parser.add_argument("--tables", type=int, default=26)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--ways", default="tables", choices=["tables", "buckets"])
+    parser.add_argument(
+        "--rows-divided-by", type=int, default=100, help="tables of workload A are made so much smaller"
+    )
+    parser.add_argument("--steps", type=int, default=6)
+    arguments = parser.parse_args()
+    measuring.tune_allocator()
+    found = [measure(arguments, num_hosts) for num_hosts in arguments.hosts]
+    line = {
+        "benchmark": "scaling",
+        "ways": arguments.ways,
+        "tables": arguments.tables,
+        "dim": arguments.dim,
+        "samples_a_host": arguments.samples,
+        "of_hosts": found,
+        "growth": round(float(found[-1]["cpu_ms"]) / float(found[0]["cpu_ms"]), 2),  # type: ignore[arg-type]
+    }
+    print(json.dumps(line | {"load1": os.getloadavg()[0], "date": time.strftime("%Y-%m-%d")}))
+
+
+if __name__ == "__main__":
+    main()
