@@ -1,4 +1,4 @@
-"""The full training step on workloads A and B, with the processes of real training. Prints one JSON line.
+"""The full training step on a workload, with the processes of real training. Prints one JSON line.
 
     python benchmarks/dlrm.py --bench A --hosts 2 --emb-opt rowwise --seconds 20
 
@@ -28,7 +28,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import measuring  # noqa: E402
+from benchmarks import measuring, workloads  # noqa: E402
+from benchmarks.mixed import mixed_reference  # noqa: E402
 from benchmarks.workload import (  # noqa: E402
     NUM_DENSE,
     Batches,
@@ -69,6 +70,7 @@ _SHOWN = (
     "staleness",
     "wire_dtype",
     "network",
+    "no_shared_memory",
     "device_ms",
 )
 
@@ -324,9 +326,9 @@ def measure(group: Any, arguments: argparse.Namespace, batch_size: int) -> dict[
     }
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
+def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A", "B", "tiny")) -> None:
     """The options of what is trained, and where."""
-    parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
+    parser.add_argument("--bench", default="A", choices=names)
     parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
@@ -350,7 +352,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_workload(parser)
+    add_workload(parser, names=("A", "B", "cut", "tiny", *workloads.NAMES))
+    parser.add_argument("--no-shared-memory", action="store_true", help="hosts talk as if on machines of their own")
     parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
     parser.add_argument(
         "--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x seconds)"
@@ -360,6 +363,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     arguments = parser.parse_args()
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
+    if arguments.device_ms and arguments.bench in workloads.NAMES:
+        parser.error(f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut or tiny. Leave one out.")
     return arguments
 
 
@@ -381,6 +386,17 @@ def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 
+def write_job(folder: str, arguments: argparse.Namespace) -> tuple[JobReference, int]:
+    """Leaves the batches of a workload in a folder. Returns the job that reads them, and the samples of a step."""
+    if arguments.bench in workloads.NAMES:
+        mixed = workloads.mixed_workload(arguments.bench)
+        workloads.write_mixed(mixed, Path(folder))
+        return mixed_reference(folder, arguments), mixed.batch_size
+    shape = workload(arguments.bench)
+    make_batches(shape, NUM_BATCHES).write(Path(folder))
+    return reference_of(folder, arguments), shape.batch_size
+
+
 def prepare_environment(resources: Sequence[str] = ()) -> None:
     """What worker processes inherit. With resources of their own, JAX may look for accelerators."""
     # Workers import this module by name to build the job.
@@ -396,13 +412,13 @@ def main() -> None:
     prepare_environment(arguments.resources)
     from podembed.orchestrator.cluster.connection import connected
 
-    shape = workload(arguments.bench)
+    shares_memory = arguments.network is None and not arguments.no_shared_memory
     with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
-        make_batches(shape, NUM_BATCHES).write(Path(folder))
+        reference, batch_size = write_job(folder, arguments)
         with connected(arguments.hosts):
-            group = start_group(arguments, reference_of(folder, arguments), shares_memory=arguments.network is None)
+            group = start_group(arguments, reference, shares_memory=shares_memory)
             try:
-                result = measure(group, arguments, shape.batch_size)
+                result = measure(group, arguments, batch_size)
                 group.close()
             finally:
                 group.stop()

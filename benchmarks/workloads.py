@@ -1,0 +1,190 @@
+"""Workloads of tables that differ: their batches, and the first values of tables and dense parameters.
+
+`C` has 200 tables of 100 to 20 million rows and four widths; nine features in ten are bags of 3 ids on average, every
+tenth is a history of 50. `C2` has two tables of 12 million rows, with four features of 20 ids each. It is for tables
+that are cut: pass `--placement buckets`, since two hosts would take one table each. `small-C` and `small-C2` have
+tables of a thousandth, for trying things out.
+
+Ids are uniform, which leaves nothing to deduplicate. The dense half is small: two layers below, one above. Every number
+follows from one seed, so losses of other frameworks on these numbers are comparable to four digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+SEED = 777
+NUM_DENSE = 13
+NAMES = ("C", "C2", "small-C", "small-C2")
+# Poisson with this mean, written as a length.
+BAG = -3
+_CHUNK_FLOATS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedWorkload:
+    """One model and the shape of its batches.
+
+    Attributes:
+      table_rows, dims, combiners: one entry a table.
+      table_of: per feature, the position of its table.
+      lengths: per feature, ids of a sample; `BAG` for Poisson numbers.
+      bottom, top: widths of the dense layers; the last one, of width 1, is not counted.
+    """
+
+    name: str
+    table_rows: tuple[int, ...]
+    dims: tuple[int, ...]
+    combiners: tuple[str, ...]
+    table_of: tuple[int, ...]
+    lengths: tuple[int, ...]
+    batch_size: int
+    num_batches: int
+    learning_rate: float
+    bottom: tuple[int, ...] = (64, 32)
+    top: int = 32
+    epsilon: float = 1e-8
+    dense_accumulator: float = 0.1
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Per feature."""
+        return tuple(self.dims[table] for table in self.table_of)
+
+    def feature(self, at: int) -> str:
+        """Name of a feature; names sort as numbers do."""
+        return f"f{at:03d}"
+
+
+def mixed_workload(name: str) -> MixedWorkload:
+    """The workload of that name.
+
+    Raises:
+      ValueError: there is no such workload.
+    """
+    if name.startswith("small-"):
+        whole = mixed_workload(name.removeprefix("small-"))
+        rows = tuple(max(3, rows // 1000) for rows in whole.table_rows)
+        return replace(whole, name=name, table_rows=rows, batch_size=256, num_batches=8)
+    if name == "C":
+        count = 200
+        rows = np.exp(np.random.default_rng(5).uniform(np.log(100), np.log(300_000), count)).astype(int)
+        rows[0] = rows[4] = 20_000_000
+        is_history = [at % 10 == 7 for at in range(count)]
+        return MixedWorkload(
+            name=name,
+            table_rows=tuple(int(number) for number in rows),
+            dims=tuple((8, 16, 64, 128)[at % 4] for at in range(count)),
+            combiners=tuple("mean" if history else "sum" for history in is_history),
+            table_of=tuple(range(count)),
+            lengths=tuple(50 if history else BAG for history in is_history),
+            batch_size=2048,
+            num_batches=8,
+            learning_rate=0.001,
+        )
+    if name == "C2":
+        return MixedWorkload(
+            name=name,
+            table_rows=(12_000_000,) * 2,
+            dims=(32,) * 2,
+            combiners=("sum",) * 2,
+            table_of=(0, 0, 0, 0, 1, 1, 1, 1),
+            lengths=(20,) * 8,
+            batch_size=4096,
+            num_batches=16,
+            learning_rate=0.01,
+        )
+    raise ValueError(f"Found workload {name!r}. Expected one of {', '.join(NAMES)}. Pass --bench.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedBatch:
+    """One batch, or some samples of it.
+
+    Attributes:
+      dense: float32 `[n, NUM_DENSE]`.
+      labels: float32 `[n]`.
+      bags: per feature int64 ids and int64 row splits `[n + 1]`.
+    """
+
+    dense: np.ndarray
+    labels: np.ndarray
+    bags: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
+def write_mixed(shape: MixedWorkload, folder: Path) -> None:
+    """Draws all batches of a workload into files of the folder."""
+    random = np.random.default_rng(SEED)
+    for number in range(shape.num_batches):
+        dense = random.standard_normal((shape.batch_size, NUM_DENSE), dtype=np.float32)
+        score = dense @ np.linspace(-0.5, 0.5, NUM_DENSE, dtype=np.float32)
+        lengths = np.empty((len(shape.lengths), shape.batch_size), np.int32)
+        all_ids = []
+        for at, length in enumerate(shape.lengths):
+            lengths[at] = random.poisson(-length, shape.batch_size) if length < 0 else length
+            ids = random.integers(0, shape.table_rows[shape.table_of[at]], int(lengths[at].sum()))
+            all_ids.append(ids)
+            bag = np.repeat(np.arange(shape.batch_size), lengths[at])
+            part = np.bincount(bag, _teacher_weight(at, ids), shape.batch_size)
+            score += 3 * (part / np.maximum(1, lengths[at])).astype(np.float32) / np.sqrt(len(shape.lengths))
+        is_one = random.random(shape.batch_size) < 1 / (1 + np.exp(-(score - 1)))
+        arrays = {"dense": dense, "labels": is_one.astype(np.float32), "lengths": lengths}
+        np.savez(folder / f"batch-{number}.npz", ids=np.concatenate(all_ids), **arrays)
+
+
+def read_mixed(shape: MixedWorkload, folder: Path, number: int, samples: slice) -> MixedBatch:
+    """The given samples of a batch that `write_mixed` wrote."""
+    with np.load(folder / f"batch-{number}.npz") as file:
+        dense, labels, lengths, ids = (file[name] for name in ("dense", "labels", "lengths", "ids"))
+    bags, first = [], 0
+    for at in range(len(shape.lengths)):
+        ends = np.concatenate([[0], np.cumsum(lengths[at], dtype=np.int64)])
+        splits = ends[samples.start : samples.stop + 1]
+        bags.append((ids[first + splits[0] : first + splits[-1]].copy(), splits - splits[0]))
+        first += int(ends[-1])
+    return MixedBatch(dense[samples].copy(), labels[samples].copy(), tuple(bags))
+
+
+def _teacher_weight(feature: int, ids: np.ndarray) -> np.ndarray:
+    """What each id adds to a sample's true score: fixed noise in [-1, 1) from mixing its bits."""
+    mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(feature + 1)
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    return (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - 1
+
+
+def mixed_table_values(of: MixedWorkload, table: int) -> Callable[..., np.ndarray]:
+    """An initializer that is asked for the whole table at once: uniform in ±1/sqrt(rows)."""
+
+    def whole(shape, dtype=np.float32):  # these names tell `embedding.initializers` how to call it
+        random = np.random.Generator(np.random.SFC64([SEED, table]))
+        out = np.empty((of.table_rows[table], of.dims[table]), dtype)
+        bound = np.float32(1 / np.sqrt(len(out)))
+        step = max(1, _CHUNK_FLOATS // out.shape[1])
+        for first in range(0, len(out), step):
+            chunk = out[first : first + step]
+            chunk[...] = random.random(chunk.shape, dtype=np.float32)
+            chunk *= 2 * bound
+            chunk -= bound
+        return out
+
+    return whole
+
+
+def mixed_dense_values(shape: MixedWorkload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """First weights `[inputs, outputs]` and biases: of the layers of `bottom`, of `top`, and of the last one."""
+    random = np.random.default_rng([SEED, 9])
+    values, inputs = [], NUM_DENSE
+    sizes = [*shape.bottom, shape.top, 1]
+    for number, outputs in enumerate(sizes):
+        if number == len(shape.bottom):
+            inputs += sum(shape.widths)
+        weight = random.standard_normal((inputs, outputs)) * np.sqrt(2 / (inputs + outputs))
+        values.append((weight.astype(np.float32), np.zeros(outputs, np.float32)))
+        inputs = outputs
+    return values
