@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from podembed.jobs.chaos.schedule import DEVICE_POINTS, PHASES, RunShape, Schedule, Told, ended_with, kill
+from podembed.orchestrator.commit.lease import Fenced
 from podembed.orchestrator.events.progress import HostSlow
 from podembed.workers.faults.plan import Fault
 from podembed.workers.liveness.progress import Phase
@@ -177,7 +178,7 @@ def driver_killed(shape: RunShape) -> list[Schedule]:
             faults=(frozen,),
             rival="takes_over",
             exit_codes=frozenset({86}),
-            tells=(ended_with("Fenced"),),
+            tells=(ended_with(Fenced),),
             detect_s=60.0,
         ),
         Schedule(number="F11", title="a second driver asks for the run", faults=wait, rival="asks"),
@@ -187,7 +188,7 @@ def driver_killed(shape: RunShape) -> list[Schedule]:
             faults=wait,
             rival="takes_over",
             exit_codes=frozenset({86}),
-            tells=(ended_with("Fenced"),),
+            tells=(ended_with(Fenced),),
         ),
     ]
 

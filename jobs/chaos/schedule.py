@@ -122,9 +122,9 @@ def kill(point: str, rank: str | None = None, **more: Any) -> Fault:
     return Fault(point=point, action="kill", rank=rank, **more)
 
 
-def ended_with(*errors: str) -> Told:
-    """A driver ended with an exception of one of these types."""
-    return Told(DriverEnded.kind, {"error": frozenset(errors)})
+def ended_with(*errors: type[Exception]) -> Told:
+    """A driver ended with an exception of one of these very types."""
+    return Told(DriverEnded.kind, {"error": frozenset(error.__name__ for error in errors)})
 
 
 def lost_to(fault: FaultClass) -> Told:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from podembed.jobs.chaos.schedule import RunShape, Schedule, ended_with, kill, lost_to
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.api.errors import DataRefused, JobFailed
 from podembed.orchestrator.decisions.failure import FaultClass
+from podembed.orchestrator.run.manifest_of_save import StateSpoilt
 from podembed.workers.faults.plan import Fault
 
 # More than a run ever begins.
@@ -47,7 +50,7 @@ def memory_and_values(shape: RunShape) -> list[Schedule]:
             title="a host without memory for its shard, in every generation",
             faults=(raises("start.begin", "host 0", "MemoryError", "injected: 64 GiB", times=EVERY_GENERATION),),
             exit_codes=stops,
-            tells=(lost_to(FaultClass.HOST_MEMORY), ended_with("ConfigurationError")),
+            tells=(lost_to(FaultClass.HOST_MEMORY), ended_with(ConfigurationError)),
         ),
         Schedule(
             number="F24",
@@ -59,14 +62,14 @@ def memory_and_values(shape: RunShape) -> list[Schedule]:
             title="a device without memory, in every generation",
             faults=(raises("device.step", "device 0", "JaxRuntimeError", exhausted, times=EVERY_GENERATION),),
             exit_codes=stops,
-            tells=(lost_to(FaultClass.DEVICE_MEMORY), ended_with("ConfigurationError")),
+            tells=(lost_to(FaultClass.DEVICE_MEMORY), ended_with(ConfigurationError)),
         ),
         Schedule(
             number="F26",
             title="gradients of one host become NaN",
             faults=(Fault(point="device.gradients", action="nan", rank="device 0", step=step),),
             exit_codes=frozenset({1}),
-            tells=(ended_with("JobFailed"),),
+            tells=(ended_with(JobFailed),),
         ),
         Schedule(
             number="F26",
@@ -74,7 +77,7 @@ def memory_and_values(shape: RunShape) -> list[Schedule]:
             faults=(Fault(point="device.gradients", action="nan", rank="device 0", step=boundary - 1),),
             exit_codes=frozenset({1}),
             # The next loss may show it before the commit does.
-            tells=(ended_with("JobFailed", "StateSpoilt"),),
+            tells=(ended_with(JobFailed, StateSpoilt),),
         ),
         *(
             Schedule(
@@ -83,7 +86,7 @@ def memory_and_values(shape: RunShape) -> list[Schedule]:
                 faults=(),
                 exit_codes=frozenset({87}),
                 settings={"id_fault": fault},
-                tells=(ended_with("WorkerRefused"),),
+                tells=(ended_with(DataRefused),),
             )
             for fault in ("negative", "too_large", "largest")
         ),
