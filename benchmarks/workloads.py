@@ -1,6 +1,6 @@
 """Workloads of tables that differ: their batches, and the first values of tables and dense parameters.
 
-`C` has 200 tables of 100 to 20 million rows and four widths; nine features in ten are bags of 3 ids on average, every
+`C` has 200 tables of 100 to 20 million rows and four widths. Nine features in ten are bags of 3 ids on average; every
 tenth is a history of 50. `C2` has two tables of 12 million rows, with four features of 20 ids each. It is for tables
 that are cut: pass `--placement buckets`, since two hosts would take one table each. `small-C` and `small-C2` have
 tables of a thousandth, for trying things out.
@@ -159,7 +159,7 @@ def _teacher_weight(feature: int, ids: np.ndarray) -> np.ndarray:
 
 
 def mixed_table_values(of: MixedWorkload, table: int) -> Callable[..., np.ndarray]:
-    """An initializer that is asked for the whole table at once: uniform in ±1/sqrt(rows)."""
+    """An initializer that gives the whole table at once: uniform in ±1/sqrt(rows)."""
 
     def whole(shape, dtype=np.float32):  # these names tell `embedding.initializers` how to call it
         random = np.random.Generator(np.random.SFC64([SEED, table]))
