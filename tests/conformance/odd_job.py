@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -136,7 +136,9 @@ def steps_of_tpu_embedding(
 
 
 @contextmanager
-def embedding_of(features: Mapping[str, FeatureConfig], *, staleness: int) -> Iterator[TPUEmbedding]:
+def embedding_of(
+    features: Mapping[str, FeatureConfig] | Sequence[FeatureConfig], *, staleness: int
+) -> Iterator[TPUEmbedding]:
     """In one process, with the first values of a job with the seed 0."""
     with LocalStrategy(seed=0).scope():
         embedding = TPUEmbedding(features, BATCH_SIZE, pipeline_execution_with_tensor_core=bool(staleness))

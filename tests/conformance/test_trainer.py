@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,28 @@ def test_several_hosts(
         hosts.train(0, NUM_BATCHES)
         found = hosts.state("c-1")
     assert_same_tables(found, updated_by_activations(str(tmp_path), way, staleness=job.staleness))
+
+
+def test_unaccumulated_updates_come_in_the_order_of_the_features_which_a_list_gives_an_embedding_too(
+    tmp_path: Path,
+) -> None:
+    """Two features share the table, and their updates do not commute; of a dict an embedding sorts the names."""
+    write_odd_data(tmp_path, "unaccumulated", odd_rows=NUM_ROWS)
+    job = odd_job(folder=str(tmp_path), way="unaccumulated", odd_rows=NUM_ROWS)
+    order = ["other", "one", "odd"]
+    job = replace(job, features={name: job.features[name] for name in order})
+    with pod(job, tmp_path / "run", 2, buckets=WHOLE) as hosts:
+        hosts.all("restore", [(None,)] * 2)
+        hosts.train(0, NUM_BATCHES)
+        found = hosts.state("c-1")
+    with embedding_of([job.features[name] for name in order], staleness=0) as embedding:
+        for batch in batches_of(str(tmp_path)):
+            embedding.enqueue([batch[name] for name in order], training=True)
+            embedding.apply_gradients([value / BATCH_SIZE for value in embedding.dequeue()])
+        expected = state_of(embedding)
+    assert_same_tables(found, expected)
+    by_name = updated_by_activations(str(tmp_path), "unaccumulated", staleness=0)
+    assert not np.allclose(found["odd/rows"], by_name["odd/rows"], rtol=2e-5, atol=2e-6)
 
 
 def updated_by_activations(folder: str, way: str, *, staleness: int) -> dict[str, np.ndarray]:
