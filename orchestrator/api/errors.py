@@ -7,6 +7,7 @@ hosts than the run needs, or no Ray cluster, for too long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -65,6 +66,7 @@ class Failure:
       is_storage: whether it is an error of the storage that may pass; of a save, it loses that save and nothing else.
       unreached: the workers whose machines gave it no sign of life.
       error: the exception itself, where another process raised one; its cause has the traceback.
+      ended_unix_s: when a process ended, by the clock of the cluster's head; None where it is unknown.
     """
 
     worker: Worker | None
@@ -77,6 +79,7 @@ class Failure:
     is_storage: bool = False
     unreached: tuple[Worker, ...] = ()
     error: Exception | None = field(default=None, compare=False, repr=False)
+    ended_unix_s: float | None = field(default=None, compare=False)
 
 
 class WorkerFailure(RuntimeError):
@@ -122,15 +125,36 @@ class ClusterNotStarted(TooFewHosts):
 
 def cause(failures: Sequence[Failure]) -> str:
     """One line that names the root of a group of failures: processes that died before those that hung before those that
-    report peers. Processes that failed alike are named together.
+    report peers. Processes that failed alike are named together, but not those that ended because of the first one.
     """
     order = [FailureKind.DIED, FailureKind.HUNG, FailureKind.ERROR, FailureKind.PEER]
+    ended = [f.worker for f in echoes(failures)]
+    failures = [f for f in failures if f.kind is not FailureKind.DIED or f.worker not in ended]
     first = min(failures, key=lambda failure: order.index(failure.kind))
     alike = [
         f for f in failures if (f.kind, f.message, f.is_preemption) == (first.kind, first.message, first.is_preemption)
     ]
     verb = "lost its machine" if first.is_preemption and first.kind is not FailureKind.PEER else _VERB[first.kind]
-    return f"{listed([failure.worker for failure in alike])} {verb}: {first.message}"
+    text = f"{listed([failure.worker for failure in alike])} {verb}: {first.message}"
+    return f"{text.rstrip('.')}; {listed(ended)} ended after that" if ended else text
+
+
+def echoes(failures: Sequence[Failure]) -> list[Failure]:
+    """Device processes that JAX ended because another member of the gang was gone.
+
+    These are all but the first one that died, and but those beside a host process that died. Empty where it is unknown
+    when they ended, and where machines were announced to go.
+    """
+    died = [f for f in failures if f.kind is FailureKind.DIED and f.worker is not None and not f.is_preemption]
+    hosts = {f.worker.number for f in died if f.worker and f.worker.is_host}
+    devices = _in_order([f for f in died if f.worker and not f.worker.is_host and f.ended_unix_s is not None])
+    apart = [f for f in devices if f.worker and f.worker.number not in hosts]
+    return apart if hosts else apart[1:]
+
+
+def _in_order(failures: Sequence[Failure]) -> list[Failure]:
+    """By the time at which processes ended; in the order in which the driver learnt of them where that is unknown."""
+    return sorted(failures, key=lambda failure: failure.ended_unix_s or math.inf)
 
 
 def listed(workers: Sequence[Worker | None]) -> str:
@@ -168,7 +192,7 @@ def roots(failures: Sequence[Failure]) -> list[Failure]:
     """
     lost = [failure for failure in failures if failure.kind in (FailureKind.DIED, FailureKind.HUNG)]
     hosts = [failure for failure in lost if failure.worker and failure.worker.is_host]
-    return hosts or lost[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
+    return hosts or _in_order(lost)[:1] or [failure for failure in failures if failure.kind is FailureKind.PEER]
 
 
 def is_host_fault(failures: Sequence[Failure]) -> bool:

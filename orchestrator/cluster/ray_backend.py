@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from podembed.orchestrator.api.config import ConfigurationError, ScalingConfig
@@ -32,7 +33,7 @@ from podembed.orchestrator.cluster.places import (
     spread,
     taking_connections,
 )
-from podembed.orchestrator.cluster.ray_calls import RayHandle, of_ray, outcome, reference_of
+from podembed.orchestrator.cluster.ray_calls import RayHandle, ended_unix_s, of_ray, outcome, reference_of
 from podembed.orchestrator.cluster.worker_environment import (
     PLATFORMS,
     accelerators_of,
@@ -340,7 +341,12 @@ class RayBackend:
     def result(self, call: Call[Any]) -> Any | Failure:
         lost = self._lost()
         # Of a cluster that is lost no value must be fetched.
-        return outcome(call) if lost is None else Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
+        if lost is not None:
+            return Failure(worker=call.worker, kind=FailureKind.DIED, message=lost)
+        result = outcome(call)
+        if isinstance(result, Failure) and result.kind is FailureKind.DIED and self._answers():
+            return replace(result, ended_unix_s=ended_unix_s(call))
+        return result
 
     def statistics(self, handle: Handle) -> ProcessStatistics | None:
         mark = self._marks.get(of_ray(handle).actor._actor_id)

@@ -79,6 +79,21 @@ def reference_of(call: Call[Any]) -> Any:
     return call.reference
 
 
+def ended_unix_s(call: Call[Any]) -> float | None:
+    """When Ray's head learnt that the actor of a call was gone; None where it does not say."""
+    import ray.exceptions
+    from ray._private.state import state
+
+    if not isinstance(call, RayCall):
+        raise TypeError(f"Found a {type(call).__name__}. Expected a call of the Ray backend.")
+    try:
+        # Ray has no public name for this without its dashboard.
+        ended_ms = state.actor_table(call.handle.actor._actor_id.hex()).get("EndTime", 0)
+    except (ray.exceptions.RayError, ConnectionError, TimeoutError):
+        return None
+    return ended_ms / 1000 or None
+
+
 def outcome(call: Call[Any]) -> Any | Failure:
     """What an ended call returned, or how it failed."""
     import ray

@@ -19,6 +19,7 @@ from podembed.orchestrator.api.errors import (
     cause,
     is_host_fault,
     listed,
+    roots,
 )
 from podembed.orchestrator.decisions.failure import (
     CALL_CPU_S,
@@ -175,6 +176,41 @@ def test_equal_errors_of_many_hosts_are_said_once_with_the_hosts() -> None:
     failures = [*hosts_of(*[Worker("host", at) for at in range(64)]), *hosts_of(Worker("device", 7), message="other")]
     assert cause(failures) == "hosts 0-63 failed: m"
     assert str(WorkerFailure(failures)) == "hosts 0-63 error: m; device 7 error: other"
+
+
+def ended(*processes: tuple[str, int, float | None], **marks: object) -> list[Failure]:
+    """Processes that died: kind, number and time."""
+    return [
+        Failure(worker=Worker(kind, number), kind=DIED, message="m", ended_unix_s=at, **marks)  # type: ignore[arg-type]
+        for kind, number, at in processes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "said", "charged"),
+    [
+        (ended(("device", 0, 5.2), ("device", 1, 5.1)), "device 1 died: m; device 0 ended after that", ["device 1"]),
+        (
+            ended(("device", 0, 5.2), ("device", 1, 5.1), ("device", 2, 5.3)),
+            "device 1 died: m; devices 0, 2 ended after that",
+            ["device 1"],
+        ),
+        (ended(("device", 0, None), ("device", 1, None)), "devices 0-1 died: m", ["device 0"]),
+        (
+            ended(("device", 0, 5.0), ("host", 1, 5.1), ("device", 1, 5.2)),
+            "host 1 and device 1 died: m; device 0 ended after that",
+            ["host 1"],
+        ),
+        (ended(("device", 0, 5.2), ("device", 1, 5.1), is_preemption=True), "devices 0-1 lost its machine: m", None),
+        (ended(("host", 0, 5.2), ("host", 1, 5.1)), "hosts 0-1 died: m", ["host 0", "host 1"]),
+    ],
+)
+def test_of_a_gang_the_member_that_died_first_is_named(
+    failures: list[Failure], said: str, charged: list[str] | None
+) -> None:
+    assert cause(failures) == said
+    if charged is not None:
+        assert [str(failure.worker) for failure in roots(failures)] == charged
 
 
 GONE = {"kind": DIED, "is_preemption": True}
