@@ -123,7 +123,6 @@ def test_help_and_version_do_not_wait_for_jax_or_ray(arguments: list[str]) -> No
             ("flag=true", "nothing=null", "sizes=[1, 2]", "empty="),
             {"flag": True, "nothing": None, "sizes": [1, 2], "empty": ""},
         ),
-        (("epochs=1", "epochs=2"), {"epochs": 2}),
     ],
 )
 def test_settings_are_json_or_words(pairs: tuple[str, ...], settings: dict[str, object]) -> None:
