@@ -16,7 +16,7 @@ import optax
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.initializers import Constant
-from podembed.embedding.optimizers import SGD
+from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.jobs.chaos.jobs import (
     BATCH_SIZE,
     DIM,
@@ -77,10 +77,19 @@ def small_job(
     staleness: int = 0,
     overlap: bool = True,
     order: ReadOrder = "shuffled",
+    cut_bags: bool = False,
 ) -> JobConfig:
-    """The job on what `write_small_data` wrote."""
+    """The job on what `write_small_data` wrote.
+
+    Args:
+      cut_bags: with a larger table still, which is cut in the place of b. Its owners pool their part of each bag.
+    """
     features = tiny_features(cut_rows=B_ROWS)
     data = replace(tiny_data(folder, features), order=order)
+    if cut_bags:
+        table = TableConfig(4 * B_ROWS, 2 * DIM, name="cut_bags", combiner="mean", optimizer=Adagrad(0.1))
+        features["cut_bags"] = FeatureConfig(table)
+        data = replace(data, features={**data.features, "cut_bags": IdColumn("bag", mode="hash")})
     if audit:
         # Gradients are divided by the batch's weight, so at this rate a visit in a full batch takes 1 off a sample's
         # row.

@@ -29,7 +29,7 @@ class StepMemory(Protocol):
         ...
 
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
-        """float32 of at least `layout.num_floats` for the lookup of that number."""
+        """float32 of at least `layout.memory_floats` for the lookup of that number."""
         ...
 
     def gradients(self, number: int, given: Blocks) -> Blocks:
@@ -47,7 +47,7 @@ class OwnMemory:
         return True
 
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
-        return self._buffers.take((1, layout.num_floats))[0]
+        return self._buffers.take((1, layout.memory_floats))[0]
 
     def gradients(self, number: int, given: Blocks) -> Blocks:
         return given

@@ -117,6 +117,87 @@ def _route(unique, bucket_owner, bucket_local, shift, rows_per_bucket, counts, l
     return -1
 
 
+def route_bags(
+    ids: np.ndarray,
+    row_splits: np.ndarray,
+    weights: np.ndarray | None,
+    bucket_owner: np.ndarray,
+    bucket_local: np.ndarray,
+    rows_per_bucket: int,
+    splits: np.ndarray,
+    rows: np.ndarray,
+    routed: np.ndarray,
+) -> None:
+    """Gives every owner its part of each bag: the ids whose rows it has, in their order, as row numbers there.
+
+    Args:
+      ids: int64 `[n]`, of the table; may repeat.
+      row_splits: int64 `[B + 1]`.
+      weights: float32 `[n]`, or None.
+      bucket_owner, bucket_local, rows_per_bucket: as for `route`.
+      splits: int64 `[num_hosts, B + 1]`; receives each owner's row splits, each from 0.
+      rows: int32 `[n]`; receives the rows, first those of owner 0, then those of owner 1, and so on.
+      routed: float32 `[n]`; receives the weights in the same order. Of any length without weights.
+
+    Raises:
+      ValueError: an id lies outside every bucket, or an array does not fit.
+    """
+    num_buckets, num_bags = len(bucket_owner), len(row_splits) - 1
+    fits = splits.shape[1] == num_bags + 1 and len(rows) == len(ids) == int(row_splits[-1])
+    if not fits or (weights is not None and len(weights) != len(routed)) or len(bucket_local) != num_buckets:
+        raise ValueError(
+            f"Found {len(ids)} ids in {num_bags} bags, room for {len(rows)} rows and splits of shape {splits.shape}. "
+            "Expected room for all ids and one split more than bags. Pass the arrays of one feature."
+        )
+    bad = _route_bags(
+        plain(ids, np.int64),
+        plain(row_splits, np.int64),
+        routed[:0] if weights is None else plain(weights, np.float32),
+        plain(bucket_owner, np.int32),
+        plain(bucket_local, np.int32),
+        num_buckets.bit_length() - 1,
+        rows_per_bucket,
+        np.zeros(len(splits), np.int64),
+        splits,
+        rows,
+        routed,
+    )
+    if bad >= 0:
+        raise _outside(int(ids[bad]), num_buckets, rows_per_bucket)
+
+
+@jit
+def _route_bags(
+    ids, row_splits, weights, bucket_owner, bucket_local, shift, rows_per_bucket, counts, splits, rows, routed
+):
+    mask = np.int64(bucket_owner.shape[0] - 1)
+    num_hosts, num_bags = splits.shape[0], row_splits.shape[0] - 1
+    is_weighted = weights.shape[0] > 0
+    for host in range(num_hosts):
+        splits[host, 0] = 0
+    for bag in range(num_bags):
+        for j in range(row_splits[bag], row_splits[bag + 1]):
+            if ids[j] < 0 or (ids[j] >> shift) >= rows_per_bucket:
+                return j
+            counts[bucket_owner[ids[j] & mask]] += 1
+        for host in range(num_hosts):
+            splits[host, bag + 1] = counts[host]
+    start = 0
+    for host in range(num_hosts):
+        count = counts[host]
+        counts[host] = start
+        start += count
+    for j in range(ids.shape[0]):
+        bucket = ids[j] & mask
+        host = bucket_owner[bucket]
+        place = counts[host]
+        counts[host] = place + 1
+        rows[place] = _row(np.int64(bucket_local[bucket]), ids[j] >> shift, rows_per_bucket)
+        if is_weighted:
+            routed[place] = weights[j]
+    return -1
+
+
 def _outside(row_id: int, num_buckets: int, rows_per_bucket: int) -> ValueError:
     return ValueError(
         f"Found id {row_id} for a table of {num_buckets} buckets of {rows_per_bucket} rows. "

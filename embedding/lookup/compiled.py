@@ -14,7 +14,7 @@ from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_r
 from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, pool, sum_gradients
-from podembed.embedding.kernels.row_numbers import route, rows_of_ids
+from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -45,6 +45,9 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     find_marked_bags(positions, np.zeros(1, np.int64), marks, flags)
     unique_ids(ids, np.zeros((num_hash_slots(0), 2), np.int64), ids, positions)
     route(ids, np.zeros(1, np.int32), np.zeros(1, np.int32), 1, np.zeros(1, np.int64), ids.copy(), positions)
+    no_weights, no_splits = np.zeros(0, np.float32), np.zeros((1, 1), np.int64)
+    owner = np.zeros(1, np.int32)
+    route_bags(ids, np.zeros(1, np.int64), None, owner, owner, 1, no_splits, positions.copy(), no_weights)
     row_of_each_id(positions, positions, positions.copy())
     rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)
     bag_addresses(np.zeros(1, np.int64), (0, 0), ids)

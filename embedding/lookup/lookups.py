@@ -1,7 +1,8 @@
 """`Lookups`: both ways of looking up on one host, and which feature takes which.
 
-Vectors of a table that lies whole on one host are pooled there (`PooledLookup`). Rows of all other tables come to the
-host of the samples (`ShardedLookup`). The choice is made here, one entry a table, and nowhere else.
+Vectors of a table that lies whole on one host are pooled there (`PooledLookup`). So are those of a table that is cut,
+by each owner for its rows, where `pools_cut` says so. Rows of all other tables come to the host of the samples
+(`ShardedLookup`). The choice is made here, one entry a table, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
-from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from podembed.embedding.lookup.owner_pooled import PooledLookup, can_pool_at_owner
+from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, pooling_owners
+from podembed.embedding.lookup.owner_pooled import PooledLookup
+from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
 from podembed.embedding.lookup.sharded import ShardedLookup
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.table.table import Table
@@ -32,7 +34,7 @@ class Lookups:
       features: all features, in the order of the batch.
       layout: of the activations and of their gradients.
       sharded: the features whose rows come to this host.
-      pooled: the features that are pooled where their table is.
+      pooled: the features that are pooled where the rows of their table are.
     """
 
     specs: tuple[TableSpec, ...]
@@ -53,6 +55,7 @@ class Lookups:
         inner: Sequence[tuple[int, ...]] = (),
         vectors: Sequence[int] = (),
         needs_rows: Sequence[bool],
+        pools_cut: Sequence[bool] = (),
         quantization: Sequence[QuantizationConfig | None],
         num_buffers: int = 1,
         tables: Sequence[Table] | None = None,
@@ -65,21 +68,24 @@ class Lookups:
           inner: per feature, the axes of its activations between samples and width; empty if none has any.
           vectors: per feature, those of a usual batch; empty for one a sample and position.
           needs_rows: per table, whether its rows must come to the samples in any case.
+          pools_cut: per table, whether its owners pool if it is cut; the same on all hosts. Empty for none.
           quantization: per table, or None.
           num_buffers: batches that may be in flight at once.
           tables: the shard, where it is here already; None allocates it.
         """
         whole = pooling_owners(placement)
-        owners = [
-            owner if can_pool_at_owner(spec) and not as_rows else -1
-            for owner, spec, as_rows in zip(whole, specs, needs_rows, strict=True)
-        ]
+        owners = [ROWS_TRAVEL] * len(specs)
+        for at, (owner, spec, as_rows) in enumerate(zip(whole, specs, needs_rows, strict=True)):
+            if can_pool_at_owner(spec) and not as_rows:
+                pools = EVERY_HOST if pools_cut and pools_cut[at] else ROWS_TRAVEL
+                owners[at] = owner if owner >= 0 else pools
         layout = ActivationLayout(
             num_samples=num_samples,
             widths=tuple(specs[feature.table].dim for feature in features),
             owners=tuple(owners[feature.table] for feature in features),
             inner=tuple(inner),
             vectors=tuple(vectors),
+            num_hosts=num_hosts,
         )
         sharded = ShardedLookup(
             specs,
@@ -87,11 +93,19 @@ class Lookups:
             placement,
             host=host,
             num_hosts=num_hosts,
-            elsewhere={at for at, owner in enumerate(owners) if owner >= 0},
+            elsewhere={at for at, owner in enumerate(owners) if owner != ROWS_TRAVEL},
             tables=tables,
             quantization=quantization,
         )
-        pooled = PooledLookup(sharded.tables, features, layout, host=host, num_hosts=num_hosts, num_buffers=num_buffers)
+        pooled = PooledLookup(
+            sharded.tables,
+            features,
+            layout,
+            host=host,
+            num_hosts=num_hosts,
+            placement=placement,
+            num_buffers=num_buffers,
+        )
         return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, sharded=sharded, pooled=pooled)
 
     @property

@@ -1,9 +1,12 @@
-"""`PooledLookup`: the lookup of tables that lie whole on one host, which combines rows where they lie.
+"""`PooledLookup`: the lookup that combines rows where they lie.
+
+It serves tables that lie whole on one host, and cut tables whose owners each pool their part of a bag.
 
 A step begins with frames: the rows of all ids go to their owners (`request`). An owner checks what it got (`accept`)
 and groups it by row (`group`). It combines the rows of each bag, straight from the table into what goes back
-(`pool_for_others`, `pool_own`). Later the gradients of the bags come back to the owner (`gradient_memory`). Each
-touched row sums the gradients of all its bags, in host order, and is updated once (`update`).
+(`pool_for_others`, `pool_own`). Where a bag has several owners, the host that asked adds up their partial sums
+(`add_partial_sums`). Later the gradients of the bags come back to the owners (`gradient_memory`). Each touched row sums
+the gradients of all its bags, in host order, and is updated once (`update`).
 
 No id is looked for twice, and no row is copied. `ShardedLookup` is for all other tables. This module sends nothing
 either: an `Exchange` moves the frames. A host that is alone asks only itself.
@@ -20,14 +23,14 @@ from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.lookup import compiled as kernels
-from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
+from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
 from podembed.embedding.lookup.pooled_frames import BagRows, frame_of, read_frame
 from podembed.embedding.lookup.prefetch import Part, Split
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table_spec import TableSpec
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +47,7 @@ class PooledRequest:
       grouped: per table owned here, its touched rows with the addresses of their gradients. Filled by `group`.
       scaled: (host, feature) → gradients as they enter the sum, where that is not the bags' own. Filled by `update`.
       splits: per host, its bags that go before the update of the step under way, by feature. Filled by `split`.
+      divisors: per feature that every host pools, the denominators of its bags, float32 `[B]`; None for sums.
     """
 
     frames: list[np.ndarray]
@@ -55,23 +59,7 @@ class PooledRequest:
     grouped: dict[int, GroupedRows] = field(default_factory=dict)
     scaled: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     splits: list[Split | None] = field(default_factory=list)
-
-
-def can_pool_at_owner(spec: TableSpec) -> bool:
-    """Whether a table's update may see the bags' gradients instead of one sum a host and row."""
-    return why_not_pooled(spec) is None
-
-
-def why_not_pooled(spec: TableSpec) -> str | None:
-    """What keeps a table from being pooled at its owner, for `podembed plan`; None if nothing does."""
-    rule = spec.optimizer
-    if spec.layout.num_buckets * spec.layout.rows_per_bucket >= 1 << 31:
-        return "frames have 32-bit row numbers"
-    if rule is None:
-        return "it has no optimizer"
-    if not rule.use_gradient_accumulation:
-        return "its optimizer does not accumulate gradients"
-    return "its optimizer changes all rows" if rule.touches_all_rows else None
+    divisors: dict[int, np.ndarray | None] = field(default_factory=dict)
 
 
 class PooledLookup:
@@ -83,6 +71,7 @@ class PooledLookup:
       layout: of activations and gradients; `layout.owners` says which features are pooled where. A batch may have
         other numbers of vectors.
       host, num_hosts: this host's number, 0-based, and how many there are.
+      placement: per table, the owner of each bucket; left out where no feature is pooled by every host.
       num_buffers: memories that every host has for the activations and gradients of its batches, to be used in turn.
 
     Attributes:
@@ -97,20 +86,29 @@ class PooledLookup:
         *,
         host: int,
         num_hosts: int,
+        placement: Sequence[np.ndarray] = (),
         num_buffers: int = 1,
     ) -> None:
         self.host = host
         self.num_hosts = num_hosts
         self.layout = layout
         self._tables = tuple(tables)
-        # What is asked here lies whole on its owner, whoever that is.
-        self._indexes: tuple[KeyIndex, ...] = tuple(DenseIndex(table.spec.layout) for table in tables)
         self._features = tuple(features)
-        self._of_owner = tuple(
-            tuple(at for at in layout.order if layout.owners[at] == owner) for owner in range(num_hosts)
+        self._partial = tuple(at for at in layout.order if layout.owners[at] == EVERY_HOST)
+        cut = {features[at].table for at in self._partial}
+        # What is asked here and is not cut lies whole on its owner, whoever that is.
+        self._indexes: tuple[KeyIndex, ...] = tuple(
+            DenseIndex(table.spec.layout, placement[at] if at in cut else None) for at, table in enumerate(tables)
         )
-        own = layout.region(host)
-        length = own.stop - own.start
+        # An owner that has a part of a bag only sums.
+        self._combiners = tuple(
+            "sum" if owner == EVERY_HOST else feature.combiner
+            for owner, feature in zip(layout.owners, features, strict=True)
+        )
+        self._of_owner = tuple(
+            tuple(at for at in layout.order if layout.owners[at] in (owner, EVERY_HOST)) for owner in range(num_hosts)
+        )
+        length = layout.floats_of(host)
         self._own_tables: dict[int, list[int]] = {}
         for at in self._of_owner[host]:
             self._own_tables.setdefault(self._features[at].table, []).append(at)
@@ -137,10 +135,11 @@ class PooledLookup:
         Args:
           activations, gradients: that host's flat memories, one a buffer.
         """
-        region = self.layout.region(self.host)
+        layout, own = self.layout, self.host
+        region, slot = layout.region(own), layout.slot(own)
         for buffer, (ours, theirs) in enumerate(zip(activations, gradients, strict=True)):
-            self._answer_blocks[buffer][host] = self.layout.blocks_of(self.host, ours[region])
-            self._gradient_blocks[buffer][host] = self.layout.blocks_of(self.host, theirs[region])
+            self._answer_blocks[buffer][host] = layout.blocks_in(own, ours[region], ours[slot])
+            self._gradient_blocks[buffer][host] = layout.blocks_in(own, theirs[region], theirs[layout.partial])
         self.on_same_machine.add(host)
 
     def is_shared_with(self, request: PooledRequest, host: int) -> bool:
@@ -153,8 +152,8 @@ class PooledLookup:
 
     @property
     def is_used(self) -> bool:
-        """Whether any feature is pooled at its owner; the same on all hosts."""
-        return any(owner >= 0 for owner in self.layout.owners)
+        """Whether any feature is pooled at its owners; the same on all hosts."""
+        return any(owner != ROWS_TRAVEL for owner in self.layout.owners)
 
     def request(
         self, batch: Mapping[str, Ragged], *, buffer: int = 0, layout: ActivationLayout | None = None
@@ -169,13 +168,24 @@ class PooledLookup:
         """
         is_usual = layout is None or layout.vectors == self.layout.vectors
         layout = layout or self.layout
-        frames = [self._frame(batch, owner, layout) for owner in range(self.num_hosts)]
+        asked = {at: self._asked(batch, at, layout) for at in layout.order if layout.owners[at] != ROWS_TRAVEL}
+        parts = {
+            at: parts_of(*asked[at], self._features[at].combiner, num_hosts=self.num_hosts) for at in self._partial
+        }
+        frames = [
+            frame_of([parts[at][owner] if at in parts else asked[at] for at in self._of_owner[owner]])
+            for owner in range(self.num_hosts)
+        ]
         splits: list[Split | None] = [None] * self.num_hosts
-        return PooledRequest(frames=frames, layout=layout, buffer=buffer, is_usual=is_usual, splits=splits)
+        divisors = {at: of_owners[0].divisors for at, of_owners in parts.items()}
+        return PooledRequest(
+            frames=frames, layout=layout, buffer=buffer, is_usual=is_usual, splits=splits, divisors=divisors
+        )
 
-    def _frame(self, batch: Mapping[str, Ragged], owner: int, layout: ActivationLayout) -> np.ndarray:
-        features = [(at, self._features[at]) for at in self._of_owner[owner]]
-        return frame_of([(self._indexes[f.table], batch[f.name].padded(layout.vectors[at])) for at, f in features])
+    def _asked(self, batch: Mapping[str, Ragged], at: int, layout: ActivationLayout) -> tuple[KeyIndex, Ragged]:
+        """The index of a feature's table, and its bags."""
+        feature = self._features[at]
+        return self._indexes[feature.table], batch[feature.name].padded(layout.vectors[at])
 
     def accept(self, request: PooledRequest, frames: Sequence[np.ndarray], are_usual: Sequence[bool] = ()) -> None:
         """Takes what every host asks; the own entry may be anything and is filled in here.
@@ -328,10 +338,23 @@ class PooledLookup:
                     block = split.packed(part, list(blocks.values()))[number]
                 some = {"bags": split.positions(part)[number], "is_packed": not in_place}
             store = self._tables[feature.table].store
-            store.pool(bags.rows, bags.row_splits, bags.weights, feature.combiner, block, **some)
+            store.pool(bags.rows, bags.row_splits, bags.weights, self._combiners[at], block, **some)
+
+    def add_partial_sums(self, request: PooledRequest, activations: Blocks) -> None:
+        """Adds up what the owners of cut tables pooled, in the order of the hosts, once all of it is there. Divides by
+        the denominators of the bags.
+
+        Args:
+          activations: of this host's batch; `pool_own` has left the own part in its blocks.
+        """
+        found = [activations.partial_sums(owner) for owner in range(self.num_hosts)]
+        for at in self._partial:
+            parts = [of_owner[at] for of_owner in found]
+            parts[self.host] = activations.arrays[at]
+            add_up(parts, self.host, request.divisors[at])
 
     def answer(self, request: PooledRequest, host: int) -> np.ndarray:
-        """What goes to another host: the region of this owner in that host's activations."""
+        """What goes to another host: the region of this owner in that host's activations, and its partial sums."""
         return self._memory(request, host, self._answers, self._odd_answers)
 
     def answer_blocks(self, request: PooledRequest, host: int) -> list[np.ndarray]:
@@ -348,8 +371,7 @@ class PooledLookup:
         layout = request.layouts[host]
         if layout is self.layout:
             return usual[host]
-        region = layout.region(self.host)
-        length = region.stop - region.start
+        length = layout.floats_of(self.host)
         if host not in odd or len(odd[host]) < length:
             odd[host] = aligned_empty((length,))
         return odd[host][:length]
@@ -366,35 +388,6 @@ class PooledLookup:
         blocks = {host: self._gradients_of(request, host) for host in self._gradients}
         blocks[self.host] = dict(enumerate(own_gradients))
         for (host, at), scaled in request.scaled.items():
-            _scale(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
+            scale_gradients(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
         for table, grouped in request.grouped.items():
             self._tables[table].update_grouped(grouped, learning_rates[table])
-
-
-def _scale(gradients: np.ndarray, bags: BagRows, combiner: str, out: np.ndarray) -> None:
-    """Gradients of the ids of each bag: one a bag where all its ids have the same, else one an id.
-
-    The rules are those of `kernels.sum_gradients`: divided by the bag's denominator, times the weight; nothing where
-    that is 0.
-    """
-    lengths = np.diff(bags.row_splits)
-    if bags.weights is None:
-        divisor = np.maximum(lengths, 1).astype(np.float32)
-        if combiner == "sqrtn":
-            divisor = np.sqrt(divisor)
-        np.divide(gradients, divisor[:, None], out=out)
-        return
-    bag = np.repeat(np.arange(len(lengths)), lengths)
-    factor = bags.weights
-    if combiner != "sum":
-        amounts = bags.weights if combiner == "mean" else bags.weights * bags.weights
-        # Summed as the kernel does, in float32 and in the order of the ids.
-        total = np.zeros(len(lengths), np.float32)
-        np.add.at(total, bag, amounts)
-        divisor = np.sqrt(total) if combiner == "sqrtn" else total
-        is_zero = divisor == 0
-        scaled = gradients / np.where(is_zero, np.float32(1), divisor)[:, None]
-        scaled[is_zero] = 0
-        np.multiply(scaled[bag], factor[:, None], out=out)
-        return
-    np.multiply(gradients[bag], factor[:, None], out=out)

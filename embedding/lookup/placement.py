@@ -2,7 +2,7 @@
 
 The owner of a whole table combines rows where they lie, and only vectors cross the network (`PooledLookup`). That is
 the fastest way for long bags, and nothing is deduplicated. So every table that one host can hold is placed whole. Only
-larger ones are cut into buckets.
+larger ones are cut into buckets; how these are looked up is decided in `pooling_choice`.
 
 Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
 all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.buckets import place
-from podembed.embedding.lookup.owner_pooled import why_not_pooled
+from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -26,7 +26,7 @@ class Way:
 
     Attributes:
       is_whole: all buckets are placed on one host, which pools the bags if it can. Otherwise buckets are spread over
-        the hosts, and distinct rows travel.
+        the hosts.
       size_bytes: rows and slots, padding included.
       reason: why, with the numbers.
     """

@@ -1,8 +1,8 @@
-"""What a host asks of the owner of whole tables, as one frame of numbers.
+"""What a host asks of an owner that pools, as one frame of numbers.
 
-A frame is int64. It begins with the numbers of bags and of ids for each feature, and whether the ids have weights. The
-features' row splits, all rows as int32 and all weights follow. An owner reads it with suspicion, since kernels follow
-its numbers.
+A frame is int64. It begins with the numbers of bags and of ids for each feature, and whether ids have weights and bags
+have divisors. The features' row splits, all rows as int32, all weights and all divisors follow. An owner reads it with
+suspicion, since kernels follow its numbers.
 """
 
 from __future__ import annotations
@@ -15,44 +15,61 @@ import numpy as np
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import KeyIndex
 
+_WEIGHTED, _DIVIDED = 1, 2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagRows:
-    """What one host asks for one feature: int32 local rows, int64 splits, float32 weights or None."""
+    """What one host asks for one feature.
+
+    Attributes:
+      rows: int32 `[n]`, local rows of the owner.
+      row_splits: int64 `[B + 1]`.
+      weights: float32 `[n]`, or None.
+      divisors: float32 `[B]`, denominators of bags of which the owner has a part; None where it has all of them.
+    """
 
     rows: np.ndarray
     row_splits: np.ndarray
     weights: np.ndarray | None
+    divisors: np.ndarray | None = None
 
     @property
     def num_bags(self) -> int:
         return len(self.row_splits) - 1
 
 
-def frame_of(parts: Sequence[tuple[KeyIndex, Ragged]]) -> np.ndarray:
-    """The frame of some features: per feature the index of its table, and its bags.
+def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
+    """The frame of some features: per feature the index of its table and its bags, or the rows that were found already.
 
     Raises:
       ValueError: an id lies outside its table.
     """
+    found = [part if isinstance(part, BagRows) else part[1] for part in parts]
+    divisors = [part.divisors if isinstance(part, BagRows) else None for part in parts]
+    num_ids = [int(bags.row_splits[-1]) for bags in found]
     sizes = _Sizes(
         num_features=len(parts),
-        num_bags=sum(bags.num_samples for _, bags in parts),
-        num_ids=sum(bags.num_ids for _, bags in parts),
-        num_weights=sum(bags.num_ids for _, bags in parts if bags.weights is not None),
+        num_bags=sum(len(bags.row_splits) - 1 for bags in found),
+        num_ids=sum(num_ids),
+        num_weights=sum(count for count, bags in zip(num_ids, found, strict=True) if bags.weights is not None),
+        num_divisors=sum(0 if of_bags is None else len(of_bags) for of_bags in divisors),
     )
     frame = np.empty(sizes.num_words, np.int64)
-    head, splits, rows, weights = sizes.cut(frame)
-    first = first_weight = first_split = 0
-    for number, (index, bags) in enumerate(parts):
-        head[number] = bags.num_samples, bags.num_ids, bags.weights is not None
-        splits[first_split : first_split + len(bags.row_splits)] = bags.row_splits
-        first_split += len(bags.row_splits)
-        index.rows_of(bags.values, rows[first : first + bags.num_ids])
-        first += bags.num_ids
+    head, *areas = sizes.cut(frame)
+    splits, rows, weights, divided = (_Pieces(area) for area in areas)
+    for number, (part, bags, of_bags) in enumerate(zip(parts, found, divisors, strict=True)):
+        flags = (_WEIGHTED if bags.weights is not None else 0) | (_DIVIDED if of_bags is not None else 0)
+        head[number] = len(bags.row_splits) - 1, num_ids[number], flags
+        splits.next(len(bags.row_splits))[:] = bags.row_splits
+        if isinstance(part, BagRows):
+            rows.next(num_ids[number])[:] = part.rows
+        else:
+            part[0].rows_of(part[1].values, rows.next(num_ids[number]))
         if bags.weights is not None:
-            weights[first_weight : first_weight + bags.num_ids] = bags.weights
-            first_weight += bags.num_ids
+            weights.next(num_ids[number])[:] = bags.weights
+        if of_bags is not None:
+            divided.next(len(of_bags))[:] = of_bags
     return frame
 
 
@@ -67,36 +84,51 @@ def read_frame(frame: np.ndarray, *, num_features: int, host: int) -> list[BagRo
     """
     head = frame[: 3 * num_features]
     is_frame = len(head) == 3 * num_features and bool(((head >= 0) & (head <= 2 * len(frame))).all())
-    num_bags, num_ids, is_weighted = head.reshape(-1, 3).T if is_frame else np.zeros((3, num_features), np.int64)
+    num_bags, num_ids, flags = head.reshape(-1, 3).T if is_frame else np.zeros((3, num_features), np.int64)
+    is_weighted, is_divided = flags & _WEIGHTED != 0, flags & _DIVIDED != 0
     sizes = _Sizes(
         num_features=num_features,
         num_bags=int(num_bags.sum()),
         num_ids=int(num_ids.sum()),
-        num_weights=int(num_ids[is_weighted != 0].sum()),
+        num_weights=int(num_ids[is_weighted].sum()),
+        num_divisors=int(num_bags[is_divided].sum()),
     )
     if not is_frame or len(frame) != sizes.num_words:
         raise ValueError(
             f"Found a request of {len(frame)} words from host {host}. Expected {sizes.num_ids} rows of {num_features} "
             "features. Check that both hosts are of one generation."
         )
-    _, splits, rows, weights = sizes.cut(frame)
+    _, splits, *areas = sizes.cut(frame)
     ends = np.cumsum(num_bags + 1)
     if num_features and _are_bad(splits, ends, num_bags, num_ids):
         raise ValueError(
             f"Found row splits from host {host} that fall or miss ids. Expected them to rise from 0 to the number of "
             "ids."
         )
-    found, first, first_weight = [], 0, 0
-    for number in range(num_features):
-        count, stop = int(num_ids[number]), int(ends[number])
-        own_weights = None
-        if is_weighted[number]:
-            own_weights = weights[first_weight : first_weight + count]
-            first_weight += count
-        own_splits = splits[stop - int(num_bags[number]) - 1 : stop]
-        found.append(BagRows(rows[first : first + count], own_splits, own_weights))
-        first += count
-    return found
+    own_splits = _Pieces(splits)
+    rows, weights, divisors = (_Pieces(area) for area in areas)
+    return [
+        BagRows(
+            row_splits=own_splits.next(bags + 1),
+            rows=rows.next(ids),
+            weights=weights.next(ids) if weighted else None,
+            divisors=divisors.next(bags) if divided else None,
+        )
+        for bags, ids, weighted, divided in zip(
+            num_bags.tolist(), num_ids.tolist(), is_weighted.tolist(), is_divided.tolist(), strict=True
+        )
+    ]
+
+
+class _Pieces:
+    """Hands out an array piece after piece."""
+
+    def __init__(self, area: np.ndarray) -> None:
+        self._area, self._first = area, 0
+
+    def next(self, count: int) -> np.ndarray:
+        self._first += count
+        return self._area[self._first - count : self._first]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +139,25 @@ class _Sizes:
     num_bags: int
     num_ids: int
     num_weights: int
+    num_divisors: int
 
     @property
     def num_words(self) -> int:
-        return 4 * self.num_features + self.num_bags + -(-self.num_ids // 2) + -(-self.num_weights // 2)
+        halves = self.num_ids, self.num_weights, self.num_divisors
+        return 4 * self.num_features + self.num_bags + sum(-(-count // 2) for count in halves)
 
-    def cut(self, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Views of a frame: head `[features, 3]`, and the splits, rows and weights of all features."""
+    def cut(self, frame: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Views of a frame: head `[features, 3]`, and the splits, rows, weights and divisors of all features."""
         splits_at = 3 * self.num_features
         rows_at = splits_at + self.num_features + self.num_bags
         weights_at = rows_at + -(-self.num_ids // 2)
+        divisors_at = weights_at + -(-self.num_weights // 2)
         return (
             frame[:splits_at].reshape(self.num_features, 3),
             frame[splits_at:rows_at],
             frame[rows_at:weights_at].view(np.int32)[: self.num_ids],
-            frame[weights_at:].view(np.float32)[: self.num_weights],
+            frame[weights_at:divisors_at].view(np.float32)[: self.num_weights],
+            frame[divisors_at:].view(np.float32)[: self.num_divisors],
         )
 
 

@@ -186,6 +186,8 @@ class LookupSteps:
             meanwhile()
         with self._phase(LookupPhase.ACTIVATION_EXCHANGE):
             self._exchange.finish_pooled()
+        with self._phase(LookupPhase.POOL):
+            self._pooled.add_partial_sums(step.request, activations)
 
     def backward(self, step: LookupStep, gradients: Blocks, learning_rates: Sequence[float]) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row.

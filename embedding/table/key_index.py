@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from podembed.embedding.buckets import BucketLayout
-from podembed.embedding.kernels.row_numbers import route, rows_of_ids
+from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
 
 
 class KeyIndex(Protocol):
@@ -30,6 +30,20 @@ class KeyIndex(Protocol):
 
     def route(self, ids: np.ndarray, counts: np.ndarray, rows: np.ndarray, position: np.ndarray) -> None:
         """Sorts ids by their owner and finds the row of each there; arguments as `kernels.row_numbers.route`."""
+        ...
+
+    def route_bags(
+        self, ids: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, *, num_hosts: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Every owner's part of each bag; arguments as `kernels.row_numbers.route_bags`.
+
+        Returns:
+          int64 `[num_hosts, B + 1]`, row splits of each owner; int32 `[n]`, the rows, owner after owner; float32 `[n]`,
+          their weights, or None.
+
+        Raises:
+          ValueError: an id lies outside the table.
+        """
         ...
 
 
@@ -75,6 +89,16 @@ class DenseIndex:
     def route(self, ids: np.ndarray, counts: np.ndarray, rows: np.ndarray, position: np.ndarray) -> None:
         """See `KeyIndex.route`. Every bucket must have an owner."""
         route(ids, self._owners, self._places, self._layout.rows_per_bucket, counts, rows, position)
+
+    def route_bags(
+        self, ids: np.ndarray, row_splits: np.ndarray, weights: np.ndarray | None, *, num_hosts: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """See `KeyIndex.route_bags`. Every bucket must have an owner, below `num_hosts`."""
+        splits, rows = np.empty((num_hosts, len(row_splits)), np.int64), np.empty(len(ids), np.int32)
+        routed = np.empty(0 if weights is None else len(ids), np.float32)
+        placement = self._owners, self._places, self._layout.rows_per_bucket
+        route_bags(ids, row_splits, weights, *placement, splits, rows, routed)
+        return splits, rows, None if weights is None else routed
 
     def bucket_places(self, rows: np.ndarray) -> np.ndarray:
         """Of local rows of one owner, in which of its buckets each lies, counted from 0."""

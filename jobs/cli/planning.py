@@ -17,6 +17,7 @@ from podembed.orchestrator.decisions.table_plan import plan as plan_tables
 from podembed.orchestrator.decisions.table_plan import render as render_plan
 from podembed.orchestrator.run.opening import open_run
 from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.input.lengths import index_at_hand
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Plan
@@ -34,7 +35,7 @@ def plan(command: Plan) -> int:
         job_name = command.job or ("criteo" if command.data else "synthetic")
         job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
         check_hosts(job, scaling)
-        print(render_plan(plan_tables(job, num_hosts=command.hosts)))
+        print(render_plan(plan_tables(job, num_hosts=command.hosts, index=index_at_hand(job))))
         return 0
     if command.job or command.data or command.set:
         raise ConfigurationError(
@@ -54,4 +55,6 @@ def plan(command: Plan) -> int:
 def planned(run: OpenRun, base: Manifest | None, *, num_hosts: int) -> TablePlan:
     """Where the tables of a run will lie when it goes on from a commit; None for its beginning."""
     previous = base.placement if base else None
-    return plan_tables(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, previous=previous)
+    return plan_tables(
+        run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, previous=previous, index=run.train_index
+    )

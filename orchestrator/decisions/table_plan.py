@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.lookup.owner_pooled import why_not_pooled
 from podembed.embedding.lookup.placement import Way, place_tables, ways
+from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.text import columns, format_bytes, printable
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import features_per_table, table_specs, why_rows
+from podembed.workers.job.tables import cut_ways, features_per_table, table_specs, why_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,8 @@ class PlannedTable:
 
     Attributes:
       hosts: who owns buckets of it, rising.
-      why: it lies so, and why its rows travel where one host has them all.
-      is_pooled: its one host pools the bags of its features; otherwise rows travel.
+      why: it lies so, and whether bags are pooled at its owners or rows travel.
+      is_pooled: its owners pool the bags of its features; otherwise rows travel.
     """
 
     spec: TableSpec
@@ -47,7 +49,7 @@ class PlannedHost:
 
     Attributes:
       shard_bytes: rows and slots that it holds.
-      num_pooled: features that are pooled here for all hosts.
+      num_pooled: features that are pooled here alone, for all hosts.
       incoming_bytes: rows and slots that it must read, since it did not hold them before; None for a new run.
     """
 
@@ -70,38 +72,49 @@ def plan(
     num_hosts: int,
     table_buckets: Sequence[int | None] | None = None,
     previous: Mapping[str, Sequence[int]] | None = None,
+    index: InputIndex | None = None,
 ) -> Plan:
     """Places a job's tables as the driver would.
 
     Args:
       table_buckets: as recorded with a run, in the job's order; None chooses by size, as for a new run.
       previous: per table the owner of each bucket before, as in a manifest; None for a new run.
+      index: of the files for training, which may say how long lists are; None where they were not looked at.
     """
     specs = table_specs(job, table_buckets or (None,) * len(job.tables))
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
     counts = features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before)
     found = ways(specs, num_hosts=num_hosts)
+    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts)
     tables = tuple(
-        _table(spec, way, count, placed, why=why)
-        for spec, way, count, placed, why in zip(specs, found, counts, owners, why_rows(job), strict=True)
+        _table(spec, way, count, placed, why=why, cut=if_cut)
+        for spec, way, count, placed, why, if_cut in zip(specs, found, counts, owners, why_rows(job), cut, strict=True)
     )
     return Plan(tables=tables, hosts=tuple(_host(host, tables, owners, before) for host in range(num_hosts)))
 
 
-def _table(spec: TableSpec, way: Way, num_features: int, owners: np.ndarray, *, why: str | None) -> PlannedTable:
-    """`why`: rows must travel for the features' sake."""
+def _table(
+    spec: TableSpec, way: Way, num_features: int, owners: np.ndarray, *, why: str | None, cut: CutWay
+) -> PlannedTable:
+    """`why`: rows must travel for the features' sake. `cut`: how it is looked up if it is cut."""
     hosts = tuple(int(host) for host in np.unique(owners))
     why = why or why_not_pooled(spec)
     is_whole = len(hosts) == 1
     reason = "there is one host" if is_whole and not way.is_whole else way.reason
+    if not is_whole:
+        # What keeps a table from being pooled may be why it is cut, too.
+        shown = reason if why and reason == why else f"{reason}; {cut.reason}"
+        return PlannedTable(
+            spec=spec, way=way, num_features=num_features, hosts=hosts, why=shown, is_pooled=cut.is_pooled
+        )
     return PlannedTable(
         spec=spec,
         way=way,
         num_features=num_features,
         hosts=hosts,
-        why=f"{reason}; {why}, so rows travel" if is_whole and why else reason,
-        is_pooled=is_whole and not why,
+        why=f"{reason}; {why}, so rows travel" if why else reason,
+        is_pooled=not why,
     )
 
 

@@ -67,7 +67,8 @@ class Shared:
         limits = config.failure_config
 
         def describe_plan(num_hosts: int) -> str:
-            return summary(plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets))
+            found = plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, index=run.train_index)
+            return summary(found)
 
         groups = Groups(backend, standby_after_s=limits.standby_after_s, emit=emit, clock=clock)
         return Shared(

@@ -68,14 +68,14 @@ class PositionModel:
         return scores
 
 
-def write_odd_data(folder: Path, way: str, *, odd_rows: int) -> None:
-    """`rows.parquet`: columns `label`, `x`, `one` (an id), `odd` and `other` (lists of ids)."""
+def write_odd_data(folder: Path, way: str, *, odd_rows: int, longest: int = 5) -> None:
+    """`rows.parquet`: columns `label`, `x`, `one` (an id), `odd` and `other` (lists of up to `longest` ids)."""
     rng = np.random.default_rng(4)
     num_rows = BATCH_SIZE * NUM_BATCHES
     low, high = (-20, 2 * odd_rows) if way in _HAS_OUTSIDE else (0, odd_rows)
 
     def lists() -> list[list[int]]:
-        return [rng.integers(low, high, rng.integers(0, 6)).tolist() for _ in range(num_rows)]
+        return [rng.integers(low, high, rng.integers(0, longest + 1)).tolist() for _ in range(num_rows)]
 
     columns = {
         "label": rng.integers(0, 2, num_rows).astype(np.float32),

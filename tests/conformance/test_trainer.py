@@ -13,7 +13,10 @@ from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, Scalin
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.input.index import build_index
+from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.reference import JobReference
+from podembed.workers.job.tables import cut_ways, table_specs
 from tests.conformance.odd_job import (
     BATCH_SIZE,
     NUM_BATCHES,
@@ -118,9 +121,32 @@ def test_unaccumulated_updates_come_in_the_order_of_the_features_which_a_list_gi
     assert not np.allclose(found["odd/rows"], by_name["odd/rows"], rtol=2e-5, atol=2e-6)
 
 
-def updated_by_activations(folder: str, way: str, *, staleness: int) -> dict[str, np.ndarray]:
+@pytest.mark.parametrize("way", ["drop", "clip", "hash"])
+@pytest.mark.parametrize(
+    ("num_hosts", "shares_memory", "options"),
+    [(2, True, {}), (2, False, {"staleness": 1}), (3, False, {}), (3, True, {"overlap": False})],
+)
+def test_cut_tables_that_their_owners_pool(
+    way: str, num_hosts: int, shares_memory: bool, options: dict, tmp_path: Path
+) -> None:
+    """Bags so long, in a table so large, that partial sums are fewer than rows; `one` travels as rows beside them."""
+    num_rows = 100 * NUM_ROWS
+    write_odd_data(tmp_path, way, odd_rows=num_rows, longest=20)
+    job = odd_job(folder=str(tmp_path), way=way, odd_rows=num_rows, **options)
+    lengths = bag_lengths(job, build_index(job.resolved_data))
+    ways = cut_ways(job, table_specs(job, CUT), lengths, num_hosts=num_hosts)
+    assert [way.is_pooled for way in ways] == [True, False]
+    with pod(job, tmp_path / "run", num_hosts, buckets=CUT, shares_memory=shares_memory) as hosts:
+        hosts.all("restore", [(None,)] * num_hosts)
+        hosts.train(0, NUM_BATCHES)
+        found = hosts.state("c-1")
+    expected = updated_by_activations(str(tmp_path), way, staleness=job.staleness, odd_rows=num_rows)
+    assert_same_tables(found, expected)
+
+
+def updated_by_activations(folder: str, way: str, *, staleness: int, odd_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
     """The same by `TPUEmbedding` in one process."""
-    job = odd_job(folder=folder, way=way, odd_rows=NUM_ROWS)
+    job = odd_job(folder=folder, way=way, odd_rows=odd_rows)
     with embedding_of(job.features, staleness=staleness) as embedding:
         for batch in batches_of(folder):
             embedding.enqueue({name: batch[name] for name in job.features}, training=True)

@@ -116,6 +116,15 @@ class InputData:
         """Every vocabulary file that a feature names, each once."""
         return tuple(dict.fromkeys(source.vocabulary for source in self.id_columns.values() if source.vocabulary))
 
+    def has_lists(self, column: str) -> bool | None:
+        """Whether a row of an id column may hold several ids; None where only the files say."""
+        return None
+
+    @property
+    def has_footers(self) -> bool:
+        """Whether files say what is in them without being read."""
+        return False
+
     def resolved(self: Data, vocabulary_sizes: Mapping[str, int], *, keeps_outside: Collection[str] = ()) -> Data:
         """The same data with exactly the features of the model, in the model's order.
 
@@ -165,6 +174,10 @@ class ParquetData(InputData):
     """Samples in Parquet files: scalars, lists of integers, strings and lists of strings. Row groups are read and
     shuffled whole.
     """
+
+    @property
+    def has_footers(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +238,9 @@ class CsvData(InputData):
                 "Pass ',' or '\\t'."
             )
 
+    def has_lists(self, column: str) -> bool | None:
+        return column in self.list_separators
+
     @property
     def time_columns(self) -> frozenset[str]:
         """The columns that hold times."""
@@ -252,6 +268,9 @@ class NpyData(InputData):
     def __post_init__(self) -> None:
         InputData.__post_init__(self)
         _check_rows_per_block(self.rows_per_block)
+
+    def has_lists(self, column: str) -> bool | None:
+        return False
 
 
 def _as_paths(paths: Any, field: str) -> tuple[str, ...]:

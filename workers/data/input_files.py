@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class InputFile:
         knows.
       content: what of the content may not change under a run. That is the kinds of the id columns as the file has them,
         or the digest of a vocabulary's values. Empty where the declaration says it all.
+      lengths: columns of lists, each with the mean number of ids of a row, as far as the file says without being read.
+        Not recorded with a run, since it follows from the file.
     """
 
     path: str
@@ -26,6 +28,7 @@ class InputFile:
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
     content: str = ""
+    lengths: tuple[tuple[str, float], ...] = field(default=(), compare=False)
 
     @property
     def num_rows(self) -> int:
@@ -52,3 +55,4 @@ class FileLayout:
     row_group_rows: tuple[int, ...]
     group_offsets: tuple[int, ...] = ()
     content: str = ""
+    lengths: tuple[tuple[str, float], ...] = ()

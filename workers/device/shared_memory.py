@@ -81,7 +81,7 @@ class ChannelLayout:
             "dense": (n, self.num_dense),
             "labels": (n,),
             "weights": (n,),
-            "activations": (self.activations.num_floats,),
+            "activations": (self.activations.memory_floats,),
             "gradients": (self.activations.num_floats,),
             "scores": (n,),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, cast
 
 import pyarrow as pa
@@ -37,7 +37,21 @@ def parquet_layout(path: str, data: ParquetData, *, storage_options: dict[str, A
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         kinds = id_kinds(opened.schema_arrow, data)
-    return FileLayout(row_group_rows=rows, content=kinds)
+        lengths = _mean_lengths(metadata, {source.column for source in data.id_columns.values()})
+    return FileLayout(row_group_rows=rows, content=kinds, lengths=lengths)
+
+
+def _mean_lengths(metadata: pq.FileMetaData, names: Set[str]) -> tuple[tuple[str, float], ...]:
+    """Columns of lists with the mean length of a row in the first row group that has rows. An empty list counts as one
+    value there.
+    """
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    group = next((group for group in groups if group.num_rows), None)
+    if group is None:
+        return ()
+    chunks = (group.column(number) for number in range(group.num_columns))
+    found = ((chunk.path_in_schema.partition("."), chunk.num_values) for chunk in chunks)
+    return tuple((name, num_values / group.num_rows) for (name, dot, _), num_values in found if dot and name in names)
 
 
 def parquet_names(path: str, *, storage_options: dict[str, Any] | None = None) -> list[str] | None:

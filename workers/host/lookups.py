@@ -9,9 +9,10 @@ from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.table.table import Table
 from podembed.workers.host.spec import HostSpec
+from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import feature_bindings, needs_rows, table_specs
+from podembed.workers.job.tables import cut_ways, feature_bindings, needs_rows, table_specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,7 @@ class HostLookups:
         num_buffers = 2 if job.overlap or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
         compile_kernels(specs)
+        ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
         both = Lookups.build(
             specs,
             feature_bindings(job),
@@ -52,6 +54,7 @@ class HostLookups:
             num_samples=num_samples,
             inner=[shape[:-1] for shape in job.activation_shapes.values()],
             needs_rows=needs_rows(job),
+            pools_cut=[way.is_pooled for way in ways],
             quantization=[table.quantization_config for table in job.tables],
             num_buffers=num_buffers,
             tables=tables,

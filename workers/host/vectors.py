@@ -138,7 +138,7 @@ class VectorExchange:
             if self._pooled.is_shared_by(request, host):
                 continue
             if sent is None:
-                arrivals[host] = [_Arrival(activations.region(host))]
+                arrivals[host] = [_Arrival(part) for part in activations.room(host)]
             else:
                 blocks = activations.of_owner(host)
                 arrivals[host] = [_Arrival(block, rest) for block, rest in zip(blocks, sent.rest, strict=True)]

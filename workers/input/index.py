@@ -88,7 +88,10 @@ class InputIndex:
         return tuple(groups)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        document = asdict(self)
+        for file in (*document["files"], *document["vocabularies"]):
+            del file["lengths"]
+        return json.dumps(document)
 
     @staticmethod
     def from_json(text: str) -> InputIndex:
@@ -254,6 +257,7 @@ def _look_at(path: str, data: InputData, storage_options: dict[str, Any] | None)
         row_group_rows=layout.row_group_rows,
         group_offsets=layout.group_offsets,
         content=layout.content,
+        lengths=layout.lengths,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podembed.embedding.lookup.pooling_choice import CutWay, cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.table_spec import TableSpec
@@ -63,6 +64,28 @@ def why_rows(job: JobConfig) -> tuple[str | None, ...]:
         else None
         for table in job.tables
     )
+
+
+def cut_ways(
+    job: JobConfig, specs: Sequence[TableSpec], lengths: Sequence[float | None], *, num_hosts: int
+) -> list[CutWay]:
+    """Per table, how it is looked up where it is cut: the same on every host, and after every restart on as many.
+
+    Args:
+      specs: the job's tables.
+      lengths: per feature, as `workers.input.lengths.bag_lengths` finds them.
+    """
+    tables = [feature.table for feature in feature_bindings(job)]
+    return [
+        cut_way(
+            spec,
+            lengths=[length for table, length in zip(tables, lengths, strict=True) if table == at],
+            num_bags=-(-job.batch_size // num_hosts),
+            num_hosts=num_hosts,
+            why_rows=why,
+        )
+        for at, (spec, why) in enumerate(zip(specs, why_rows(job), strict=True))
+    ]
 
 
 def features_per_table(job: JobConfig) -> tuple[int, ...]:

@@ -44,11 +44,11 @@ class ValueMemory:
 
     @property
     def size_bytes(self) -> int:
-        return max(mmap.PAGESIZE, 8 * self.num_slots * self.layout.num_floats)
+        return max(mmap.PAGESIZE, 8 * self.num_slots * self.layout.memory_floats)
 
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
         """The flat activations and gradients of each slot."""
-        shape = (2, self.num_slots, self.layout.num_floats)
+        shape = (2, self.num_slots, self.layout.memory_floats)
         activations, gradients = np.frombuffer(memory, np.float32, int(np.prod(shape))).reshape(shape)
         return tuple({"activations": a, "gradients": g} for a, g in zip(activations, gradients, strict=True))
 
@@ -114,7 +114,7 @@ class SharedValues:
 
     def fits(self, layout: ActivationLayout) -> bool:
         """Whether a batch has room in a slot."""
-        return 0 < layout.num_floats <= self.place.layout.num_floats
+        return 0 < layout.memory_floats <= self.place.layout.memory_floats
 
     def activations(self, slot: int, num_floats: int) -> np.ndarray:
         """float32 `[num_floats]` of a slot; what was there is lost."""
@@ -122,7 +122,7 @@ class SharedValues:
 
     def fresh_activations(self, slot: int) -> np.ndarray:
         """float32 of a whole slot as an array of its own: all views that are made of it refer to it."""
-        num_floats, first = self.place.layout.num_floats, slot % self.place.num_slots
+        num_floats, first = self.place.layout.memory_floats, slot % self.place.num_slots
         return np.frombuffer(self._memory, np.float32, num_floats, 4 * first * num_floats)
 
     def gradients(self, slot: int, num_floats: int) -> np.ndarray:
@@ -158,8 +158,8 @@ class PlacedMemory:
 
     def activations(self, number: int, layout: ActivationLayout) -> np.ndarray:
         if not (self.is_free(number) and self._values.fits(layout)):
-            return aligned_empty((layout.num_floats,))
-        return self._values.activations(number, layout.num_floats)
+            return aligned_empty((layout.memory_floats,))
+        return self._values.activations(number, layout.memory_floats)
 
     def gradients(self, number: int, given: Blocks) -> Blocks:
         """Copies gradients to their slot that came in a message."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from podembed.embedding.config import TableConfig
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import ActivationLayout, pooling_owners
-from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest, can_pool_at_owner
+from podembed.embedding.lookup.owner_pooled import PooledLookup, PooledRequest
+from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged

@@ -12,6 +12,8 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.embedding.lookup.placement import place_tables
 from podembed.embedding.optimizers import SGD
 from podembed.orchestrator.decisions.table_plan import plan, render, summary
+from podembed.workers.data.input_files import InputFile
+from podembed.workers.input.index import InputIndex
 from podembed.workers.job.tables import choose_buckets, features_per_table, table_specs
 from tests.small_job import B_ROWS, small_job
 
@@ -24,13 +26,16 @@ def test_the_plan_is_the_drivers_placement(tmp_path: Path, num_hosts: int) -> No
     found = plan(job, num_hosts=num_hosts)
     for table, spec, owners in zip(found.tables, specs, placed, strict=True):
         assert table.hosts == tuple(np.unique(owners))
-        assert table.is_whole == table.is_pooled == (len(table.hosts) == 1)
+        assert table.is_whole == (len(table.hosts) == 1)
+        assert table.is_pooled or not table.is_whole
         assert table.spec == spec
     held = [
         sum(int((o == h).sum()) * s.bucket_bytes for o, s in zip(placed, specs, strict=True)) for h in range(num_hosts)
     ]
     assert [host.shard_bytes for host in found.hosts] == held
-    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.is_pooled)
+    assert sum(host.num_pooled for host in found.hosts) == sum(
+        t.num_features for t in found.tables if t.is_pooled and t.is_whole
+    )
     assert {host.incoming_bytes for host in found.hosts} == {None}
 
 
@@ -56,6 +61,22 @@ def test_text_names_every_table_with_its_reason(tmp_path: Path) -> None:
     assert lines["a"].endswith("one bucket")
     assert {"bags", "audit"} <= set(lines)
     assert "cut over the hosts" in summary(plan(small_job(folder=str(tmp_path)), num_hosts=2))
+
+
+def test_a_cut_table_says_which_way_its_bags_go(tmp_path: Path) -> None:
+    """Many ids a bag are pooled by their owners, single ones travel as rows; a few say that nobody counted them."""
+    job = small_job(folder=str(tmp_path))
+    file = InputFile(
+        path="a", size_bytes=1, version="", row_group_rows=(9,), content="b: integers", lengths=(("bag", 20.0),)
+    )
+    single = line_of(render(plan(job, num_hosts=2, index=InputIndex(files=(file,)))), "b")
+    assert "a batch has 1 ids a bag" in single
+    assert "rows are no more than" in single
+    lists = replace(file, content="b: lists of integers", lengths=(("b", 20.0),))
+    pooled = line_of(render(plan(job, num_hosts=2, index=InputIndex(files=(lists,)))), "b")
+    assert "a batch has 20 ids a bag" in pooled
+    assert "partial sums of owners are less than" in pooled
+    assert "unknown lengths count as 4 ids" in line_of(render(plan(job, num_hosts=2)), "b")
 
 
 def test_one_host_holds_everything_whole(tmp_path: Path) -> None:
@@ -109,7 +130,9 @@ def test_a_small_table_that_sends_rows_is_not_called_cut(tmp_path: Path) -> None
     whole = [table.spec.name for table in found.tables if len(table.hosts) == 1]
     assert {"words", "slow", "rounded"} <= set(whole)
     assert f"{len(whole)} whole at one host" in summary(found)
-    assert sum(host.num_pooled for host in found.hosts) == sum(t.num_features for t in found.tables if t.is_pooled)
+    assert sum(host.num_pooled for host in found.hosts) == sum(
+        t.num_features for t in found.tables if t.is_pooled and t.is_whole
+    )
     assert not {"words", "slow", "rounded"} & {table.spec.name for table in found.tables if table.is_pooled}
 
 

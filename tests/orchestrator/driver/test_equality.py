@@ -26,11 +26,12 @@ from podembed.orchestrator.commit.run_record import RunMismatch, read_run
 from podembed.orchestrator.events.progress import WindowReport
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.input.reader import InputReader, build_index, training_plan
 from podembed.workers.input.sources import job_plan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
-from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.job.tables import choose_buckets, cut_ways, table_specs
 from podembed.workers.storage.store import Store
 from tests.long_tests import is_long
 from tests.processes import actor_processes
@@ -286,6 +287,29 @@ def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, sma
     assert (_losses(result) == _losses(two_hosts)).all()
     assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
     _check_survivors(killer, result)
+
+
+@pytest.mark.ray
+def test_a_killed_run_whose_owners_pool_a_cut_table_ends_with_the_same_bytes(
+    ray_cluster: None, small_data: str, runs: Path
+) -> None:
+    job = small_job(folder=small_data, cut_bags=True)
+    lengths = bag_lengths(job, build_index(job.resolved_data))
+    ways = cut_ways(job, table_specs(job, choose_buckets(job)), lengths, num_hosts=2)
+    (way,) = [way for way, name in zip(ways, job.table_names, strict=True) if name == "cut_bags"]
+    assert way.is_pooled
+    alone = train_small(small_data, runs, "bags-one", num_hosts=1, in_process=True, cut_bags=True)
+    undisturbed = train_small(small_data, runs, "bags-two", num_hosts=2, cut_bags=True)
+    np.testing.assert_allclose(_losses(undisturbed), _losses(alone), rtol=1e-5)
+    manifest = checkpoint.load_head(Store(undisturbed.path))
+    assert manifest is not None
+    assert set(manifest.placement["cut_bags"]) == {0, 1}
+    killer = Killer("HostActor", after_step=20, seed=3)
+    result = train_small(small_data, runs, "bags-killed", num_hosts=2, cut_bags=True, reporter=killer)
+    assert killer.killed
+    assert len(result.recoveries) == 1
+    assert (_losses(result) == _losses(undisturbed)).all()
+    assert_same_bytes(committed_state(result.path), committed_state(undisturbed.path))
 
 
 def _check_survivors(killer: Killer, result: Result) -> None:

@@ -1,0 +1,72 @@
+"""Parts of bags and their sums, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.lookup.partial_sums import add_up, denominators, parts_of
+from podembed.embedding.lookup.pooled_frames import frame_of, read_frame
+from podembed.embedding.ragged import Ragged
+from podembed.embedding.table.key_index import DenseIndex
+
+NUM_ROWS, NUM_BUCKETS, NUM_HOSTS = 70, 8, 3
+LAYOUT = BucketLayout(num_rows=NUM_ROWS, num_buckets=NUM_BUCKETS)
+OWNERS = np.array([0, 2, 0, 1, 2, 2, 0, 1], np.int32)
+
+
+def draw(random: np.random.Generator, *, is_weighted: bool) -> Ragged:
+    lengths = random.integers(0, 6, 9)
+    ids = random.integers(0, NUM_ROWS, int(lengths.sum()))
+    weights = random.uniform(0.5, 2.0, len(ids)) if is_weighted else None
+    return Ragged.of(ids, np.concatenate([[0], np.cumsum(lengths)]), weights)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 9999), is_weighted=st.booleans(), combiner=st.sampled_from(["sum", "mean", "sqrtn"]))
+def test_each_owner_gets_its_part_of_each_bag(seed: int, is_weighted: bool, combiner: str) -> None:
+    bags = draw(np.random.default_rng(seed), is_weighted=is_weighted)
+    parts = parts_of(DenseIndex(LAYOUT, OWNERS), bags, combiner, num_hosts=NUM_HOSTS)
+    for host, part in enumerate(parts):
+        # A frame carries all of it.
+        (again,) = read_frame(frame_of([part]), num_features=1, host=host)
+        local = DenseIndex(LAYOUT, np.where(host == OWNERS, 0, -1))
+        for bag in range(bags.num_samples):
+            whole = slice(bags.row_splits[bag], bags.row_splits[bag + 1])
+            is_mine = OWNERS[bags.values[whole] % NUM_BUCKETS] == host
+            own = slice(again.row_splits[bag], again.row_splits[bag + 1])
+            assert again.rows[own].tolist() == local.rows_of(bags.values[whole][is_mine]).tolist()
+            if bags.weights is not None:
+                assert again.weights is not None
+                assert again.weights[own].tolist() == bags.weights[whole][is_mine].tolist()
+        assert (again.weights is None) == (bags.weights is None)
+        if combiner == "sum":
+            assert again.divisors is None
+        else:
+            assert again.divisors is not None
+            expected = denominators(bags.row_splits, bags.weights, combiner)
+            assert again.divisors.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 40])
+def test_an_id_outside_the_table_is_refused(bad: int) -> None:
+    with pytest.raises(ValueError, match=f"Found id {bad} for a table of 8 buckets"):
+        parts_of(DenseIndex(LAYOUT, OWNERS), Ragged.of([1, bad], [0, 2]), "sum", num_hosts=NUM_HOSTS)
+
+
+@pytest.mark.parametrize("own", range(4))
+def test_partial_sums_are_added_in_the_order_of_the_hosts(own: int) -> None:
+    """The same bits whoever adds them; a denominator of 0 gives zeros."""
+    random = np.random.default_rng(0)
+    parts = [random.standard_normal((5, 3)).astype(np.float32) * np.float32(10.0**host) for host in range(4)]
+    divisors = np.array([1.0, 2.0, 0.0, 3.0, 0.5], np.float32)
+    total = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    expected = total / np.where(divisors == 0, np.float32(1), divisors)[:, None]
+    expected[2] = 0
+    for divided, wanted in ((None, total), (divisors, expected)):
+        copies = [part.copy() for part in parts]
+        add_up(copies, own, divided)
+        assert (copies[own] == wanted).all()

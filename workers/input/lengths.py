@@ -1,0 +1,53 @@
+"""How many ids a sample of each feature has, as far as that is known before anything is read."""
+
+from __future__ import annotations
+
+from podembed.workers.columns.decode import kinds_of
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.config import InputData
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.index import InputIndex, build_index
+from podembed.workers.input.sources import ReaderSource
+from podembed.workers.job.job import JobConfig
+
+
+def bag_lengths(job: JobConfig, index: InputIndex | None) -> tuple[float | None, ...]:
+    """Per feature the mean number of ids of a sample; None where neither the declaration nor the files say.
+
+    A function of the job and its files, so all hosts find the same, after every restart.
+
+    Args:
+      index: of the files for training; None where they were not looked at.
+    """
+    data = job.resolved_data
+    return tuple(_length(data, data.id_columns[name], index) for name in job.features)
+
+
+def _length(data: InputData, source: IdColumn, index: InputIndex | None) -> float | None:
+    if isinstance(data, ReaderSource):
+        return None
+    has_lists = data.has_lists(source.column)
+    if has_lists is False:
+        return 1.0
+    if has_lists or index is None:
+        return None
+    kinds = [kinds_of(file.content).get(source.column, "lists of") for file in index.files]
+    if not any(kind.startswith("lists of") for kind in kinds):
+        return 1.0
+    found = [(file.num_rows, dict(file.lengths).get(source.column)) for file in index.files]
+    rows = sum(count for count, length in found if length is not None)
+    return sum(count * length for count, length in found if length is not None) / rows if rows else None
+
+
+def index_at_hand(job: JobConfig) -> InputIndex | None:
+    """The index of files with footers on this machine, whose footers say how long bags are; None where there are none.
+
+    Other data is not looked at: a store may be away, and a CSV file would have to be read.
+    """
+    data = job.resolved_data
+    if not data.has_footers or isinstance(data, ReaderSource) or any("://" in path for path in data.paths):
+        return None
+    try:
+        return build_index(data)
+    except InputError:
+        return None
