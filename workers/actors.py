@@ -98,15 +98,20 @@ class Actor:
     Args:
       new_worker: makes who does the work.
       prepare: makes this process ready for the work of a job with so many buckets a table.
+      lease: what a process follows that stands by. It is known from the first moment, since the owner of a call sends
+        it only when the process is there: a driver that froze in between would never say it.
     """
 
     def __init__(
         self,
         new_worker: Callable[[], Any],
         prepare: Callable[[AnyJob, tuple[int, ...]], None] = lambda job, table_buckets: None,
+        lease: LeaseTerms | None = None,
     ) -> None:
         _leave_signals_to_the_driver()
         self._driver = LeaseWatch()
+        if lease is not None:
+            self._driver.stand_by(lease)
         self._worker = new_worker()
         self._prepare = prepare
 
@@ -115,13 +120,9 @@ class Actor:
         self._driver.heard()
         self._driver.begin(StoredLease(storage_url), generation=generation, timeout_s=lease_timeout_s)
 
-    def prepare(self, job: AnyJob, table_buckets: tuple[int, ...], lease: LeaseTerms | None = None) -> None:
-        """Makes this process ready to take a lost one's place at once. Given a lease, it ends itself when its driver is
-        gone.
-        """
+    def prepare(self, job: AnyJob, table_buckets: tuple[int, ...]) -> None:
+        """Makes this process ready to take a lost one's place at once."""
         self._driver.heard()
-        if lease is not None:
-            self._driver.stand_by(lease)
         self._prepare(job, table_buckets)
 
     def _arrived(self, argument: Any) -> Any:
@@ -175,8 +176,8 @@ class Actor:
 class _HostActor(Actor):
     """One host: shard, slots, input, storage. Never runs `jax.distributed`."""
 
-    def __init__(self) -> None:
-        super().__init__(HostWorker, _prepare_host)
+    def __init__(self, lease: LeaseTerms | None = None) -> None:
+        super().__init__(HostWorker, _prepare_host, lease)
 
     def _arrived(self, argument: Any) -> Any:
         """A spec gets the address by which the cluster knows this machine."""
@@ -189,8 +190,8 @@ class _HostActor(Actor):
 class _DeviceActor(Actor):
     """One host's member of the JAX gang."""
 
-    def __init__(self) -> None:
-        super().__init__(_device_process, _prepare_device)
+    def __init__(self, lease: LeaseTerms | None = None) -> None:
+        super().__init__(_device_process, _prepare_device, lease)
 
     def _arrived(self, argument: Any) -> Any:
         from podembed.workers.device.process import DeviceSpec

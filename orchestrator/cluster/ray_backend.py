@@ -202,7 +202,10 @@ class RayBackend:
                 return standby.actor
         return self._new_actor(kind, reservation.bundle, place)
 
-    def _new_actor(self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, is_standby: bool = False) -> Any:
+    def _new_actor(
+        self, kind: WorkerKind, bundle: dict[str, float], place: Place, *, leases: Sequence[LeaseTerms] | None = None
+    ) -> Any:
+        """A process of a generation; with `leases`, even with none in it, one that stands by and follows them."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from podembed.workers.actors import DeviceActor, HostActor
@@ -213,13 +216,13 @@ class RayBackend:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=place.group, placement_group_bundle_index=place.index
             ),
-            "num_cpus": 0 if is_standby else bundle.get("CPU", 0.0) / 2,
+            "num_cpus": 0 if leases is not None else bundle.get("CPU", 0.0) / 2,
             "runtime_env": {"env_vars": self._environment(kind, bundle) | mark},
         }
         if kind == "device":
             options["num_gpus"] = bundle.get("GPU", 0)
             options["resources"] = {n: amount for n, amount in bundle.items() if n not in ("CPU", "GPU", "memory")}
-        actor = (host_class if kind == "host" else device_class).options(**options).remote()
+        actor = (host_class if kind == "host" else device_class).options(**options).remote(*(leases or ()))
         self._marks[actor._actor_id] = mark[VARIABLE]
         return actor
 
@@ -230,9 +233,10 @@ class RayBackend:
         table_buckets: tuple[int, ...],
         spec: HostSpec | None = None,
     ) -> None:
-        lease = None
+        leases = []
         if spec is not None:
-            lease = LeaseTerms(storage_url=spec.storage_url, generation=spec.generation, timeout_s=spec.lease_timeout_s)
+            terms = LeaseTerms(storage_url=spec.storage_url, generation=spec.generation, timeout_s=spec.lease_timeout_s)
+            leases.append(terms)
         reservation = self._reservations[id(handles)]
         self._drop_dead(reservation)
         wanted: list[tuple[WorkerKind, Place]] = [("host", reservation.places[0])]
@@ -244,8 +248,8 @@ class RayBackend:
             if (kind, place.node) in there:
                 there.remove((kind, place.node))
             elif place.node:
-                actor = self._new_actor(kind, reservation.bundle, place, is_standby=True)
-                prepared = actor.prepare.remote(job, table_buckets, lease)
+                actor = self._new_actor(kind, reservation.bundle, place, leases=leases)
+                prepared = actor.prepare.remote(job, table_buckets)
                 reservation.standbys.append(Standby(kind, place, actor, prepared))
 
     def _drop_dead(self, reservation: Reservation) -> None:
