@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +45,8 @@ def build_source_archive(checkout: Path) -> Path:
     out = checkout / "dist"
     _run([sys.executable, "-c", BUILD.format("sdist"), str(out)], folder=checkout)
     (archive,) = out.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        opened.extractall(checkout / "unpacked", filter="data")
+    # `tarfile` has filters only since Python 3.11.4.
+    shutil.unpack_archive(archive, checkout / "unpacked")
     (unpacked,) = (checkout / "unpacked").iterdir()
     return unpacked
 
