@@ -1,5 +1,5 @@
-"""The command line: `podembed train | resume | inspect | prepare` and those of `jobs.cli.tools`, also as `python -m
-podembed`.
+"""The command line: `podembed train | resume | plan | calibrate | inspect | prepare` and those of `jobs.cli.tools`.
+Also as `python -m podembed`.
 
 It turns flags into a job and its settings, calls the trainer, and turns outcomes into exit codes and words. It decides
 nothing about training.
@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import tyro
 
 from podembed.jobs.chaos import command as chaos
-from podembed.jobs.cli import repeated, supervise, tools
+from podembed.jobs.cli import calibrating, repeated, supervise, tools
 from podembed.jobs.prepare import command as prepare_command
 from podembed.version import describe
 
@@ -201,6 +201,7 @@ Command = (
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[supervise.Supervise, tyro.conf.subcommand("supervise")]
     | Annotated[Plan, tyro.conf.subcommand("plan")]
+    | Annotated[calibrating.Calibrate, tyro.conf.subcommand("calibrate")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect")]
     | Annotated[prepare_command.Prepare, tyro.conf.subcommand("prepare")]
     | Annotated[chaos.Chaos, tyro.conf.subcommand("chaos")]
@@ -275,11 +276,21 @@ def _run(command: Any) -> int:
 
 
 def _dispatch(
-    command: Train | Resume | supervise.Supervise | Plan | Inspect | prepare_command.Prepare | chaos.Chaos | tools.Tool,
+    command: Train
+    | Resume
+    | supervise.Supervise
+    | Plan
+    | calibrating.Calibrate
+    | Inspect
+    | prepare_command.Prepare
+    | chaos.Chaos
+    | tools.Tool,
 ) -> int:
     _refuse_empty(command)
     if isinstance(command, chaos.Chaos):
         return chaos.run(command, command_line=main)
+    if isinstance(command, calibrating.Calibrate):
+        return calibrating.calibrate(command)
     if isinstance(command, tools.Tool):
         return tools.run(command)
     if isinstance(command, supervise.Supervise):

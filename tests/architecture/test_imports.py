@@ -45,6 +45,7 @@ NOT_IN_EMBEDDING = {
     "time",
 }
 READS_ENVIRONMENT = {
+    "jobs/cli/calibrating.py",
     "jobs/chaos/command.py",
     "jobs/cli/main.py",
     "jobs/search_path.py",
@@ -54,6 +55,7 @@ READS_ENVIRONMENT = {
 }
 # Time is read and waited for here; elsewhere it is an argument, so that tests need not wait.
 READS_CLOCK = {
+    "jobs/cli/calibrating.py",
     "jobs/chaos/command.py",
     "jobs/chaos/oracles.py",
     "jobs/chaos/round.py",
@@ -72,6 +74,10 @@ READS_CLOCK = {
     "orchestrator/run/input_record.py",
     "orchestrator/run/job_settings.py",
     "orchestrator/supervise/ray_jobs.py",
+    "workers/calibration/device.py",
+    "workers/calibration/exchange.py",
+    "workers/calibration/lookups.py",
+    "workers/calibration/reading.py",
     "workers/checkpoint/background_save.py",
     "workers/checkpoint/file_threads.py",
     "workers/device/doorway.py",

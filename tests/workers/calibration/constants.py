@@ -1,0 +1,39 @@
+"""Constants of a machine that is made up, round enough to follow by hand."""
+
+from __future__ import annotations
+
+from podembed.embedding.costs.constants import Counts, Kernels, MemoryCurve
+from podembed.workers.calibration.record import FORMAT, Calibration, Dense, Machine, Wire
+
+MACHINE = Machine(processor="testing", cpus=2)
+KEYS = [
+    *("dedup/pooled", "dedup/partial", "dedup/rows", "id exchange/pooled", "id exchange/rows"),
+    *("group/pooled", "split/pooled", "split/rows", "gather/rows", "pool/pooled", "pool/rows", "sums/partial"),
+    *("gradient sum/rows", "update/pooled", "update/rows"),
+]
+MEMORY = MemoryCurve(size_bytes=(1 << 16, 1 << 28), row_ns=(2.0, 10.0))
+
+
+def kernels(num_processes: int, slower: float = 1.0) -> Kernels:
+    """10 µs a call, 10 ns an id and a bag, 20 ns a row out of the caches."""
+    factors = (Counts(calls=10_000.0, ids=10.0, bags=10.0, far_rows=20.0) * slower).values
+    return Kernels(
+        num_processes=num_processes,
+        memory=MEMORY,
+        factors_ns=dict.fromkeys(KEYS, factors),
+        errors=dict.fromkeys(KEYS, 0.1),
+    )
+
+
+CALIBRATION = Calibration(
+    format=FORMAT,
+    code="0.0",
+    machine=MACHINE,
+    measured_unix_s=1.0,
+    threads=1,
+    kernels=(kernels(1), kernels(2, slower=2.0)),
+    wire=Wire(message_s=1e-4, byte_s=1e-9),
+    dense={"1": Dense(step_s=1e-4, flop_s=1e-11, byte_s=1e-10), "2": Dense(step_s=2e-4, flop_s=2e-11, byte_s=2e-10)},
+    sample_s=1e-6,
+    id_s=1e-8,
+)

@@ -1,0 +1,64 @@
+"""The file of constants: read back as written, and refused with a sentence where it cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podembed.workers.calibration.record import (
+    CalibrationRefused,
+    Machine,
+    read_calibration,
+    this_machine,
+    write_calibration,
+)
+from tests.workers.calibration.constants import CALIBRATION, MACHINE
+
+
+def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "calibration.json"
+    assert read_calibration(path, MACHINE) is None
+    write_calibration(path, CALIBRATION)
+    assert read_calibration(path, MACHINE) == CALIBRATION
+
+
+@pytest.mark.parametrize("change", ["cut", "one byte", "empty", "other JSON"])
+def test_a_damaged_file_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, CALIBRATION)
+    data = path.read_bytes()
+    digit = data.index(b"1")
+    damaged = {
+        "cut": data[:-9],
+        "one byte": data[:digit] + b"2" + data[digit + 1 :],
+        "empty": b"",
+        "other JSON": b'{"format": 1}',
+    }
+    path.write_bytes(damaged[change])
+    with pytest.raises(CalibrationRefused, match="Measure again with podembed calibrate"):
+        read_calibration(path, MACHINE)
+
+
+def test_constants_of_another_machine_or_format_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, CALIBRATION)
+    with pytest.raises(CalibrationRefused, match="another machine.*2 x testing"):
+        read_calibration(path, Machine(processor="testing", cpus=3))
+    write_calibration(path, replace(CALIBRATION, format=0))
+    with pytest.raises(CalibrationRefused, match="format 0"):
+        read_calibration(path, MACHINE)
+
+
+def test_constants_of_few_processes_serve_where_more_share_the_machine() -> None:
+    alone, crowded = CALIBRATION.kernels
+    assert CALIBRATION.kernels_for(1) is alone
+    assert CALIBRATION.kernels_for(2) is CALIBRATION.kernels_for(64) is crowded
+    assert CALIBRATION.dense_for(1) is CALIBRATION.dense["1"]
+    assert CALIBRATION.dense_for(9) is CALIBRATION.dense["2"]
+
+
+def test_this_machine_is_known() -> None:
+    assert this_machine().cpus >= 1
+    assert this_machine().processor

@@ -1,0 +1,55 @@
+"""A child process that measures: `python -m podembed.workers.calibration.process`.
+
+It reads one JSON request from its first line of input, and prints one JSON answer as its last line of output. Between
+them an exchange prints the own address and reads those of both hosts. Nothing but JSON crosses the pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from podembed.workers.storage.records import to_document
+
+
+def answer(request: Mapping[str, Any]) -> Any:
+    """What was measured, as plain JSON values."""
+    # Imported late: one child measures one thing, and JAX takes a second to load.
+    match request["measure"]:
+        case "lookups":
+            from podembed.workers.calibration.lookups import measure_lookups
+
+            return to_document(measure_lookups(num_processes=int(request["processes"])))
+        case "dense":
+            from podembed.workers.calibration.device import measure_dense
+
+            return to_document(measure_dense())
+        case "reading":
+            from podembed.workers.calibration.reading import measure_reading
+
+            return list(measure_reading())
+        case "exchange":
+            from podembed.workers.calibration.exchange import measure_exchange
+
+            return measure_exchange(int(request["rank"]), bytes.fromhex(request["token"]), swap=_swap)
+        case other:
+            raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, reading or exchange.")
+
+
+def _swap(address: tuple[str, int]) -> list[tuple[str, int]]:
+    _print(list(address))
+    return [(str(host), int(port)) for host, port in json.loads(sys.stdin.readline())]
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> None:
+    _print(answer(json.loads(sys.stdin.readline())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`Calibration`: the constants of one machine, and the file in which they lie.
+
+The file is sealed JSON. One that is damaged, of another format or of another machine is refused with a sentence.
+Otherwise predictions would follow from numbers of somewhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from podembed.embedding.costs.constants import KINDS, Kernels
+from podembed.workers.storage.finished_folder import write_durably
+from podembed.workers.storage.records import decode, encode
+from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
+
+FORMAT = 1
+
+
+class CalibrationError(ValueError):
+    """There are no constants of this machine that can be used."""
+
+
+class CalibrationRefused(CalibrationError):
+    """A file of constants that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where constants were measured."""
+
+    processor: str
+    cpus: int
+
+    def describe(self) -> str:
+        return f"{self.cpus} x {self.processor}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """An exchange of two hosts: seconds for a message, and for each byte that both of them send."""
+
+    message_s: float
+    byte_s: float
+
+    def seconds(self, *, messages: float, num_bytes: float) -> float:
+        return self.message_s * messages + self.byte_s * num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A training step of a device process: seconds for a step, for a floating point operation, and for a byte that it
+    reads or writes.
+    """
+
+    step_s: float
+    flop_s: float
+    byte_s: float
+
+    def seconds(self, *, flops: float, num_bytes: float) -> float:
+        return self.step_s + self.flop_s * flops + self.byte_s * num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """See the module.
+
+    Attributes:
+      format: of the file.
+      code: version of the program that measured.
+      threads: of a host's kernels and of its CPU device.
+      kernels: alone, and with as many processes as the machine has for hosts; rising by `num_processes`.
+      wire: over loopback.
+      dense: by number of processes that worked alike, as text.
+      reading: seconds for a sample of Parquet input without ids, and for an id.
+    """
+
+    format: int
+    code: str
+    machine: Machine
+    measured_unix_s: float
+    threads: int
+    kernels: tuple[Kernels, ...]
+    wire: Wire
+    dense: Mapping[str, Dense]
+    sample_s: float
+    id_s: float
+
+    def kernels_for(self, num_processes: int) -> Kernels:
+        """Those measured with at most so many processes side by side."""
+        fitting = [found for found in self.kernels if found.num_processes <= num_processes]
+        return (fitting or self.kernels)[-1]
+
+    def dense_for(self, num_processes: int) -> Dense:
+        """The same of the device."""
+        counts = sorted(int(count) for count in self.dense)
+        fitting = [count for count in counts if count <= num_processes]
+        return self.dense[str((fitting or counts)[-1])]
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Replaces the file whole.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, encode(calibration).decode())
+
+
+def read_calibration(path: Path, machine: Machine) -> Calibration | None:
+    """What the file says; None where there is none.
+
+    Args:
+      machine: that it must be of.
+
+    Raises:
+      CalibrationRefused: it is damaged, or of another format or machine.
+      OSError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    remedy = "Measure again with podembed calibrate."
+    try:
+        found = decode(Calibration, str(path), data)
+    except DocumentRefused as error:
+        raise CalibrationRefused(
+            f"Found {error.found} in the constants of {path}. Expected {error.expected}. {remedy}"
+        ) from error
+    odd = [kernels for kernels in found.kernels if any(len(of) != len(KINDS) for of in kernels.factors_ns.values())]
+    if found.format != FORMAT or odd or not found.kernels or not found.dense:
+        raise CalibrationRefused(f"Found format {found.format} of {path}. Expected {FORMAT}, complete. {remedy}")
+    if found.machine != machine:
+        raise CalibrationRefused(
+            f"Found constants of another machine in {path}: {found.machine.describe()}. Expected "
+            f"{machine.describe()}. {remedy}"
+        )
+    return found
+
+
+def this_machine() -> Machine:
+    """The processors that this process may use."""
+    names = [line.partition(":")[2].strip() for line in _cpu_lines() if line.startswith("model name")]
+    return Machine(processor=names[0] if names else "unknown processor", cpus=len(os.sched_getaffinity(0)))
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
