@@ -13,6 +13,7 @@ import numpy as np
 from podembed.embedding.kernels.arrays import can_stream, matrix_of, plain
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.row_vectors import (
+    ANYWHERE,
     columns_of,
     inlined,
     jit,
@@ -32,15 +33,13 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 _AHEAD = 12
 
 
-def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
-    """Copies `table[rows[i]]` to `out[i]`, or to `out[places[i]]`.
+def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Copies `table[rows[i]]` to `out[i]`.
 
     Args:
       table: float32 `[R, dim]`.
       rows: int64 `[n]`.
-      out: float32 `[n, dim]`, columns side by side; with places, long enough for the last one, and other rows are left
-        alone.
-      places: int64 `[n]`, rising.
+      out: float32 `[n, dim]`, columns side by side.
 
     Raises:
       ValueError: a row outside the table, or shapes that do not fit.
@@ -51,11 +50,7 @@ def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray, places: np.ndar
             f"Found room for {len(out)} rows, for {len(rows)}. Expected as many. Allocate one output row per row."
         )
     target, given = matrix_of(out, dim), plain(rows, np.int64)
-    if places is None:
-        bad = _gather(width_of(dim), dim, matrix_of(table), len(table), given, can_stream(out, dim), target)
-    else:
-        _check_places(places, len(rows), len(out))
-        bad = _gather_to(width_of(dim), dim, matrix_of(table), len(table), given, plain(places, np.int64), target)
+    bad = _gather(width_of(dim), dim, matrix_of(table), len(table), given, can_stream(out, dim), target)
     if bad >= 0:
         raise bad_local_row(int(rows[bad]), len(table))
 
@@ -79,16 +74,28 @@ def _gather(width, dim, table, num_rows, rows, streams, out):
     return -1
 
 
-def _check_places(places: np.ndarray, num_rows: int, room: int) -> None:
-    if len(places) != num_rows or (num_rows and not 0 <= places[0] <= places[-1] < room):
-        raise ValueError(
-            f"Found {len(places)} places up to {places[-1:]} for {num_rows} rows, with room for {room}. Expected one a "
-            "row, rising."
-        )
+def gather_to(table: np.ndarray, rows: np.ndarray, addresses: np.ndarray) -> None:
+    """Copies `table[rows[i]]` to an address.
+
+    Args:
+      table: float32 `[R, dim]`.
+      rows: int64 `[n]`.
+      addresses: int64 `[n]`, each with room for `dim` float32 side by side. The caller keeps them alive.
+
+    Raises:
+      ValueError: a row outside the table, or not one address a row.
+    """
+    dim = table.shape[1]
+    if len(addresses) != len(rows):
+        raise ValueError(f"Found {len(addresses)} addresses for {len(rows)} rows. Expected as many. Pass one a row.")
+    given, targets = plain(rows, np.int64), plain(addresses, np.int64)
+    bad = _gather_to(width_of(dim), dim, matrix_of(table), len(table), given, targets)
+    if bad >= 0:
+        raise bad_local_row(int(rows[bad]), len(table))
 
 
 @jit
-def _gather_to(width, dim, table, num_rows, rows, places, out):
+def _gather_to(width, dim, table, num_rows, rows, addresses):
     count = rows.shape[0]
     step = columns_of(width)
     for i in range(count):
@@ -98,7 +105,7 @@ def _gather_to(width, dim, table, num_rows, rows, places, out):
         ahead = rows[min(i + _AHEAD, count - 1)]
         for column in range(0, dim, step):
             prefetch_to_read(width, table, ahead, column)
-            store(out, places[i], column, load(width, table, row, column))
+            store(ANYWHERE, addresses[i], column, load(width, table, row, column))
     return -1
 
 

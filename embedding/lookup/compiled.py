@@ -1,6 +1,6 @@
 """The kernels of a lookup and an update, in the order of a step, and their compilation ahead of the first step.
 
-ids → `unique_ids` → `route` → (owners: `gather`) → `row_of_each_id` → `pool` → device → `sum_gradients` → (owners:
+ids → `unique_ids` → `route` → (owners: `gather_to`) → `row_of_each_id` → `pool` → device → `sum_gradients` → (owners:
 `Table.update`). A host that holds the whole table can skip the gather: `pool` takes the table itself as `rows`.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
-from podembed.embedding.kernels.pool import gather, pool, sum_gradients
+from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
+from podembed.embedding.kernels.wanted import rows_by_host, rows_by_stream
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 
@@ -23,6 +24,7 @@ __all__ = [
     "find_marked_bags",
     "find_marked_rows",
     "gather",
+    "gather_to",
     "merge",
     "num_hash_slots",
     "pool",
@@ -50,12 +52,15 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     route_bags(ids, np.zeros(1, np.int64), None, owner, owner, 1, no_splits, positions.copy(), no_weights)
     row_of_each_id(positions, positions, positions.copy())
     rows_of_ids(ids, num_buckets=1, rows_per_bucket=1, out=positions)
+    pieces = np.zeros((1, 1), np.int64)
+    rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
+    rows_by_host(ids, pieces, pieces, ids.copy())
     bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
     for spec in specs:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)
         table.gather(ids, no_rows)
-        table.gather(ids, no_rows, ids)
+        table.gather_to(ids, ids)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
         sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)

@@ -15,23 +15,25 @@ in place.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.wanted import rows_by_host
 from podembed.embedding.lookup import compiled as kernels
-from podembed.embedding.lookup.prefetch import Part, Split
+from podembed.embedding.lookup.prefetch import Part
 from podembed.embedding.lookup.streams import (
     FeatureBinding,
     Prepared,
     Stream,
     by_feature,
     groups_of,
-    segment_of,
-    starts_of,
     streams_of,
+    tables_of,
 )
+from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_host, starts_of
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
@@ -79,6 +81,8 @@ class ShardedLookup:
         self._streams = streams_of(specs, self.features)
         self.groups = groups_of(self._streams, specs, elsewhere=elsewhere)
         self._order = tuple(number for group in self.groups for number in group.streams)
+        # Per group, its tables, each with its first stream in the group and the one after its last.
+        self._tables_of = tuple(tables_of(group, self._streams) for group in self.groups)
         self._quantization = tuple(quantization) or (None,) * len(self.tables)
         # Tables whose rows are all here and need no rounding. A row number must fit the 32 bits of an index.
         self._in_place = frozenset(
@@ -148,12 +152,12 @@ class ShardedLookup:
         """Turns positions within one table, ordered by owner, into positions within a group, ordered by owner and then
         by stream.
         """
-        asked = [
-            np.concatenate(
-                [np.empty(0, np.int64), *(segment_of(local_rows[at], counts[:, at], owner) for at in self._order)]
-            )
-            for owner in range(self.num_hosts)
-        ]
+        of_order = np.ascontiguousarray(counts[:, self._order])
+        rows = np.concatenate([np.empty(0, np.int64), *(local_rows[at] for at in self._order)])
+        by_owner = np.empty(len(rows), np.int64)
+        rows_by_host(rows, starts_of(of_order), of_order, by_owner)
+        ends = np.cumsum(of_order.sum(axis=1)).tolist()
+        asked = [by_owner[first:stop] for first, stop in pairwise([0, *ends])]
         index: dict[str, np.ndarray] = {}
         for group in self.groups:
             starts = starts_of(counts[:, group.streams])
@@ -167,24 +171,36 @@ class ShardedLookup:
                 positions = np.empty(len(place[at]), np.int32)
                 kernels.row_of_each_id(moved, place[at], positions)
                 index |= by_feature(positions, self._streams[at], batch)
-        return Prepared(features=batch, num_unique=num_unique, asked=asked, asked_counts=counts, index=index)
+        return Prepared(
+            features=batch,
+            num_unique=num_unique,
+            asked=asked,
+            asked_counts=counts,
+            asked_starts=[starts_by_host(counts[:, group.streams]) for group in self.groups],
+            index=index,
+        )
 
     def accept(self, prepared: Prepared, wanted: Sequence[np.ndarray], wanted_counts: np.ndarray) -> None:
         """Takes what every host asks of this one; its own entry may be anything and is filled in here.
 
         Args:
           wanted: per host, int64 local rows, group by group, stream by stream.
-          wanted_counts: int64 `[num_hosts, num_streams]`.
+          wanted_counts: int64 `[num_hosts, num_streams]`; not negative.
+
+        Raises:
+          ValueError: the rows are not as many as the counts say.
         """
-        prepared.wanted = list(wanted)
-        prepared.wanted[self.host] = prepared.asked[self.host]
-        prepared.wanted_counts = wanted_counts
-        prepared.wanted_counts[self.host] = prepared.asked_counts[self.host]
+        taken = list(wanted)
+        taken[self.host] = prepared.asked[self.host]
+        counts = np.array(wanted_counts, np.int64)
+        counts[self.host] = prepared.asked_counts[self.host]
+        prepared.wanted = listed(taken, counts, [group.streams for group in self.groups])
         prepared.rows = [
-            np.empty((int(prepared.asked_counts[:, g.streams].sum()), g.dim), np.float32) for g in self.groups
+            aligned_empty((int(starts[-1]), group.dim))
+            for group, starts in zip(self.groups, prepared.asked_starts, strict=True)
         ]
         prepared.served = [
-            np.empty((int(prepared.wanted_counts[:, g.streams].sum()), g.dim), np.float32) for g in self.groups
+            aligned_empty((len(rows.rows), group.dim)) for group, rows in zip(self.groups, prepared.wanted, strict=True)
         ]
         prepared.splits = [None] * self.num_hosts
 
@@ -196,72 +212,59 @@ class ShardedLookup:
         """
         if self._in_place.issuperset(feature.table for feature in self.features):
             return  # there is nothing to gather
-        hosts = range(self.num_hosts)
-        flags: list[list[list[np.ndarray]]] = [[[] for _ in self.groups] for _ in hosts]
-        wanted = [self._wanted_rows(prepared, host) for host in hosts]
-        touched = [self._wanted_rows(previous, host) for host in hosts]
-        for number, group in enumerate(self.groups):
-            for at in group.streams:
-                table = self._streams[at].table
-                of_table = [n for n in group.streams if self._streams[n].table == table]
-                rows = [touched[h][n] for h in hosts for n in of_table]
-                found = self._find_late(rows, [wanted[h][at] for h in hosts], table)
-                for host in hosts:
-                    flags[host][number].append(found[host])
-        widths = [group.dim for group in self.groups]
-        prepared.splits = [Split.worthwhile([np.concatenate(f) for f in flags[host]], widths) for host in hosts]
+        late = []
+        for number, wanted in enumerate(prepared.wanted):
+            flags = np.empty(len(wanted.rows), bool)
+            before = previous.wanted[number]
+            for table, first, stop in self._tables_of[number]:
+                rows = wanted.of_streams(first, stop)
+                touched = before.rows[before.of_streams(first, stop)]
+                self._find_late(touched, wanted.rows[rows], table, flags[rows])
+            by_place = np.empty(len(flags), bool)
+            by_place[wanted.places] = flags
+            late.append(by_place)
+        prepared.splits = split_rows(prepared.wanted, late, [group.dim for group in self.groups], own=self.host)
 
-    def _find_late(self, touched: Sequence[np.ndarray], wanted: Sequence[np.ndarray], at: int) -> list[np.ndarray]:
-        """Per host, which of the rows that it wants of a table are among the touched ones."""
+    def _find_late(self, touched: np.ndarray, wanted: np.ndarray, at: int, found: np.ndarray) -> None:
+        """Writes which of the rows that are wanted of a table are among the touched ones."""
         table = self.tables[at]
         optimizer = table.spec.optimizer
         if optimizer is not None and optimizer.touches_all_rows:
-            return [np.ones(len(rows), bool) for rows in wanted]
-        found = [np.empty(len(rows), bool) for rows in wanted]
-        with table.marked(touched) as marks:
-            for rows, flags in zip(wanted, found, strict=True):
-                kernels.find_marked_rows(rows, marks, flags)
-        return found
+            found[:] = True
+            return
+        with table.marked([touched]) as marks:
+            kernels.find_marked_rows(wanted, marks, found)
 
     def gather(self, prepared: Prepared, part: Part = Part.REST) -> None:
         """Reads the rows that the hosts want: `served` for the others, straight into `rows` for this host.
 
         Args:
           part: of the rows; for a host without a split, all belong to the rest.
-        """
-        for number, group in enumerate(self.groups):
-            for host in range(self.num_hosts):
-                split = prepared.splits[host]
-                if split is not None:
-                    self._gather_part(prepared, number, host, split, part)
-                elif part is Part.REST:
-                    out = self.piece(prepared, number, host, of="rows" if host == self.host else "served")
-                    rows, first = self._wanted_rows(prepared, host), 0
-                    for at in group.streams:
-                        count = int(prepared.wanted_counts[host, at])
-                        if self._streams[at].table not in self._in_place:
-                            self._table(at).gather(rows[at], out[first : first + count])
-                        first += count
 
-    def _gather_part(self, prepared: Prepared, number: int, host: int, split: Split, part: Part) -> None:
-        """One part of one host's rows in a group: packed for another host, in their places for this one."""
-        positions, wanted = split.positions(part)[number], self._wanted_rows(prepared, host)
-        is_own = host == self.host
-        if is_own:
-            out = self.piece(prepared, number, host, of="rows")
-        else:
-            out = split.packed(part, self.blocks(prepared, host, of="served"))[number]
-        first = first_position = 0
-        for at in self.groups[number].streams:
-            stop = first + int(prepared.wanted_counts[host, at])
-            last_position = int(np.searchsorted(positions, stop))
-            places = positions[first_position:last_position]
-            rows = wanted[at][places - first]
-            if is_own:
-                self._table(at).gather(rows, out, places)
-            else:
-                self._table(at).gather(rows, out[first_position:last_position])
-            first, first_position = stop, last_position
+        Raises:
+          ValueError: a row is not held here.
+        """
+        for number, wanted in enumerate(prepared.wanted):
+            if all(table in self._in_place for table, _, _ in self._tables_of[number]):
+                continue
+            found = wanted.targets_of(part, *self._memory(prepared, number))
+            if found is None:
+                continue
+            addresses, entries = found
+            for table, first, stop in self._tables_of[number]:
+                if table in self._in_place:
+                    continue
+                rows = wanted.of_streams(first, stop)
+                if entries is None:
+                    self.tables[table].gather_to(wanted.rows[rows], addresses[rows])
+                else:
+                    some = slice(*np.searchsorted(entries, (rows.start, rows.stop)).tolist())
+                    self.tables[table].gather_to(wanted.rows[entries[some]], addresses[some])
+
+    def _memory(self, prepared: Prepared, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Where the rows of a group lie: served ones, asked ones, this host, where its own begin among the asked."""
+        own_start = int(prepared.asked_starts[number][self.host])
+        return prepared.served[number], prepared.rows[number], self.host, own_start
 
     def blocks(self, prepared: Prepared, host: int, *, of: str) -> list[np.ndarray]:
         """The pieces of one host, by group."""
@@ -269,11 +272,9 @@ class ShardedLookup:
 
     def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
         """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""
-        streams = self.groups[group].streams
-        counts = prepared.asked_counts if of == "rows" else prepared.wanted_counts
+        starts = prepared.asked_starts[group] if of == "rows" else prepared.wanted[group].host_starts
         array = prepared.rows[group] if of == "rows" else prepared.served[group]
-        ends = np.cumsum(counts[:, streams].sum(axis=1))
-        return array[(ends[host - 1] if host else 0) : ends[host]]
+        return array[starts[host] : starts[host + 1]]
 
     def pool(self, prepared: Prepared, out: Mapping[str, np.ndarray]) -> None:
         """Combines the rows of each sample's ids into activations.
@@ -297,13 +298,15 @@ class ShardedLookup:
     def _quantize(self, prepared: Prepared) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
         for number, group in enumerate(self.groups):
-            ends = np.cumsum(prepared.asked_counts[:, group.streams])
-            for at, stop in enumerate(ends):
-                stream = group.streams[at % len(group.streams)]
-                quantization = self._quantization[self._streams[stream].table]
+            counts = prepared.asked_counts[:, group.streams]
+            stream_of_row = np.repeat(np.tile(group.streams, self.num_hosts), counts.reshape(-1))
+            for at in group.streams:
+                quantization = self._quantization[self._streams[at].table]
                 if quantization is not None:
-                    first = int(ends[at - 1]) if at else 0
-                    quantization.apply(prepared.rows[number][first : int(stop)])
+                    here = np.flatnonzero(stream_of_row == at)
+                    rows = prepared.rows[number][here]
+                    quantization.apply(rows)
+                    prepared.rows[number][here] = rows
 
     def sum_gradients(self, prepared: Prepared, gradients: Mapping[str, np.ndarray]) -> None:
         """Replaces `rows` by the gradient of each row, summed over this host's samples and features.
@@ -339,39 +342,14 @@ class ShardedLookup:
         Args:
           learning_rates: one a table.
         """
-        for number, group in enumerate(self.groups):
-            of_host = [
-                self.piece(prepared, number, host, of="rows" if host == self.host else "served")
-                for host in range(self.num_hosts)
-            ]
-            starts = starts_of(prepared.wanted_counts[:, group.streams])
-            starts -= starts[:, :1]
-            wanted = [self._wanted_rows(prepared, host) for host in range(self.num_hosts)]
-            for at in dict.fromkeys(self._streams[n].table for n in group.streams):
-                columns = [column for column, n in enumerate(group.streams) if self._streams[n].table == at]
-                rows, pieces = [], []
-                for column in columns:
-                    stream = group.streams[column]
-                    for host in range(self.num_hosts):
-                        first = int(starts[host, column])
-                        rows.append(wanted[host][stream])
-                        pieces.append(of_host[host][first : first + len(rows[-1])])
-                self.tables[at].update(rows, pieces, learning_rates[at])
-
-    def _wanted_rows(self, prepared: Prepared, host: int) -> dict[int, np.ndarray]:
-        """Per stream, the local rows that `host` wants."""
-        parts, first = {}, 0
-        for at in self._order:
-            count = int(prepared.wanted_counts[host, at])
-            parts[at] = prepared.wanted[host][first : first + count]
-            first += count
-        return parts
+        for number, wanted in enumerate(prepared.wanted):
+            addresses = wanted.addresses(*self._memory(prepared, number))
+            for table, first, stop in self._tables_of[number]:
+                rows = wanted.of_streams(first, stop)
+                self.tables[table].update_at(wanted.rows[rows], addresses[rows], learning_rates[table])
 
     def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         """By table, the array of its group."""
         return {
             self._streams[at].table: arrays[number] for number, group in enumerate(self.groups) for at in group.streams
         }
-
-    def _table(self, stream: int) -> Table:
-        return self.tables[self._streams[stream].table]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from podembed.embedding.lookup.prefetch import Split
+from podembed.embedding.lookup.wanted_rows import WantedRows
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table_spec import TableSpec
 
@@ -75,8 +76,8 @@ class Prepared:
       asked_counts: int64 `[num_hosts, num_streams]`, how many of them are of which stream.
       index: per feature, int32 `[num_ids]`, position of each id's row in its group's array.
       own_rows: per feature that is combined in the table itself, int32 `[num_ids]`, the local row of each id.
-      wanted: per host, the local rows it asks of this host; same order.
-      wanted_counts: int64 `[num_hosts, num_streams]`.
+      asked_starts: per group int64 `[num_hosts + 1]`, where the rows of each owner begin in `rows`.
+      wanted: per group, the local rows that the hosts ask of this one.
       rows: per group, float32, the rows asked of all owners; their gradients when those return.
       served: per group, float32, the rows that all hosts want; a host with a split gets its prefetched ones first.
         Gradients when those return.
@@ -88,10 +89,10 @@ class Prepared:
     num_unique: np.ndarray
     asked: list[np.ndarray]
     asked_counts: np.ndarray
+    asked_starts: list[np.ndarray]
     index: dict[str, np.ndarray]
     own_rows: dict[str, np.ndarray] = field(default_factory=dict)
-    wanted: list[np.ndarray] = field(default_factory=list)
-    wanted_counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    wanted: list[WantedRows] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
     served: list[np.ndarray] = field(default_factory=list)
     splits: list[Split | None] = field(default_factory=list)
@@ -119,16 +120,10 @@ def groups_of(
     return tuple(Group(dim, tuple(number for number in here if widths[number] == dim)) for dim in dims)
 
 
-def starts_of(counts: np.ndarray) -> np.ndarray:
-    """Counts `[num_hosts, num_streams]` → where each piece begins when laid out host by host, stream by stream."""
-    flat = counts.reshape(-1)
-    return (np.cumsum(flat) - flat).reshape(counts.shape)
-
-
-def segment_of(rows: np.ndarray, counts: np.ndarray, host: int) -> np.ndarray:
-    """The rows of one host, of rows that lie host by host."""
-    first = int(counts[:host].sum())
-    return rows[first : first + int(counts[host])]
+def tables_of(group: Group, streams: Sequence[Stream]) -> tuple[tuple[int, int, int], ...]:
+    """The tables of a group: position of the table, its first stream in the group, and the one after its last."""
+    tables = [streams[number].table for number in group.streams]
+    return tuple((at, tables.index(at), tables.index(at) + tables.count(at)) for at in dict.fromkeys(tables))
 
 
 def by_feature(values: np.ndarray, stream: Stream, batch: Mapping[str, Ragged]) -> dict[str, np.ndarray]:

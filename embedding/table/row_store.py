@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_zeros
-from podembed.embedding.kernels.pool import gather, pool
+from podembed.embedding.kernels.pool import gather, gather_to, pool
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
 from podembed.embedding.table.snapshot import Snapshot
@@ -53,9 +53,13 @@ class RowStore:
         for name, value in values.items():
             self.arrays[name][rows] = value
 
-    def gather(self, rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
+    def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
         """See `Table.gather`."""
-        gather(self.arrays["rows"], rows, out, places)
+        gather(self.arrays["rows"], rows, out)
+
+    def gather_to(self, rows: np.ndarray, addresses: np.ndarray) -> None:
+        """See `Table.gather_to`."""
+        gather_to(self.arrays["rows"], rows, addresses)
 
     def pool(
         self,

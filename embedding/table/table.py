@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podembed.embedding.initializers import row_source
-from podembed.embedding.kernels.arrays import plain
+from podembed.embedding.kernels.arrays import plain, row_addresses
 from podembed.embedding.kernels.conflicts import mark_rows
 from podembed.embedding.kernels.grouped import group_by_row
 from podembed.embedding.kernels.ids import chain_all_rows, merge
@@ -122,13 +122,21 @@ class Table:
             )
         return self._number_here[bucket] * self.spec.layout.rows_per_bucket
 
-    def gather(self, local_rows: np.ndarray, out: np.ndarray, places: np.ndarray | None = None) -> None:
-        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`), or to its rows `places` (int64 `[n]`, rising).
+    def gather(self, local_rows: np.ndarray, out: np.ndarray) -> None:
+        """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`).
 
         Raises:
           ValueError: a row is not held here.
         """
-        self.store.gather(local_rows, out, places)
+        self.store.gather(local_rows, out)
+
+    def gather_to(self, local_rows: np.ndarray, addresses: np.ndarray) -> None:
+        """Copies rows (int64 `[n]`) to addresses (int64 `[n]`), room for `dim` float32 side by side at each.
+
+        Raises:
+          ValueError: a row is not held here.
+        """
+        self.store.gather_to(local_rows, addresses)
 
     def update(
         self,
@@ -152,11 +160,6 @@ class Table:
           ValueError: a row is not held here, shapes do not fit, or the table has no optimizer. Nothing has changed
             then.
         """
-        optimizer = self.spec.optimizer
-        if optimizer is None:
-            raise ValueError(
-                f"Table '{self.spec.name}' has no optimizer. Expected one to train it. Set TableConfig.optimizer."
-            )
         row_parts = [local_rows] if isinstance(local_rows, np.ndarray) else list(local_rows)
         gradient_parts = [gradients] if isinstance(gradients, np.ndarray) else list(gradients)
         expected = [(len(part), self.spec.dim) for part in row_parts]
@@ -166,9 +169,27 @@ class Table:
                 f"Expected {expected}. Send one gradient per row."
             )
         rows = row_parts[0] if len(row_parts) == 1 else np.concatenate([*row_parts, np.empty(0, np.int64)])
-        touched = self._touched(optimizer, plain(rows, np.int64))
+        self.update_at(plain(rows, np.int64), row_addresses(gradient_parts, self.spec.dim), learning_rate)
+
+    def update_at(self, local_rows: np.ndarray, addresses: np.ndarray, learning_rate: float) -> None:
+        """The same for gradients that lie anywhere.
+
+        Args:
+          local_rows: int64 `[m]`.
+          addresses: int64 `[m]`, of each gradient: `dim` float32 side by side. The caller keeps them alive.
+          learning_rate: of this step.
+
+        Raises:
+          ValueError: a row is not held here, or the table has no optimizer. Nothing has changed then.
+        """
+        optimizer = self.spec.optimizer
+        if optimizer is None:
+            raise ValueError(
+                f"Table '{self.spec.name}' has no optimizer. Expected one to train it. Set TableConfig.optimizer."
+            )
+        touched = self._touched(optimizer, local_rows)
         self._announce(touched.rows)
-        self.store.update(optimizer, touched, gradient_parts, learning_rate)
+        self.store.update(optimizer, touched, addresses, learning_rate)
 
     def group(self, local_rows: np.ndarray, addresses: np.ndarray) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.

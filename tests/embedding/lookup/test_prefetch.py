@@ -5,6 +5,7 @@ sets of ids.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_r
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup import prefetch
 from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
+from podembed.embedding.lookup.streams import Prepared
 from podembed.embedding.optimizers import SGD, Adam
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
@@ -109,17 +111,17 @@ def test_some_bags_are_pooled_as_all_are(dim: int, combiner: str, is_weighted: b
 
 
 @pytest.mark.parametrize("dim", [3, 16, 256])
-def test_rows_are_gathered_to_their_places(dim: int) -> None:
+def test_rows_are_gathered_to_addresses(dim: int) -> None:
     table = np.random.default_rng(dim).standard_normal((30, dim)).astype(np.float32)
-    rows, places, out = np.array([4, 29, 4]), np.array([0, 3, 5]), np.full((6, dim), 7.0, np.float32)
-    kernels.gather(table, rows, out, places)
+    rows, places, out = np.array([4, 29, 4]), np.array([5, 0, 3]), np.full((6, dim), 7.0, np.float32)
+    addresses = out.ctypes.data + out.strides[0] * places
+    kernels.gather_to(table, rows, addresses)
     assert (out[places] == table[rows]).all()
     assert (np.delete(out, places, axis=0) == 7.0).all()
     with pytest.raises(ValueError, match="Found local row 30"):
-        kernels.gather(table, np.array([4, 30, 4]), out, places)
-    for wrong in (np.array([0, 3]), np.array([0, 3, 6]), np.array([-1, 3, 5])):
-        with pytest.raises(ValueError, match="Expected one a row, rising"):
-            kernels.gather(table, rows, out, wrong)
+        kernels.gather_to(table, np.array([4, 30, 4]), addresses)
+    with pytest.raises(ValueError, match="Found 2 addresses for 3 rows"):
+        kernels.gather_to(table, rows, addresses[:2])
 
 
 @settings(deadline=None, max_examples=15)
@@ -171,9 +173,10 @@ def test_rows_that_nobody_touched_are_early(seed: int, num_hosts: int) -> None:
         lookup.split(after[owner], before[owner])
         for host, split in enumerate(after[owner].splits):
             for number, group in enumerate(lookup.groups):
-                wanted, touched, first = lookup._wanted_rows(after[owner], host), [], 0
+                order = [at for one in lookup.groups for at in one.streams]
+                wanted, touched, first = rows_asked(after[host], owner, order), [], 0
                 for at in group.streams:
-                    asked = [lookup._wanted_rows(before[owner], other)[at] for other in range(num_hosts)]
+                    asked = [rows_asked(one, owner, order)[at] for one in before]
                     late = np.flatnonzero(np.isin(wanted[at], np.concatenate(asked)))
                     touched += (first + late).tolist()
                     first += len(wanted[at])
@@ -193,8 +196,9 @@ def test_a_rule_that_touches_all_rows_leaves_none_early() -> None:
         host=0,
         num_hosts=1,
     )
-    found = lookup._find_late([np.array([1])], [np.array([1, 2, 3])], 0)
-    assert found[0].tolist() == [True, True, True]
+    found = np.zeros(3, bool)
+    lookup._find_late(np.array([1]), np.array([1, 2, 3]), 0, found)
+    assert found.tolist() == [True, True, True]
 
 
 def test_seats_are_clean_after_marking() -> None:
@@ -203,3 +207,9 @@ def test_seats_are_clean_after_marking() -> None:
     with table.marked([np.array([1, 2]), np.array([2, 5])]) as marks:
         assert np.flatnonzero(marks).tolist() == [1, 2, 5]
     assert not marks.any()
+
+
+def rows_asked(prepared: Prepared, owner: int, order: Sequence[int]) -> dict[int, np.ndarray]:
+    """By stream, the rows that a host asks of an owner; streams lie in this order."""
+    pieces = np.split(prepared.asked[owner], np.cumsum(prepared.asked_counts[owner, order])[:-1])
+    return dict(zip(order, pieces, strict=True))
