@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
@@ -55,6 +56,7 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
     pieces = np.zeros((1, 1), np.int64)
     rows_by_stream(ids, pieces, pieces, pieces, ids.copy(), ids.copy())
     rows_by_host(ids, pieces, pieces, ids.copy())
+    find_pieces(ids, ids, np.zeros((1, 4), np.int64))
     bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
     for spec in specs:
         table = Table(spec, ids)

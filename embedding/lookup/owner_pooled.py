@@ -21,7 +21,6 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.grouped import bag_addresses
-from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
@@ -112,6 +111,10 @@ class PooledLookup:
         self._own_tables: dict[int, list[int]] = {}
         for at in self._of_owner[host]:
             self._own_tables.setdefault(self._features[at].table, []).append(at)
+        # Rows that other hosts may name, by feature pooled here; the tables keep theirs.
+        owned = self._of_owner[host]
+        self._limits = np.array([tables[features[at].table].num_rows for at in owned], np.int64)
+        self._no_limits = np.full(len(owned), -1, np.int64)
         others = [other for other in range(num_hosts) if other != host]
         # What other hosts get from here, and the gradients that come back; one region each, laid out as in their own
         # memory. One is enough for all buffers, since it is sent before the next one is pooled, and used up before the
@@ -208,15 +211,15 @@ class PooledLookup:
 
     def _layout_of(self, host: int, bags: Mapping[int, BagRows], is_usual: bool) -> ActivationLayout:
         """The layout of the vectors that a host gets from here: `self.layout` itself if its batch is a usual one."""
-        counts = tuple(bags[at].num_bags if at in bags else 0 for at in range(len(self.layout.widths)))
         if is_usual:
             odd = [at for at, own in bags.items() if own.num_bags != self.layout.vectors[at]]
             if odd:
                 raise ValueError(
-                    f"Found {counts[odd[0]]} bags from host {host} in a batch of the usual size. Expected "
+                    f"Found {bags[odd[0]].num_bags} bags from host {host} in a batch of the usual size. Expected "
                     f"{self.layout.vectors[odd[0]]}. Check that both hosts are of one generation."
                 )
             return self.layout
+        counts = tuple(bags[at].num_bags if at in bags else 0 for at in range(len(self.layout.widths)))
         last = self._layouts.get(host)
         if last is None or last.vectors != counts:
             last = self._layouts[host] = replace(self.layout, vectors=counts)
@@ -241,20 +244,9 @@ class PooledLookup:
             request.grouped[table] = self._tables[table].group(all_rows, addresses)
 
     def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
-        features = self._of_owner[self.host]
-        found = dict(zip(features, read_frame(frame, num_features=len(features), host=host), strict=True))
-        if host != self.host:
-            # This host's own rows are those of ids that were looked up in an index.
-            for at, bags in found.items():
-                self._require_held(bags.rows, self._features[at].table)
-        return found
-
-    def _require_held(self, rows: np.ndarray, table: int) -> None:
-        """Raises ValueError for a row that `kernels.pool` must not trust."""
-        num_rows = self._tables[table].num_rows
-        # Seen as unsigned, a row below 0 is a large one.
-        if len(rows) and int(rows.view(np.uint32).max()) >= num_rows:
-            raise bad_local_row(int(rows[np.argmax(rows.view(np.uint32))]), num_rows)
+        # This host's own rows are those of ids that were looked up in an index.
+        limits = self._no_limits if host == self.host else self._limits
+        return dict(zip(self._of_owner[self.host], read_frame(frame, limits=limits, host=host), strict=True))
 
     def _write_addresses(
         self,

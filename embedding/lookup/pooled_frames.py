@@ -12,10 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from podembed.embedding.kernels.bag_frames import (
+    BAD_ROW,
+    BAD_SPLITS,
+    DIVIDED,
+    HEAD_WORDS,
+    NO_FRAME,
+    WEIGHTED,
+    find_pieces,
+)
+from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import KeyIndex
 
-_WEIGHTED, _DIVIDED = 1, 2
+_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +55,8 @@ def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
     Raises:
       ValueError: an id lies outside its table.
     """
+    if not parts:
+        return _NOTHING
     found = [part if isinstance(part, BagRows) else part[1] for part in parts]
     divisors = [part.divisors if isinstance(part, BagRows) else None for part in parts]
     num_ids = [int(bags.row_splits[-1]) for bags in found]
@@ -59,7 +71,7 @@ def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
     head, *areas = sizes.cut(frame)
     splits, rows, weights, divided = (_Pieces(area) for area in areas)
     for number, (part, bags, of_bags) in enumerate(zip(parts, found, divisors, strict=True)):
-        flags = (_WEIGHTED if bags.weights is not None else 0) | (_DIVIDED if of_bags is not None else 0)
+        flags = (WEIGHTED if bags.weights is not None else 0) | (DIVIDED if of_bags is not None else 0)
         head[number] = len(bags.row_splits) - 1, num_ids[number], flags
         splits.next(len(bags.row_splits))[:] = bags.row_splits
         if isinstance(part, BagRows):
@@ -73,49 +85,46 @@ def frame_of(parts: Sequence[tuple[KeyIndex, Ragged] | BagRows]) -> np.ndarray:
     return frame
 
 
-def read_frame(frame: np.ndarray, *, num_features: int, host: int) -> list[BagRows]:
-    """The features of a frame, as views of it. Rows are not compared with any table.
+def read_frame(frame: np.ndarray, *, limits: np.ndarray, host: int) -> list[BagRows]:
+    """The features of a frame, as views of it.
 
     Args:
+      limits: int64, per feature the rows that are held of its table; below 0 where rows are known to be among them.
       host: that sent it.
 
     Raises:
-      ValueError: it is no frame of so many features.
+      ValueError: it is no frame of so many features, or names a row that is not held here.
     """
-    head = frame[: 3 * num_features]
-    is_frame = len(head) == 3 * num_features and bool(((head >= 0) & (head <= 2 * len(frame))).all())
-    num_bags, num_ids, flags = head.reshape(-1, 3).T if is_frame else np.zeros((3, num_features), np.int64)
-    is_weighted, is_divided = flags & _WEIGHTED != 0, flags & _DIVIDED != 0
-    sizes = _Sizes(
-        num_features=num_features,
-        num_bags=int(num_bags.sum()),
-        num_ids=int(num_ids.sum()),
-        num_weights=int(num_ids[is_weighted].sum()),
-        num_divisors=int(num_bags[is_divided].sum()),
-    )
-    if not is_frame or len(frame) != sizes.num_words:
+    num_features = len(limits)
+    if not num_features and not len(frame):
+        return []
+    pieces = np.zeros((max(1, num_features), 4), np.int64)
+    state = find_pieces(frame, limits, pieces)
+    if state == NO_FRAME:
         raise ValueError(
-            f"Found a request of {len(frame)} words from host {host}. Expected {sizes.num_ids} rows of {num_features} "
-            "features. Check that both hosts are of one generation."
+            f"Found a request of {len(frame)} words from host {host} that does not begin with the sizes of "
+            f"{num_features} features. Expected as many words as the sizes say. Check that both hosts are of one "
+            "generation."
         )
-    _, splits, *areas = sizes.cut(frame)
-    ends = np.cumsum(num_bags + 1)
-    if num_features and _are_bad(splits, ends, num_bags, num_ids):
+    if state == BAD_SPLITS:
         raise ValueError(
             f"Found row splits from host {host} that fall or miss ids. Expected them to rise from 0 to the number of "
             "ids."
         )
-    own_splits = _Pieces(splits)
-    rows, weights, divisors = (_Pieces(area) for area in areas)
+    if state == BAD_ROW:
+        feature, row = pieces[0, :2].tolist()
+        raise bad_local_row(row, int(limits[feature]))
+    as_rows, as_floats = frame.view(np.int32), frame.view(np.float32)
+    head = frame[: HEAD_WORDS * num_features].reshape(num_features, HEAD_WORDS)
     return [
         BagRows(
-            row_splits=own_splits.next(bags + 1),
-            rows=rows.next(ids),
-            weights=weights.next(ids) if weighted else None,
-            divisors=divisors.next(bags) if divided else None,
+            rows=as_rows[rows_at : rows_at + ids],
+            row_splits=frame[splits_at : splits_at + bags + 1],
+            weights=as_floats[weights_at : weights_at + ids] if flags & WEIGHTED else None,
+            divisors=as_floats[divisors_at : divisors_at + bags] if flags & DIVIDED else None,
         )
-        for bags, ids, weighted, divided in zip(
-            num_bags.tolist(), num_ids.tolist(), is_weighted.tolist(), is_divided.tolist(), strict=True
+        for (bags, ids, flags), (splits_at, rows_at, weights_at, divisors_at) in zip(
+            head.tolist(), pieces.tolist(), strict=True
         )
     ]
 
@@ -159,11 +168,3 @@ class _Sizes:
             frame[weights_at:divisors_at].view(np.float32)[: self.num_weights],
             frame[divisors_at:].view(np.float32)[: self.num_divisors],
         )
-
-
-def _are_bad(splits: np.ndarray, ends: np.ndarray, num_bags: np.ndarray, num_ids: np.ndarray) -> bool:
-    """Whether splits fall or leave their rows, which would let a kernel read outside of them."""
-    falls = np.diff(splits) < 0
-    # From the last split of a feature to the first one of the next.
-    falls[ends[:-1] - 1] = False
-    return bool((splits[ends - num_bags - 1] != 0).any() or (splits[ends - 1] != num_ids).any() or falls.any())
