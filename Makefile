@@ -35,13 +35,13 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# Tests with Ray follow in two processes, since they wait half of their time: one has those that share a cluster.
+# Tests with Ray follow in two processes, since they wait half of their time. tests/scheduling.py divides them.
 test: check
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
 	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -m ray -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope
 endif
 
 # make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.object_store import BUCKET, object_store
+from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ settings.load_profile("tests")
 
 # Before anything imports JAX: several processes share the machine.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Divides the tests with Ray among processes: those that share the cluster stay together, so that there is one."""
-    for item in items:
-        if item.get_closest_marker("ray") is not None:
-            shares = "ray_cluster" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("the shared cluster" if shares else item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")
