@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BUCKET = "runs"
+# Names in one answer to a request for a listing; 1000 in the service itself.
+PAGE_SIZE = 100
 
 
 @contextlib.contextmanager
@@ -57,12 +60,15 @@ def _one_put_at_a_time(application: Callable[..., Iterable[bytes]]) -> Callable[
 
 def main() -> None:
     from moto.backends import get_backend
-    from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.server import MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    # Listings have several pages with few files, too.
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE_SIZE)
     get_backend("s3")["123456789012"]["aws"].create_bucket(BUCKET, "us-east-1")
-    application = DomainDispatcherApplication(create_backend_app)
+    # moto's usual application first lists the folders of all services, with each request.
+    application = create_backend_app("s3")
     server = make_server(
         "127.0.0.1", 0, _one_put_at_a_time(application), threaded=True, request_handler=MotoRequestHandler
     )

@@ -37,6 +37,7 @@ from podembed.workers.storage.errors import (
 )
 from podembed.workers.storage.retry import RetryPolicy, Waiting
 from podembed.workers.storage.store import Store, is_safe_name, validate_name
+from tests.object_store import PAGE_SIZE
 
 NO_WAIT = Waiting(sleep=lambda _: None)
 
@@ -584,8 +585,8 @@ class TestObjectStore:
     def test_more_files_than_one_listing_shows(self, s3_url: str) -> None:
         store = Store(f"{s3_url}/run")
         with ThreadPoolExecutor(8) as pool:
-            [*pool.map(lambda at: store.write_new(f"data/{at}", [b"x"]), range(1_003))]
-        assert len(store.sizes("data")) == len(store.children("data")) == 1_003
+            [*pool.map(lambda at: store.write_new(f"data/{at}", [b"x"]), range(2 * PAGE_SIZE + 3))]
+        assert len(store.sizes("data")) == len(store.children("data")) == 2 * PAGE_SIZE + 3
 
     def test_a_bucket_that_is_not_there_is_named(self, s3_url: str) -> None:
         with pytest.raises(StorageError, match="failed: .*bucket does not exist"):
