@@ -4,6 +4,9 @@ The owner of a whole table combines rows where they lie, and only vectors cross 
 the fastest way for long bags, and nothing is deduplicated. So every table that one host can hold is placed whole. Only
 larger ones are cut into buckets; how these are looked up is decided in `pooling_choice`.
 
+The owner of a whole table works for the samples of all hosts. With many hosts that is more than its share, so a table
+that would make its owner too busy is cut as well.
+
 Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
 all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
 """
@@ -18,6 +21,9 @@ import numpy as np
 from podembed.embedding.buckets import place
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.embedding.table_spec import TableSpec
+
+MOST_WORK = 1.5
+"""How many times the mean of all hosts the owner of a whole table may work, counted in features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +42,23 @@ class Way:
     reason: str
 
 
-def ways(specs: Sequence[TableSpec], *, num_hosts: int) -> list[Way]:
-    """Which tables are placed whole on so many hosts, and why."""
+def ways(specs: Sequence[TableSpec], *, num_features: Sequence[int], num_hosts: int) -> list[Way]:
+    """Which tables are placed whole on so many hosts, and why.
+
+    Args:
+      num_features: per table, how many features look up in it.
+    """
     sizes = [spec.bucket_bytes * spec.layout.num_buckets for spec in specs]
     # A table above the fair share would leave its host with more than the others even if it held nothing else.
     fair_bytes = sum(sizes) // num_hosts
-    return [_way(spec, size, fair_bytes) for spec, size in zip(specs, sizes, strict=True)]
+    most_features = MOST_WORK * sum(num_features) / num_hosts
+    return [
+        _way(spec, size, fair_bytes, count, most_features)
+        for spec, size, count in zip(specs, sizes, num_features, strict=True)
+    ]
 
 
-def _way(spec: TableSpec, size_bytes: int, fair_bytes: int) -> Way:
+def _way(spec: TableSpec, size_bytes: int, fair_bytes: int, num_features: int, most_features: float) -> Way:
     share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
     if spec.layout.num_buckets == 1:
         return Way(is_whole=True, size_bytes=size_bytes, reason="one bucket")
@@ -52,6 +66,11 @@ def _way(spec: TableSpec, size_bytes: int, fair_bytes: int) -> Way:
         return Way(is_whole=False, size_bytes=size_bytes, reason=why)
     if size_bytes > fair_bytes:
         return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
+    if num_features > most_features:
+        reason = (
+            f"work: features {num_features}, more than {most_features:.2g}, {MOST_WORK:g} times a host's fair share"
+        )
+        return Way(is_whole=False, size_bytes=size_bytes, reason=reason)
     return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
 
 
@@ -73,7 +92,7 @@ def place_tables(
     Returns:
       Per table, int32 `[num_buckets]`, the owner; all the same for a table that is placed whole.
     """
-    found = ways(specs, num_hosts=num_hosts)
+    found = ways(specs, num_features=num_features, num_hosts=num_hosts)
     table_bytes = [way.size_bytes for way in found]
     is_whole = [way.is_whole for way in found]
     feature_bytes = sum(table_bytes) // max(1, sum(num_features))

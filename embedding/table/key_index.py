@@ -65,9 +65,10 @@ class DenseIndex:
         self._owners = np.ascontiguousarray(owners, np.int32)
         # Which of its owner's buckets each one is, counted from 0.
         self._places = np.full(layout.num_buckets, -1, np.int32)
-        for owner in np.unique(self._owners[self._owners >= 0]):
-            mine = np.flatnonzero(self._owners == owner)
-            self._places[mine] = np.arange(len(mine))
+        held = np.flatnonzero(self._owners >= 0)
+        held = held[np.argsort(self._owners[held], kind="stable")]
+        counts = np.bincount(self._owners[held])
+        self._places[held] = np.arange(len(held)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def rows_of(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """See `KeyIndex.rows_of`."""

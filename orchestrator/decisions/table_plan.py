@@ -85,7 +85,7 @@ def plan(
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
     counts = features_per_table(job)
     owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before)
-    found = ways(specs, num_hosts=num_hosts)
+    found = ways(specs, num_features=counts, num_hosts=num_hosts)
     cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts)
     tables = tuple(
         _table(spec, way, count, placed, why=why, cut=if_cut)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podembed.embedding.config import TableConfig
-from podembed.embedding.lookup.placement import place_tables
+from podembed.embedding.lookup.placement import MOST_WORK, place_tables, ways
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.table_spec import TableSpec
 
@@ -34,7 +34,7 @@ def test_fair_tables_are_whole_through_any_chain_of_hosts(rows: list[int], hosts
             assert owners.dtype == np.int32
             assert ((owners >= 0) & (owners < num_hosts)).all()
             np.add.at(load, owners, one.bucket_bytes)
-            if 8 * one.bucket_bytes <= sum(sizes) // num_hosts:
+            if 8 * one.bucket_bytes <= sum(sizes) // num_hosts and num_hosts <= MOST_WORK * len(specs):
                 assert len(set(owners.tolist())) == 1
         # Bytes and features count alike, and a host is at most one table above the fair share of their sum.
         assert load.max() <= 2 * sum(sizes) / num_hosts + max(sizes)
@@ -44,6 +44,21 @@ def test_a_table_above_the_fair_share_is_cut() -> None:
     large, small = place_tables([spec(0, 8000), spec(1, 80)], num_features=[1, 0], num_hosts=2)
     assert np.bincount(large).tolist() == [4, 4]
     assert len(set(small.tolist())) == 1
+
+
+def test_a_table_is_cut_where_its_owner_would_work_for_too_many_hosts() -> None:
+    """Six tables of equal size: one host in nine would do a sixth of the work, one in ten too much."""
+    specs = [spec(at, 80) for at in range(6)]
+    large = [spec(6, 800_000)]
+    for num_hosts, is_whole in ((9, True), (10, False)):
+        found = ways(specs + large, num_features=[1] * 6 + [0], num_hosts=num_hosts)
+        assert [way.is_whole for way in found] == [is_whole] * 6 + [False]
+        placed = place_tables(specs + large, num_features=[1] * 6 + [0], num_hosts=num_hosts)
+        assert [len(set(owners.tolist())) == 1 for owners in placed] == [is_whole] * 6 + [False]
+    assert ways(specs + large, num_features=[1] * 6 + [0], num_hosts=10)[0].reason.startswith("work: features 1, more")
+    # The same with few hosts, where one table has most of the features.
+    found = ways(specs + large, num_features=[7, 1, 1, 0, 0, 0, 0], num_hosts=2)
+    assert [way.is_whole for way in found] == [False] + [True] * 5 + [False]
 
 
 def test_tables_stay_with_their_host() -> None:
