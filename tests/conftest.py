@@ -16,7 +16,9 @@ from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_sc
 from tests.small_job import write_small_data
 
 if TYPE_CHECKING:
+    from podembed.orchestrator.api.result import Result
     from podembed.orchestrator.strategy import PodStrategy
+    from tests.processes import Listeners
 
 # How long an example takes says nothing on a machine that others use, too.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +44,24 @@ def pod_strategy(ray_cluster: None) -> Iterator[PodStrategy]:
 
     with PodStrategy(num_hosts=2, step_timeout_s=60.0, run_timeout_s=120.0) as strategy:
         yield strategy
+
+
+@pytest.fixture(scope="session")
+def listeners() -> Listeners:
+    """Sees where the processes of `two_hosts` listen."""
+    from tests.processes import Listeners
+
+    return Listeners()
+
+
+@pytest.fixture(scope="session")
+def two_hosts(
+    ray_cluster: None, small_data: str, listeners: Listeners, tmp_path_factory: pytest.TempPathFactory
+) -> Result:
+    """A run of the small job that nothing disturbs."""
+    from tests.orchestrator.driver.test_equality import train_small
+
+    return train_small(small_data, tmp_path_factory.mktemp("undisturbed"), "two", num_hosts=2, reporter=listeners)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
+from podembed.orchestrator.events.progress import WindowReport
+from podembed.orchestrator.events.reporter import SilentReporter
+
 
 def actor_processes(kind: str) -> list[int]:
     """Process ids of this session's actors of one kind: descendants of this process whose title names it."""
@@ -28,6 +33,22 @@ def actor_processes(kind: str) -> list[int]:
             if title.startswith(b"ray::_" + kind.encode()) and _is_descendant(int(entry.name)):
                 found.append(int(entry.name))
     return sorted(found)
+
+
+class Listeners(SilentReporter):
+    """Looks once, while steps are done. `seen` has the addresses of the listening sockets of each worker process."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[list[str]]] = {}
+
+    def window(self, report: WindowReport) -> None:
+        if not self.seen:
+            for kind in ("HostActor", "DeviceActor"):
+                self.seen[kind] = [_listening(process) for process in actor_processes(kind)]
+
+
+def _listening(process: int) -> list[str]:
+    return [c.laddr.ip for c in psutil.Process(process).net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
 def _is_descendant(process: int) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Fixtures of the session. Files that name the first one form a group, then files that name the second one.
-SHARED = ("pod_strategy", "ray_cluster")
+# Session fixtures, and the group of the files that name them. The first that is found counts.
+GROUPS = {"pod_strategy": "pods", "ray_cluster": "cluster", "two_hosts": "cluster"}
 
 
 class FilesThatShare(LoadScopeScheduling):
@@ -28,7 +28,7 @@ class FilesThatShare(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if file not in self._groups:
             text = (self.config.rootpath / file).read_text(encoding="utf-8")
-            self._groups[file] = next((name for name in SHARED if name in text), file)
+            self._groups[file] = next((group for name, group in GROUPS.items() if name in text), file)
         return self._groups[file]
 
 

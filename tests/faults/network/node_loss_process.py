@@ -60,9 +60,10 @@ def _used_nodes() -> set[str]:
 
 
 def main(data: str, storage: str) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    # Of the three machines the head's cannot be taken away; a second host is always on another one.
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         reporter = NodeTaker(cluster, nodes)
         result = Trainer(

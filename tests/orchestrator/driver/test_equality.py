@@ -86,11 +86,6 @@ def one_host(small_data: str, runs: Path) -> Result:
     return train_small(small_data, runs, "one", num_hosts=1, in_process=True)
 
 
-@pytest.fixture(scope="module")
-def two_hosts(ray_cluster: None, small_data: str, runs: Path) -> Result:
-    return train_small(small_data, runs, "two", num_hosts=2)
-
-
 class PlainJax:
     """The same job as one would write it without us: dense tables, `jax.grad` through a gather, optax for the dense
     half.
