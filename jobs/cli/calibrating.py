@@ -26,6 +26,17 @@ def default_path() -> Path:
     return Path("~/.podembed/calibration.json").expanduser()
 
 
+def children_environment(threads: int) -> dict[str, str]:
+    """That of a run's workers on this machine, for processes that measure."""
+    from podembed.orchestrator.cluster.worker_environment import worker_environment
+
+    environment = dict(os.environ)
+    # Jobs are imported by name, from the folder that the command was called in.
+    places = [os.getcwd(), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    return environment | worker_environment("host", resources={}, threads=threads, environ=environment)
+
+
 def calibrate(command: Calibrate) -> int:
     """Carries out the command. Returns the exit code.
 
@@ -34,20 +45,15 @@ def calibrate(command: Calibrate) -> int:
       OSError: the file cannot be written.
     """
     # Imported late: `--help` should not wait for them.
-    from podembed.orchestrator.cluster.worker_environment import PLATFORMS, worker_environment
     from podembed.orchestrator.prediction.constants_table import rendered
     from podembed.version import version
     from podembed.workers.calibration.measure import calibrate as measure
     from podembed.workers.calibration.record import this_machine, write_calibration
 
     began = time.monotonic()
-    environment = dict(os.environ)
-    environment |= worker_environment(
-        "host", resources={}, threads=command.threads_per_host, environ={**environment, PLATFORMS: "cpu"}
-    )
     found = measure(
         machine=this_machine(),
-        environment=environment,
+        environment=children_environment(command.threads_per_host),
         threads=command.threads_per_host,
         code=version(),
         now_unix_s=time.time(),

@@ -171,9 +171,10 @@ class Resume:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Show how tables would lie on so many hosts, what each host needs, and why. Starts nothing.
+    """Show how tables would lie on so many hosts, what each host needs, and why. Starts no training.
 
-    With RUN: what `resume` on so many hosts would move. Without: a new run of the job.
+    With RUN: what `resume` on so many hosts would move. Without: a new run of the job. Where `podembed calibrate` has
+    measured this machine, also how long a step takes, phase by phase, and what would be faster.
     """
 
     run: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
@@ -186,6 +187,10 @@ class Plan:
     """As for train."""
     hosts: int = 1
     """Hosts to plan for."""
+    hosts_per_machine: int | None = None
+    """Of them on one machine. By default all if it has as many processors, else one each."""
+    calibration: str | None = None
+    """File of `podembed calibrate --out`. Default: ~/.podembed/calibration.json."""
 
 
 @dataclass(frozen=True, kw_only=True)

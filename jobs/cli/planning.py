@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from podembed.jobs.cli.data_arguments import plan_arguments
+from podembed.jobs.cli.forecasting import show
 from podembed.jobs.cli.job_choice import job_reference
 from podembed.jobs.cli.settings import named_by_flags
 from podembed.jobs.search_path import current_folder
@@ -14,10 +15,10 @@ from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.table_plan import Plan as TablePlan
 from podembed.orchestrator.decisions.table_plan import plan as plan_tables
-from podembed.orchestrator.decisions.table_plan import render as render_plan
 from podembed.orchestrator.run.opening import open_run
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.input.lengths import index_at_hand
+from podembed.workers.job.reference import JobReference
 
 if TYPE_CHECKING:
     from podembed.jobs.cli.main import Plan
@@ -31,11 +32,15 @@ def plan(command: Plan) -> int:
     """
     with named_by_flags():
         scaling = ScalingConfig(num_hosts=command.hosts)
+    if command.hosts_per_machine is not None and command.hosts_per_machine < 1:
+        raise ConfigurationError(f"Found --hosts-per-machine {command.hosts_per_machine}. Expected at least 1.")
     if command.run is None:
         job_name = command.job or ("criteo" if command.data else "synthetic")
-        job = job_reference(job_name, command.set, plan_arguments(job_name, command.data)).resolve()
+        reference = job_reference(job_name, command.set, plan_arguments(job_name, command.data))
+        job = reference.resolve()
         check_hosts(job, scaling)
-        print(render_plan(plan_tables(job, num_hosts=command.hosts, index=index_at_hand(job))))
+        index = index_at_hand(job)
+        show(command, job, reference, index, plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index))
         return 0
     if command.job or command.data or command.set:
         raise ConfigurationError(
@@ -44,11 +49,11 @@ def plan(command: Plan) -> int:
     run = open_run(command.run, only_reads=True, job_folder=current_folder())
     check_hosts(run.job, scaling)
     base = run.newest_commit()
-    found = planned(run, base, num_hosts=command.hosts)
     print(
         f"{plural(base.hosts, 'host')} at commit {base.name}, {command.hosts} planned\n" if base else "no commit yet\n"
     )
-    print(render_plan(found))
+    reference = run.job_for_workers if isinstance(run.job_for_workers, JobReference) else None
+    show(command, run.job, reference, run.train_index, plan=lambda hosts: planned(run, base, num_hosts=hosts))
     return 0
 
 

@@ -20,6 +20,8 @@ from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import cut_ways, features_per_table, table_specs, why_rows
 
+MAX_HOSTS_SHOWN = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTable:
@@ -91,7 +93,7 @@ def plan(
         _table(spec, way, count, placed, why=why, cut=if_cut)
         for spec, way, count, placed, why, if_cut in zip(specs, found, counts, owners, why_rows(job), cut, strict=True)
     )
-    return Plan(tables=tables, hosts=tuple(_host(host, tables, owners, before) for host in range(num_hosts)))
+    return Plan(tables=tables, hosts=_hosts(tables, owners, before, num_hosts=num_hosts))
 
 
 def _table(
@@ -118,21 +120,27 @@ def _table(
     )
 
 
-def _host(
-    host: int, tables: Sequence[PlannedTable], owners: Sequence[np.ndarray], before: Sequence[np.ndarray] | None
-) -> PlannedHost:
-    def held(placed: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [owner == host for owner in placed]
-
-    def size(masks: Sequence[np.ndarray]) -> int:
-        return sum(int(mask.sum()) * table.spec.bucket_bytes for mask, table in zip(masks, tables, strict=True))
-
-    now = held(owners)
-    incoming = None
-    if before is not None:
-        incoming = size([mask & ~was for mask, was in zip(now, held(before), strict=True)])
-    pooled = sum(table.num_features for table in tables if table.is_pooled and table.hosts == (host,))
-    return PlannedHost(shard_bytes=size(now), num_pooled=pooled, incoming_bytes=incoming)
+def _hosts(
+    tables: Sequence[PlannedTable],
+    owners: Sequence[np.ndarray],
+    before: Sequence[np.ndarray] | None,
+    *,
+    num_hosts: int,
+) -> tuple[PlannedHost, ...]:
+    """What each host holds, pools and reads. Goes over the tables once, however many hosts there are."""
+    held, incoming = np.zeros(num_hosts, np.int64), np.zeros(num_hosts, np.int64)
+    num_pooled = np.zeros(num_hosts, np.int64)
+    for at, (table, owned) in enumerate(zip(tables, owners, strict=True)):
+        held += table.spec.bucket_bytes * np.bincount(owned, minlength=num_hosts)
+        if before is not None:
+            new = owned[owned != before[at]]
+            incoming += table.spec.bucket_bytes * np.bincount(new, minlength=num_hosts)
+        if table.is_pooled and table.is_whole:
+            num_pooled[table.hosts[0]] += table.num_features
+    return tuple(
+        PlannedHost(shard_bytes=size, num_pooled=pooled, incoming_bytes=None if before is None else new)
+        for size, pooled, new in zip(held.tolist(), num_pooled.tolist(), incoming.tolist(), strict=True)
+    )
 
 
 def summary(found: Plan) -> str:
@@ -153,9 +161,12 @@ def render(found: Plan) -> str:
     lines = [("table", "rows", "dim", "optimizer", "size", "buckets", "features", "on", "why")]
     lines += [_line(tables, len(found.hosts)) for tables in _alike(found.tables)]
     hosts = [("host", "holds", "pools features", "reads")]
-    for number, host in enumerate(found.hosts):
+    shown = range(min(len(found.hosts), MAX_HOSTS_SHOWN))
+    for number, host in [(number, found.hosts[number]) for number in shown]:
         incoming = "-" if host.incoming_bytes is None else format_bytes(host.incoming_bytes)
         hosts.append((str(number), format_bytes(host.shard_bytes), str(host.num_pooled), incoming))
+    if len(found.hosts) > MAX_HOSTS_SHOWN:
+        hosts.append((f"... {len(found.hosts) - 1}", "", "", ""))
     return printable(f"{columns(lines)}\n\n{columns(hosts)}\n\n{summary(found)}")
 
 

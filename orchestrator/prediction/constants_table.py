@@ -23,8 +23,13 @@ def rendered(found: Calibration) -> str:
     parts.append(
         columns(
             [
-                ("exchange of two hosts", "µs a message", "MB/s each way"),
-                ("loopback", f"{1e6 * wire.message_s:.0f}", f"{1e-6 / wire.byte_s:,.0f}" if wire.byte_s else "-"),
+                ("exchange between hosts", "µs", "µs a peer", "MB/s each way"),
+                (
+                    "loopback",
+                    f"{1e6 * wire.exchange_s:.0f}",
+                    f"{1e6 * wire.peer_s:.0f}",
+                    f"{1e-6 / wire.byte_s:,.0f}" if wire.byte_s else "-",
+                ),
             ]
         )
     )

@@ -1,4 +1,4 @@
-"""Measures an exchange between two hosts of this machine: the mesh of a run, over loopback."""
+"""Measures an exchange between hosts of this machine: the mesh of a run, over loopback."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ _TIMEOUT_S = 60.0
 
 
 def measure_exchange(
-    rank: int, token: bytes, *, swap: Callable[[tuple[str, int]], Sequence[tuple[str, int]]]
+    rank: int, token: bytes, *, num_hosts: int, swap: Callable[[tuple[str, int]], Sequence[tuple[str, int]]]
 ) -> list[float]:
-    """One of the two hosts: median seconds of an exchange of each of `SIZES_BYTES`.
+    """One of the hosts: median seconds of an exchange of each of `SIZES_BYTES`.
 
     Args:
-      swap: gives the own address and returns those of both, in rank order.
+      swap: gives the own address and returns those of all, in rank order.
     """
-    identity = MeshIdentity(run_id="calibration", generation=0, token=token, rank=rank, num_ranks=2)
+    identity = MeshIdentity(run_id="calibration", generation=0, token=token, rank=rank, num_ranks=num_hosts)
     with Mesh.listen(identity, bind_address="127.0.0.1") as mesh:
         mesh.connect(swap(mesh.address), timeout_s=_TIMEOUT_S)
         found, step = [], 0
         for size, repeats in zip(SIZES_BYTES, _REPEATS, strict=True):
-            source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
-            frames: list[list[np.ndarray]] = [[source], [source]]
+            source, targets = np.ones(size, np.uint8), [np.zeros(size, np.uint8) for _ in range(num_hosts)]
+            frames: list[list[np.ndarray]] = [[source]] * num_hosts
             times = []
             for _ in range(repeats):
                 began = time.perf_counter()
                 mesh.exchange(
-                    tag=Tag.ROWS, step=step, send=frames, receive=lambda *_, to=target: to, timeout_s=_TIMEOUT_S
+                    tag=Tag.ROWS,
+                    step=step,
+                    send=frames,
+                    receive=lambda host, _, to=targets: to[host],
+                    timeout_s=_TIMEOUT_S,
                 )
                 times.append(time.perf_counter() - began)
                 step += 1
@@ -45,8 +49,13 @@ def measure_exchange(
         return found
 
 
-def wire_of(seconds: Sequence[float]) -> Wire:
-    """From what `measure_exchange` found."""
-    message_s = seconds[0]
-    per_byte = [(spent - message_s) / size for size, spent in zip(SIZES_BYTES[2:], seconds[2:], strict=True)]
-    return Wire(message_s=message_s, byte_s=max(0.0, statistics.fmean(per_byte)))
+def wire_of(pair: Sequence[float], many: Sequence[float], *, num_hosts: int, cpus: int) -> Wire:
+    """From what `measure_exchange` found between two hosts, and between so many.
+
+    Hosts beyond the machine's processors wait for their turn, which those of a pod would not.
+    """
+    empty_s = pair[0]
+    per_byte = [(spent - empty_s) / size for size, spent in zip(SIZES_BYTES[2:], pair[2:], strict=True)]
+    own_s = many[0] * min(1.0, cpus / num_hosts)
+    peer_s = min(empty_s, max(0.0, (own_s - empty_s) / (num_hosts - 2)))
+    return Wire(exchange_s=empty_s - peer_s, peer_s=peer_s, byte_s=max(0.0, statistics.fmean(per_byte)))

@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 from podembed.embedding.costs.constants import Kernels
 from podembed.workers.calibration.exchange import wire_of
-from podembed.workers.calibration.record import FORMAT, Calibration, CalibrationError, Dense, Machine
+from podembed.workers.calibration.record import FORMAT, Calibration, CalibrationError, Dense, Machine, ModelTime
+from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.records import from_document
 
 Value = TypeVar("Value")
 
 MAX_SIDE_BY_SIDE = 4
+MANY_HOSTS = 4
 _TIMEOUT_S = 300.0
 
 
@@ -63,8 +65,7 @@ def calibrate(
         ]
         dense[str(count)] = max(steps, key=lambda step: step.seconds(flops=1e9, num_bytes=1e8))
     activity("an exchange")
-    token = secrets.token_hex(32)
-    exchanges = answers_of([{"measure": "exchange", "rank": rank, "token": token} for rank in range(2)], environment)
+    pair, many = measure_exchanges(2, environment), measure_exchanges(MANY_HOSTS, environment)
     activity("reading")
     ((sample_s, id_s),) = answers_of([{"measure": "reading"}], environment)
     return Calibration(
@@ -74,11 +75,29 @@ def calibrate(
         measured_unix_s=now_unix_s,
         threads=threads,
         kernels=tuple(kernels),
-        wire=wire_of([max(pair) for pair in zip(*exchanges, strict=True)]),
+        wire=wire_of(pair, many, num_hosts=MANY_HOSTS, cpus=machine.cpus),
         dense=dense,
         sample_s=float(sample_s),
         id_s=float(id_s),
     )
+
+
+def measure_exchanges(num_hosts: int, environment: Mapping[str, str]) -> list[float]:
+    """Seconds of an exchange between so many children, for each of `SIZES_BYTES`, as the slowest one saw them."""
+    token = secrets.token_hex(32)
+    requests = [{"measure": "exchange", "rank": rank, "token": token, "hosts": num_hosts} for rank in range(num_hosts)]
+    return [max(times) for times in zip(*answers_of(requests, environment), strict=True)]
+
+
+def measure_models(
+    reference: JobReference, samples: Sequence[int], *, num_processes: int, environment: Mapping[str, str]
+) -> list[ModelTime]:
+    """Steps of a job's own dense half with so many samples, in so many processes side by side; the slowest ones."""
+    job = {"function": reference.function, "arguments": dict(reference.arguments), "folder": reference.folder}
+    request = {"measure": "model", "job": job, "samples": list(samples)}
+    answers = answers_of([request] * num_processes, environment)
+    found = [[from_document(ModelTime, "model", document) for document in answer] for answer in answers]
+    return [max(times, key=lambda time: time.step_s) for times in zip(*found, strict=True)]
 
 
 def _slowest_kernels(found: Sequence[Kernels]) -> Kernels:

@@ -33,9 +33,16 @@ def answer(request: Mapping[str, Any]) -> Any:
         case "exchange":
             from podembed.workers.calibration.exchange import measure_exchange
 
-            return measure_exchange(int(request["rank"]), bytes.fromhex(request["token"]), swap=_swap)
+            token, hosts = bytes.fromhex(request["token"]), int(request["hosts"])
+            return measure_exchange(int(request["rank"]), token, num_hosts=hosts, swap=_swap)
+        case "model":
+            from podembed.workers.calibration.model import measure_model
+            from podembed.workers.job.reference import JobReference
+
+            job = JobReference(**request["job"]).resolve()
+            return [to_document(measure_model(job, int(samples))) for samples in request["samples"]]
         case other:
-            raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, reading or exchange.")
+            raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, model, reading or exchange.")
 
 
 def _swap(address: tuple[str, int]) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from podembed.workers.storage.finished_folder import write_durably
 from podembed.workers.storage.records import decode, encode
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CalibrationError(ValueError):
@@ -40,13 +40,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """An exchange of two hosts: seconds for a message, and for each byte that both of them send."""
+    """An exchange between hosts: seconds for itself, for each other host, and for each byte that a host sends."""
 
-    message_s: float
+    exchange_s: float
+    peer_s: float
     byte_s: float
 
-    def seconds(self, *, messages: float, num_bytes: float) -> float:
-        return self.message_s * messages + self.byte_s * num_bytes
+    def seconds(self, *, peers: int, num_bytes: float) -> float:
+        return self.exchange_s + self.peer_s * peers + self.byte_s * num_bytes if peers else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,21 @@ class Dense:
 
     def seconds(self, *, flops: float, num_bytes: float) -> float:
         return self.step_s + self.flop_s * flops + self.byte_s * num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTime:
+    """A device process at work.
+
+    Attributes:
+      num_samples: of a step.
+      step_s: seconds of a step with its transfers, without other devices.
+      gradient_bytes: of the parameters' gradients, which devices add up.
+    """
+
+    num_samples: int
+    step_s: float
+    gradient_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

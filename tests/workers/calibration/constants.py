@@ -32,7 +32,7 @@ CALIBRATION = Calibration(
     measured_unix_s=1.0,
     threads=1,
     kernels=(kernels(1), kernels(2, slower=2.0)),
-    wire=Wire(message_s=1e-4, byte_s=1e-9),
+    wire=Wire(exchange_s=5e-5, peer_s=5e-5, byte_s=1e-9),
     dense={"1": Dense(step_s=1e-4, flop_s=1e-11, byte_s=1e-10), "2": Dense(step_s=2e-4, flop_s=2e-11, byte_s=2e-10)},
     sample_s=1e-6,
     id_s=1e-8,

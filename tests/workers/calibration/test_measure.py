@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import secrets
+from pathlib import Path
 
 import pytest
 
 from podembed.workers.calibration.exchange import SIZES_BYTES, wire_of
-from podembed.workers.calibration.measure import MeasuringFailed, answers_of
+from podembed.workers.calibration.measure import MeasuringFailed, answers_of, measure_exchanges, measure_models
 from podembed.workers.calibration.reading import measure_reading
+from podembed.workers.job.reference import JobReference
 
 
-def test_two_children_exchange() -> None:
-    token = secrets.token_hex(32)
-    requests = [{"measure": "exchange", "rank": rank, "token": token} for rank in range(2)]
-    one, other = answers_of(requests, dict(os.environ))
-    assert len(one) == len(other) == len(SIZES_BYTES)
-    wire = wire_of(one)
-    assert 1e-6 < wire.message_s < 1.0
-    assert 0.0 <= wire.byte_s < 1e-6
+@pytest.mark.parametrize("num_hosts", [2, 3])
+def test_children_exchange(num_hosts: int) -> None:
+    found = measure_exchanges(num_hosts, dict(os.environ))
+    assert len(found) == len(SIZES_BYTES)
+    assert all(1e-6 < seconds < 10.0 for seconds in found)
 
 
 def test_a_child_that_fails_is_reported() -> None:
@@ -28,8 +26,22 @@ def test_a_child_that_fails_is_reported() -> None:
 
 
 def test_a_byte_costs_what_large_messages_take_longer() -> None:
-    wire = wire_of([1e-4, 0.0, 1e-4 + 1e-9 * SIZES_BYTES[2], 1e-4 + 1e-9 * SIZES_BYTES[3]])
-    assert wire.seconds(messages=3, num_bytes=1e6) == pytest.approx(3e-4 + 1e-3)
+    pair = [1e-4, 0.0, 1e-4 + 1e-9 * SIZES_BYTES[2], 1e-4 + 1e-9 * SIZES_BYTES[3]]
+    wire = wire_of(pair, [1.6e-4], num_hosts=4, cpus=4)
+    assert wire.seconds(peers=1, num_bytes=1e6) == pytest.approx(1e-4 + 1e-3)
+    assert wire.seconds(peers=3, num_bytes=0.0) == pytest.approx(1.6e-4)
+    assert wire.seconds(peers=0, num_bytes=0.0) == 0.0
+    # Four hosts on two processors take twice as long as they would on four.
+    assert wire_of(pair, [3.2e-4], num_hosts=4, cpus=2) == wire
+
+
+def test_the_dense_half_of_a_job_is_measured(tmp_path: Path) -> None:
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": str(tmp_path)})
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"}
+    few, many = measure_models(reference, [8, 16], num_processes=1, environment=environment)
+    assert (few.num_samples, many.num_samples) == (8, 16)
+    assert 0 < few.step_s < 10
+    assert few.gradient_bytes == many.gradient_bytes > 0
 
 
 def test_reading_costs_something_for_each_id() -> None:

@@ -1,0 +1,80 @@
+"""`TableProfile`: what the data asks of a table, measured on some batches or assumed from lengths.
+
+How many distinct rows a batch names decides what updates and messages cost. It is kept as a curve over the number of
+samples, so that other batches and other numbers of hosts can be asked about. Between two points, and beyond them, it is
+a power law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HOT_ROWS = 256
+"""So many of a table's most frequent rows are looked at together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableProfile:
+    """What samples ask of one table.
+
+    Attributes:
+      ids_per_sample: per feature of the table, the mean.
+      distinct: numbers of samples, rising, and the distinct rows that so many name.
+      hot_share: of the ids, those that name one of the `HOT_ROWS` most frequent rows.
+      free_bags, free_rows: shares of a batch that the batch before does not touch.
+      is_measured: whether batches were read; otherwise ids are taken to be spread evenly.
+    """
+
+    ids_per_sample: tuple[float, ...]
+    distinct: tuple[tuple[float, float], ...]
+    hot_share: float
+    free_bags: float
+    free_rows: float
+    is_measured: bool = True
+
+    def rows(self, samples: float, *, num_rows: int) -> float:
+        """Distinct rows that so many samples name, of a table of so many rows."""
+        most = min(float(num_rows), samples * sum(self.ids_per_sample))
+        points = [(count, rows) for count, rows in self.distinct if rows > 0]
+        if not points or samples <= 0:
+            return 0.0
+        if len(points) == 1:
+            count, rows = points[0]
+            return min(most, rows * samples / count)
+        at = 1
+        while at < len(points) - 1 and points[at][0] < samples:
+            at += 1
+        (low, few), (high, many) = points[at - 1], points[at]
+        # Twice as many samples never name more than twice as many rows.
+        slope = min(1.0, max(0.0, math.log(many / few) / math.log(high / low)))
+        return max(1.0 if most >= 1 else most, min(most, many * (samples / high) ** slope))
+
+    @property
+    def distinct_share(self) -> float:
+        """Distinct rows over ids, in the largest batch that was looked at."""
+        count, rows = self.distinct[-1]
+        ids = count * sum(self.ids_per_sample)
+        return rows / ids if ids else 0.0
+
+
+def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:
+    """Of ids that are spread evenly over a table, as far as nothing is known of them."""
+    ids = sum(ids_per_sample)
+
+    def rows(samples: float) -> float:
+        return -num_rows * math.expm1(-samples * ids / num_rows)
+
+    counts = [batch_size / 2**power for power in range(12, -3, -1)]
+    touched = rows(batch_size) / num_rows
+    bags = len(ids_per_sample)
+    length = ids / bags if bags else 0.0
+    return TableProfile(
+        ids_per_sample=tuple(ids_per_sample),
+        distinct=tuple((count, rows(count)) for count in counts),
+        hot_share=min(1.0, HOT_ROWS / num_rows),
+        free_bags=(1 - touched) ** length,
+        free_rows=1 - touched,
+        is_measured=False,
+    )

@@ -1,0 +1,127 @@
+"""`forecast`: how a job would train on so many hosts, and what would make it faster. A function of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from podembed.embedding.costs.profile import TableProfile
+from podembed.embedding.costs.work import TableWay
+from podembed.orchestrator.api.text import plural
+from podembed.orchestrator.decisions.table_plan import Plan, PlannedTable
+from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand, traffic_of
+from podembed.orchestrator.prediction.memory import HostMemory, host_memory
+from podembed.orchestrator.prediction.step import PredictedStep, predict
+from podembed.workers.calibration.record import Calibration
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import feature_bindings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A job on some hosts.
+
+    Attributes:
+      step: as it is declared.
+      others: what would change, and the step then.
+      memory: of the host that holds most.
+      is_measured: whether all tables' data was looked at.
+    """
+
+    step: PredictedStep
+    others: tuple[tuple[str, PredictedStep], ...]
+    memory: HostMemory
+    is_measured: bool
+
+
+def forecast(
+    job: JobConfig,
+    setting: Setting,
+    profiles: Sequence[TableProfile],
+    *,
+    plan: Callable[[int], Plan],
+    calibration: Calibration,
+    dense: DenseHalf,
+    undo_share: float,
+) -> Forecast:
+    """Predicts the declared setting, and those that may be better.
+
+    Args:
+      profiles: one a table.
+      plan: where tables lie on so many hosts.
+      undo_share: of the run's settings.
+    """
+
+    def step(one: Setting) -> PredictedStep:
+        tables = demands(job, plan(one.num_hosts), profiles)
+        return predict(tables, one, calibration=calibration, dense=dense)
+
+    declared = plan(setting.num_hosts)
+    traffic = traffic_of(demands(job, declared, profiles), setting)
+    memory = host_memory(
+        traffic,
+        shard_bytes=max(host.shard_bytes for host in declared.hosts),
+        num_hosts=setting.num_hosts,
+        undo_share=undo_share,
+        num_buffers=2 if setting.overlap or setting.staleness else 1,
+    )
+    return Forecast(
+        step=step(setting),
+        others=tuple((name, step(one)) for name, one in _alternatives(setting, most_hosts=job.num_lanes)),
+        memory=memory,
+        is_measured=all(profile.is_measured for profile in profiles),
+    )
+
+
+def _alternatives(setting: Setting, *, most_hosts: int) -> list[tuple[str, Setting]]:
+    """What could be changed, in words, and the setting then."""
+    hosts = setting.num_hosts
+    found = [
+        (plural(count, "host"), replace(setting, num_hosts=count))
+        for count in dict.fromkeys((hosts // 2, hosts + 1, 2 * hosts))
+        if 1 <= count <= most_hosts and count != hosts
+    ]
+    if not setting.staleness:
+        found.append(("staleness 1", replace(setting, staleness=1)))
+        found.append(("no overlap" if setting.overlap else "overlap", replace(setting, overlap=not setting.overlap)))
+    if setting.wire_bytes == 4 and hosts > 1:
+        found.append(("bfloat16 on the wire", replace(setting, wire_bytes=2)))
+    return found
+
+
+def setting_of(job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_files: bool) -> Setting:
+    """As the job declares it."""
+    return Setting(
+        num_hosts=num_hosts,
+        batch_size=job.batch_size,
+        hosts_a_machine=hosts_a_machine,
+        wire_bytes=2 if job.wire_dtype == "bfloat16" else 4,
+        staleness=job.staleness,
+        overlap=job.overlap,
+        reads_files=reads_files,
+    )
+
+
+def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> list[TableDemand]:
+    """The tables of a job as a plan places them."""
+    bindings = feature_bindings(job)
+    divided = [0] * len(job.tables)
+    for feature in bindings:
+        divided[feature.table] += feature.combiner != "sum"
+    return [
+        TableDemand(
+            spec=table.spec,
+            way=_way(table),
+            owner=table.hosts[0] if _way(table) is TableWay.WHOLE else None,
+            num_features=table.num_features,
+            num_divided=divided[at],
+            profile=profile,
+        )
+        for at, (table, profile) in enumerate(zip(plan.tables, profiles, strict=True))
+    ]
+
+
+def _way(table: PlannedTable) -> TableWay:
+    if not table.is_pooled:
+        return TableWay.ROWS
+    return TableWay.WHOLE if table.is_whole else TableWay.PARTIAL

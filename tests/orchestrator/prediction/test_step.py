@@ -1,0 +1,94 @@
+"""Predicted steps: sums that can be followed by hand, waits for the slowest host, and pods of thousands of hosts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from podembed.embedding.config import TableConfig
+from podembed.embedding.costs.profile import even_profile
+from podembed.embedding.costs.work import TableWay
+from podembed.embedding.optimizers import SGD
+from podembed.embedding.table_spec import TableSpec
+from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand
+from podembed.orchestrator.prediction.step import predict
+from podembed.workers.calibration.record import Machine
+from podembed.workers.liveness.progress import Phase
+from tests.workers.calibration.constants import CALIBRATION
+
+ROOMY = replace(CALIBRATION, machine=Machine(processor="testing", cpus=64), kernels=CALIBRATION.kernels[:1])
+SLOW, QUICK = DenseHalf(step_s=1.0, sample_s=0.0), DenseHalf(step_s=0.0, sample_s=0.0)
+SETTING = Setting(num_hosts=2, batch_size=2000, hosts_a_machine=2, reads_files=False)
+
+
+def table(way: TableWay, owner: int | None = None, *, at: int = 0, rows: int = 1000) -> TableDemand:
+    spec = TableSpec.of(TableConfig(rows, 16, name=f"t{at}", optimizer=SGD(0.1)), seed=0)
+    profile = even_profile(ids_per_sample=[5.0], num_rows=rows, batch_size=SETTING.batch_size)
+    return TableDemand(spec=spec, way=way, owner=owner, num_features=1, num_divided=0, profile=profile)
+
+
+@pytest.mark.parametrize("way", list(TableWay))
+@pytest.mark.parametrize("dense", [SLOW, QUICK])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_phases_add_up_to_the_step(way: TableWay, dense: DenseHalf, staleness: int) -> None:
+    tables = [table(way, 0 if way is TableWay.WHOLE else None)]
+    found = predict(tables, replace(SETTING, staleness=staleness), calibration=ROOMY, dense=dense)
+    assert sum(found.phase_s.values()) == pytest.approx(found.step_s, rel=0.05)
+    assert found.samples_per_s == pytest.approx(2000 / found.step_s)
+    assert set(found.phase_s) <= set(Phase)
+
+
+def test_a_host_without_tables_waits_for_the_one_that_has_them() -> None:
+    owned_here = predict([table(TableWay.WHOLE, 0)], SETTING, calibration=ROOMY, dense=QUICK)
+    owned_there = predict([table(TableWay.WHOLE, 1)], SETTING, calibration=ROOMY, dense=QUICK)
+    assert owned_here.step_s == pytest.approx(owned_there.step_s)
+    assert owned_here.phase_s[Phase.UPDATE] > 0
+    assert owned_there.phase_s.get(Phase.UPDATE, 0.0) < owned_here.phase_s[Phase.UPDATE]
+    # 10 µs for each of two calls, 10 ns for each of 10,000 ids, in each of two hosts' bags.
+    assert owned_here.phase_s[Phase.GROUP] == pytest.approx(2e-5 + 1e-4 + 2e-5, rel=0.2)
+
+
+def test_work_beside_a_device_is_hidden_where_there_are_processors_for_both() -> None:
+    tables = [table(TableWay.WHOLE, 0), table(TableWay.WHOLE, 1, at=1)]
+    alone = predict(tables, SETTING, calibration=ROOMY, dense=QUICK).step_s
+    device = DenseHalf(step_s=alone, sample_s=0.0)
+    roomy = predict(tables, SETTING, calibration=ROOMY, dense=device).step_s
+    crowded = replace(ROOMY, machine=Machine(processor="testing", cpus=2))
+    shared = predict(tables, SETTING, calibration=crowded, dense=device).step_s
+    assert roomy < 1.9 * alone
+    assert shared > roomy
+
+
+def test_staleness_hides_more_behind_the_device() -> None:
+    tables = [table(TableWay.WHOLE, 0), table(TableWay.WHOLE, 1, at=1)]
+    device = DenseHalf(step_s=2e-3, sample_s=0.0)
+    plain = predict(tables, SETTING, calibration=ROOMY, dense=device)
+    stale = predict(tables, replace(SETTING, staleness=1), calibration=ROOMY, dense=device)
+    assert stale.step_s < plain.step_s
+
+
+def test_vectors_cross_the_network_between_machines_alone() -> None:
+    tables = [table(TableWay.WHOLE, 0)]
+    near = predict(tables, SETTING, calibration=ROOMY, dense=QUICK)
+    far = predict(tables, replace(SETTING, hosts_a_machine=1), calibration=ROOMY, dense=QUICK)
+    half = predict(tables, replace(SETTING, hosts_a_machine=1, wire_bytes=2), calibration=ROOMY, dense=QUICK)
+    # Half of 1,000 vectors of 16 floats a host, there and back.
+    assert far.sent_bytes - near.sent_bytes == pytest.approx(2 * 4 * 500 * 16)
+    assert half.sent_bytes - near.sent_bytes == pytest.approx(2 * 2 * 500 * 16)
+
+
+def test_reading_that_is_slower_than_a_step_is_waited_for() -> None:
+    slow = replace(ROOMY, sample_s=1e-3)
+    found = predict([table(TableWay.PARTIAL)], replace(SETTING, reads_files=True), calibration=slow, dense=QUICK)
+    assert found.phase_s[Phase.READ] > 0.5
+    assert found.step_s >= 1.0
+
+
+def test_thousands_of_hosts_take_no_time_to_predict() -> None:
+    tables = [table(TableWay.WHOLE, at * 20, at=at) for at in range(200)]
+    setting = Setting(num_hosts=4096, batch_size=65536)
+    began = time.perf_counter()
+    predict(tables, setting, calibration=ROOMY, dense=QUICK)
+    assert time.perf_counter() - began < 5.0

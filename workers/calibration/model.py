@@ -1,0 +1,67 @@
+"""Measures the dense half of a job: steps of its own model, compiled as in a run, on made-up activations."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from podembed.embedding.lookup.activation_layout import ROWS_TRAVEL, ActivationLayout
+from podembed.workers.calibration.record import ModelTime
+from podembed.workers.device.model_step import DeviceWorker
+from podembed.workers.device.shared_memory import ChannelEnd, ChannelLayout, ChannelServer, Record, RecordKind
+from podembed.workers.job.job import JobConfig
+
+_WARM_UP_STEPS, _STEPS = 3, 12
+_TIMEOUT_S = 60.0
+
+
+def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
+    """Compiles the training step and runs it some times.
+
+    Raises:
+      DenseStateError: as `DeviceWorker.build`.
+    """
+    shapes = job.activation_shapes.values()
+    layout = ActivationLayout(
+        num_samples=num_samples,
+        widths=tuple(shape[-1] for shape in shapes),
+        owners=(ROWS_TRAVEL,) * len(job.features),
+        inner=tuple(tuple(shape[:-1]) for shape in shapes),
+    )
+    server = ChannelServer(
+        ChannelLayout(num_dense=len(job.data.dense), activations=layout, num_buffers=1), generation=0
+    )
+    ends: list[ChannelEnd] = []
+    invitation = server.invitation
+    device = threading.Thread(target=lambda: ends.append(invitation.connect(timeout_s=_TIMEOUT_S)))
+    device.start()
+    try:
+        host = server.accept(timeout_s=_TIMEOUT_S)
+        device.join(_TIMEOUT_S)
+        server.close_descriptor()
+        random = np.random.default_rng(0)
+        for name, array in host.buffers[0].items():
+            array[...] = 1.0 if name == "weights" else 0.1 * random.random(array.shape, np.float32)
+        worker = DeviceWorker(job=job, num_samples=num_samples)
+        worker.build()
+        times = [_step(host, ends[0], worker, number) for number in range(_WARM_UP_STEPS + _STEPS)]
+    finally:
+        for end in ends:
+            end.close()
+        server.close()
+    parameters = worker.dense_arrays()
+    return ModelTime(
+        num_samples=num_samples,
+        step_s=float(np.quantile(times[_WARM_UP_STEPS:], 0.25)),
+        gradient_bytes=float(sum(a.nbytes for key, a in parameters.items() if key.startswith("params/"))),
+    )
+
+
+def _step(host: ChannelEnd, device: ChannelEnd, worker: DeviceWorker, number: int) -> float:
+    """Seconds of one step. Its record and the end of its window are sent before it begins, so no thread is needed."""
+    host.send(Record(kind=RecordKind.TRAIN, step=number, buffer=0, weight_sum=float(worker.num_samples)))
+    host.send(Record(kind=RecordKind.END, step=number))
+    done = worker.serve_window(device, timeout_s=_TIMEOUT_S)
+    host.receive(timeout_s=_TIMEOUT_S)
+    return done.seconds

@@ -1,0 +1,123 @@
+"""Measures what a job's training data asks of its tables, on two batches that are read for it, or assumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from podembed.embedding.costs.profile import HOT_ROWS, TableProfile, even_profile
+from podembed.embedding.lookup.pooling_choice import ASSUMED_LENGTH
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.index import InputIndex
+from podembed.workers.input.lengths import bag_lengths
+from podembed.workers.input.reader import training_plan
+from podembed.workers.input.sources import ReaderSource, job_plan, open_reader
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import feature_bindings
+
+MAX_SAMPLES = 1 << 15
+"""Of a batch, more are not looked at; what more of them name follows from the curve."""
+_HALVINGS = 7
+
+
+def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
+    """Per table of the job what two batches that follow each other ask of it.
+
+    Reads as few row groups as it can. Rows of one row group that belong together, as in time, look more alike than
+    those of a shuffled epoch.
+
+    Args:
+      index: of the files for training.
+
+    Raises:
+      InputError, OSError: the data cannot be read.
+    """
+    data = job.resolved_data
+    if isinstance(data, ReaderSource):
+        plan, lanes = job_plan(job, index), range(job.num_lanes)
+    else:
+        size = min(job.batch_size, MAX_SAMPLES, max(1, sum(index.row_group_rows) // 2))
+        plan, lanes = training_plan(index, num_lanes=1, batch_size=size, seed=job.seed, order=job.data.order), range(1)
+    reader = open_reader(data, index, plan, lanes)
+    try:
+        batches = [reader.read(step) for step in range(2)]
+    finally:
+        reader.close()
+    return profiles_of(job, batches)
+
+
+def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> list[TableProfile]:
+    """Per table of the job, measured where the files can be read here, else assumed from lengths."""
+    if index is not None:
+        try:
+            return measure_profile(job, index)
+        except (InputError, OSError):
+            pass  # as for files that are away: the plan of the tables needs none
+    return assumed_profiles(job, bag_lengths(job, index))
+
+
+def assumed_profiles(job: JobConfig, lengths: Sequence[float | None]) -> list[TableProfile]:
+    """One a table, for data that was not looked at: even ids, in bags of such lengths.
+
+    Args:
+      lengths: per feature, as `workers.input.lengths.bag_lengths` finds them.
+    """
+    bound = [feature.table for feature in feature_bindings(job)]
+    known = [ASSUMED_LENGTH if length is None else length for length in lengths]
+    return [
+        even_profile(
+            ids_per_sample=[length for table, length in zip(bound, known, strict=True) if table == at],
+            num_rows=config.vocabulary_size,
+            batch_size=job.batch_size,
+        )
+        for at, config in enumerate(job.tables)
+    ]
+
+
+def profiles_of(job: JobConfig, batches: Sequence[Batch]) -> list[TableProfile]:
+    """The same from two batches that are there already."""
+    bindings = feature_bindings(job)
+    found = []
+    for at in range(len(job.tables)):
+        names = [feature.name for feature in bindings if feature.table == at]
+        found.append(_profile([[batch.features[name] for name in names] for batch in batches]))
+    return found
+
+
+def _profile(batches: Sequence[Sequence[Ragged]]) -> TableProfile:
+    """Of one table: per batch its features."""
+    before, bags = ([_first(ragged, MAX_SAMPLES) for ragged in batch] for batch in batches)
+    count = bags[0].num_samples
+    previous = np.unique(np.concatenate([ragged.values for ragged in before]))
+    ids = np.concatenate([ragged.values for ragged in bags])
+    names, times = np.unique(ids, return_counts=True)
+    hot = np.sort(times)[-HOT_ROWS:].sum()
+    sizes = sorted({max(1, count >> halving) for halving in range(_HALVINGS)})
+    curve = tuple(
+        (float(size), float(len(np.unique(np.concatenate([_first(ragged, size).values for ragged in bags])))))
+        for size in sizes
+    )
+    return TableProfile(
+        ids_per_sample=tuple(ragged.num_ids / max(1, count) for ragged in bags),
+        distinct=curve,
+        hot_share=float(hot / len(ids)) if len(ids) else 0.0,
+        free_bags=float(np.mean([_free_bags(ragged, previous) for ragged in bags])),
+        free_rows=float(np.mean(~np.isin(names, previous))) if len(names) else 1.0,
+    )
+
+
+def _first(ragged: Ragged, samples: int) -> Ragged:
+    """The bags of the first samples."""
+    splits = ragged.row_splits[: min(samples, ragged.num_samples) + 1]
+    return Ragged(ragged.values[: splits[-1]], splits)
+
+
+def _free_bags(ragged: Ragged, previous: np.ndarray) -> float:
+    """Share of bags without any of these ids; an empty bag has none."""
+    if not ragged.num_samples:
+        return 1.0
+    touched = np.concatenate([[0], np.cumsum(np.isin(ragged.values, previous))])
+    return float(np.mean(touched[ragged.row_splits[1:]] == touched[ragged.row_splits[:-1]]))
