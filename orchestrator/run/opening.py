@@ -66,28 +66,16 @@ def create_run(
     if found is None:
         found = open_or_create(store, record)
         write_input(store, train_index, eval_index)
-    # Another job is named as such before its data is compared.
-    check_same(found, record, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
-    changed = accepted_changes(
+    return _opened(
         store,
         found,
         record,
         job,
+        reference,
         (train_index, eval_index),
-        accept=accept_input_change,
-        allow_ancestor=False,
-        emit=emit,
-    )
-    return OpenRun(
-        url=store.location,
-        store=store,
-        record=found,
-        job=job,
-        reference=reference,
-        train_index=train_index,
-        eval_index=eval_index,
         take_over=take_over,
-        input_changes=changed,
+        accept_input_change=accept_input_change,
+        emit=emit,
     )
 
 
@@ -137,18 +125,47 @@ def open_run(
     train_index, eval_index = indexes_of(job)
     found = _record(job, reference, train_index)
     found = replace(found, warm_start=record.warm_start, job_arguments=record.job_arguments)
-    # Another job is named as such before its data is compared.
-    check_same(record, found, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
-    input_changes = accepted_changes(
+    return _opened(
         store,
         record,
         found,
         job,
+        reference,
         (train_index, eval_index),
-        accept=accept_input_change,
+        take_over=take_over,
         allow_ancestor=allow_ancestor,
+        accept_input_change=accept_input_change,
+        settings_before=arguments if changed else None,
         emit=emit,
     )
+
+
+def _opened(
+    store: Store,
+    record: RunRecord,
+    now: RunRecord,
+    job: JobConfig,
+    reference: JobReference | None,
+    indexes: tuple[InputIndex, InputIndex | None],
+    *,
+    take_over: bool,
+    accept_input_change: bool,
+    emit: Emit | None,
+    allow_ancestor: bool = False,
+    settings_before: Mapping[str, Any] | None = None,
+) -> OpenRun:
+    """The run, once job and data are known to be those of its record.
+
+    Args:
+      record: of the run.
+      now: what would be recorded of a run that was created now.
+    """
+    # Another job is named as such before its data is compared.
+    check_same(record, now, store.location, free=frozenset({"input_fingerprint", "num_samples"}))
+    input_changes = accepted_changes(
+        store, record, now, job, indexes, accept=accept_input_change, allow_ancestor=allow_ancestor, emit=emit
+    )
+    train_index, eval_index = indexes
     return OpenRun(
         url=store.location,
         store=store,
@@ -160,7 +177,7 @@ def open_run(
         take_over=take_over,
         allow_ancestor=allow_ancestor,
         input_changes=input_changes,
-        settings_before=arguments if changed else None,
+        settings_before=settings_before,
     )
 
 
