@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measuring, workloads  # noqa: E402
+from benchmarks.in_memory import InMemory, batch_of  # noqa: E402
 from benchmarks.mixed import mixed_reference  # noqa: E402
 from benchmarks.workload import (  # noqa: E402
     NUM_DENSE,
@@ -47,7 +47,6 @@ from podembed.orchestrator.events.sentences import sentence  # noqa: E402
 from podembed.workers.data.batch import Batch  # noqa: E402
 from podembed.workers.data.config import ParquetData  # noqa: E402
 from podembed.workers.input.index import InputFile, InputIndex, build_index  # noqa: E402
-from podembed.workers.input.lanes import LanePlan  # noqa: E402
 from podembed.workers.input.sources import ReaderSource  # noqa: E402
 from podembed.workers.job.job import WIRE_DTYPES, JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
@@ -75,45 +74,17 @@ _SHOWN = (
 )
 
 
-@dataclass(frozen=True)
-class MemoryData(ParquetData):
-    """Batches that `Batches.write` left in a folder, used in turn. Each host loads its own samples when it starts.
+class MemoryData(InMemory):
+    """Batches that `Batches.write` wrote."""
 
-    Attributes:
-      bench: name of the workload.
-    """
-
-    bench: str = "tiny"
-
-    def open_reader(self, plan: LanePlan, lanes: range) -> MemoryReader:
-        width = plan.rows_per_lane_step
-        return MemoryReader(self, slice(lanes.start * width, lanes.stop * width))
-
-
-class MemoryReader:
-    """The samples of some lanes, step by step, without any work."""
-
-    def __init__(self, data: MemoryData, samples: slice) -> None:
-        shape = workload(data.bench)
-        batches = Batches.read(Path(data.paths[0]), shape.num_tables)
-        self._batches = [_batch(batches, step, samples) for step in range(len(batches.labels))]
-
-    def read(self, step: int) -> Batch:
-        return self._batches[step % len(self._batches)]
-
-    def close(self) -> None:
-        self._batches = []
+    def load(self, samples: slice) -> list[Batch]:
+        batches = Batches.read(Path(self.paths[0]), workload(self.bench).num_tables)
+        return [_batch(batches, step, samples) for step in range(len(batches.labels))]
 
 
 def _batch(batches: Batches, step: int, samples: slice) -> Batch:
-    labels = np.array(batches.labels[step, samples])
-    return Batch(
-        dense=np.array(batches.dense[step, samples]),
-        labels=labels,
-        weights=np.ones(len(labels), np.float32),
-        features={f"f{at:02d}": Ragged.of_dense(np.array(ids[step, samples])) for at, ids in enumerate(batches.ids)},
-        sample_ids=np.arange(len(labels)),
-    )
+    features = {f"f{at:02d}": Ragged.of_dense(np.array(ids[step, samples])) for at, ids in enumerate(batches.ids)}
+    return batch_of(np.array(batches.dense[step, samples]), np.array(batches.labels[step, samples]), features)
 
 
 def benchmark_job(

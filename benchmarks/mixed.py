@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.in_memory import InMemory, batch_of
 from benchmarks.workloads import (
     NUM_DENSE,
     MixedBatch,
@@ -25,51 +23,21 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import ParquetData
-from podembed.workers.input.lanes import LanePlan
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 
 
-@dataclass(frozen=True)
-class MixedData(ParquetData):
-    """Batches that `write_mixed` left in a folder, used in turn. Each host loads its own samples when it starts.
+class MixedData(InMemory):
+    """Batches that `write_mixed` wrote."""
 
-    Attributes:
-      bench: name of the workload.
-    """
-
-    bench: str = "small-C"
-
-    def open_reader(self, plan: LanePlan, lanes: range) -> MixedReader:
-        width = plan.rows_per_lane_step
-        return MixedReader(self, slice(lanes.start * width, lanes.stop * width))
-
-
-class MixedReader:
-    """The samples of some lanes, step by step, without any work."""
-
-    def __init__(self, data: MixedData, samples: slice) -> None:
-        shape, folder = mixed_workload(data.bench), Path(data.paths[0])
-        self._batches = [
-            _batch(shape, read_mixed(shape, folder, number, samples)) for number in range(shape.num_batches)
-        ]
-
-    def read(self, step: int) -> Batch:
-        return self._batches[step % len(self._batches)]
-
-    def close(self) -> None:
-        self._batches = []
+    def load(self, samples: slice) -> list[Batch]:
+        shape, folder = mixed_workload(self.bench), Path(self.paths[0])
+        return [_batch(shape, read_mixed(shape, folder, number, samples)) for number in range(shape.num_batches)]
 
 
 def _batch(shape: MixedWorkload, batch: MixedBatch) -> Batch:
-    return Batch(
-        dense=batch.dense,
-        labels=batch.labels,
-        weights=np.ones(len(batch.labels), np.float32),
-        features={shape.feature(at): Ragged.of(ids, splits) for at, (ids, splits) in enumerate(batch.bags)},
-        sample_ids=np.arange(len(batch.labels)),
-    )
+    features = {shape.feature(at): Ragged.of(ids, splits) for at, (ids, splits) in enumerate(batch.bags)}
+    return batch_of(batch.dense, batch.labels, features)
 
 
 def mixed_reference(folder: str, arguments: argparse.Namespace) -> JobReference:
