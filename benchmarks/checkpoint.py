@@ -53,7 +53,7 @@ class Podembed:
     num_threads: int | None = None
 
     def write(self, folder: Path, values: dict[str, np.ndarray]) -> None:
-        from podembed.workers.checkpoint.files import assemble_table, write_bucket, write_table_metadata
+        from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_table_metadata
         from podembed.workers.checkpoint.records import TablePlan
         from podembed.workers.storage.store import Store
 
@@ -70,7 +70,7 @@ class Podembed:
 
             def write(bucket: int) -> Any:
                 with threads.writes():
-                    return write_bucket(store, plan, bucket, [array[bucket] for array in values.values()])
+                    return write_buckets(store, plan, bucket, [array[bucket] for array in values.values()])
 
             with threads.writes():
                 arrays = write_table_metadata(store, plan)

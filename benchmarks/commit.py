@@ -48,9 +48,16 @@ from podembed.orchestrator.commit.manifest import (  # noqa: E402
     to_json,
 )
 from podembed.workers.checkpoint.background_save import BackgroundSave  # noqa: E402
-from podembed.workers.checkpoint.chunks import CRC_BYTES, chunk_name  # noqa: E402
+from podembed.workers.checkpoint.chunks import chunk_name, file_bytes  # noqa: E402
 from podembed.workers.checkpoint.files import assemble_table  # noqa: E402
-from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, ChunkFile, TableFiles  # noqa: E402
+from podembed.workers.checkpoint.records import (  # noqa: E402
+    ArrayFiles,
+    BucketReceipt,
+    ChunkFile,
+    TableFiles,
+    TablePlan,
+    buckets_per_file,
+)
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.checkpoint.undo import Undo  # noqa: E402
 from podembed.workers.liveness.progress import Phase, Tracker  # noqa: E402
@@ -128,8 +135,14 @@ def measure_one_host(arguments: argparse.Namespace) -> dict[str, Any]:
     table.initialize()
     training = Training(table, samples=arguments.samples)
     undo = Undo([table], share=UNDO_SHARE)
+    per_file = buckets_per_file([spec], placement, num_hosts=1)
     save = BackgroundSave(
-        [table], tracker=training.tracker, stalled_after_s=600.0, raise_if_aborted=lambda: None, undo=undo
+        [table],
+        tracker=training.tracker,
+        stalled_after_s=600.0,
+        raise_if_aborted=lambda: None,
+        undo=undo,
+        buckets_per_file=per_file,
     )
     quiet, first, beside, write_s = [], [], [], []
     for _ in range(WARM_UP_STEPS):
@@ -152,8 +165,8 @@ def measure_one_host(arguments: argparse.Namespace) -> dict[str, Any]:
                 receipt = writing.result()
                 write_s.append(time.perf_counter() - began_s)
                 undo.acknowledge(attempt)
-        entry = receipt.tables[0]
-        files = (assemble_table(table_plan(spec, attempt), entry.arrays, entry.buckets),)
+        entry, plan = receipt.tables[0], table_plan(spec, attempt, buckets_per_file=per_file["table"])
+        files = (assemble_table(plan, entry.arrays, entry.buckets),)
         manifest = manifest_of(attempt, files, placement, 1)
         _, commit_s = timed(lambda: checkpoint.commit(store, manifest, lease))
         loaded, load_s = timed(lambda: checkpoint.load(store, attempt))
@@ -163,6 +176,7 @@ def measure_one_host(arguments: argparse.Namespace) -> dict[str, Any]:
     quiet_s, beside_s = np.asarray(quiet), np.asarray(beside)
     return {
         "num_buckets": spec.layout.num_buckets,
+        "buckets_per_file": per_file["table"],
         "files": num_files,
         "manifest_bytes": manifest_bytes,
         "write_s": round(float(np.median(write_s)), 2),
@@ -195,9 +209,11 @@ def measure_many_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
         lambda: place_tables([spec], num_features=[1], num_hosts=arguments.hosts - 1, previous=placement)
     )
     counts = np.bincount(placement[0], minlength=arguments.hosts)
-    receipts = made_up_receipts(spec, commit_name(step=1, generation=1))
-    tables, assemble_s = timed(lambda: (assemble_made_up(spec, receipts),))
-    manifest = manifest_of(commit_name(step=1, generation=1), tables, placement, arguments.hosts)
+    per_file = buckets_per_file([spec], placement, num_hosts=arguments.hosts)
+    plan = table_plan(spec, commit_name(step=1, generation=1), buckets_per_file=per_file["table"])
+    receipts = made_up_receipts(plan)
+    tables, assemble_s = timed(lambda: (assemble_made_up(plan, receipts),))
+    manifest = manifest_of(plan.attempt, tables, placement, arguments.hosts)
     found, check_s = timed(lambda: problems(manifest))
     if found:
         raise RuntimeError(f"Found {found[0]} in a made-up manifest.")
@@ -205,6 +221,7 @@ def measure_many_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
     _, decode_s = timed(lambda: from_json(manifest.name, document))
     return {
         "num_buckets": spec.layout.num_buckets,
+        "buckets_per_file": plan.buckets_per_file,
         "busiest_to_mean": round(float(counts.max() / counts.mean()), 3),
         "buckets_moved": int((fewer[0] != placement[0]).sum()),
         "files": len(manifest.file_sizes()),
@@ -218,29 +235,30 @@ def measure_many_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def made_up_receipts(spec: TableSpec, attempt: str) -> list[BucketReceipt]:
+def made_up_receipts(plan: TablePlan) -> list[BucketReceipt]:
     """As if every bucket had been written."""
-    plan = table_plan(spec, attempt)
+    per_file = plan.buckets_per_file
     metadata = {array: plan.metadata(array) for array in plan.widths}
     receipts = []
-    for bucket in range(spec.layout.num_buckets):
+    for first in range(0, plan.num_buckets, per_file):
+        buckets = range(first, first + per_file)
         chunks = tuple(
             ChunkFile(
                 array=array,
-                bucket=bucket,
-                name=chunk_name(metadata[array], (bucket, 0, 0)),
-                size_bytes=4 * width * spec.layout.rows_per_bucket + CRC_BYTES,
-                crc32c=bucket,
+                bucket=first,
+                name=chunk_name(described, (first, 0, 0)),
+                size_bytes=file_bytes(described),
+                crc32c=tuple(buckets),
             )
-            for array, width in plan.widths.items()
+            for array, described in metadata.items()
         )
-        receipts.append(BucketReceipt(bucket=bucket, chunks=chunks, digest=f"{bucket:032x}"))
+        digests = tuple(f"{bucket:032x}" for bucket in buckets)
+        receipts.append(BucketReceipt(bucket=first, chunks=chunks, digests=digests))
     return receipts
 
 
-def assemble_made_up(spec: TableSpec, receipts: list[BucketReceipt]) -> TableFiles:
+def assemble_made_up(plan: TablePlan, receipts: list[BucketReceipt]) -> TableFiles:
     """The table of those receipts."""
-    plan = table_plan(spec, commit_name(step=1, generation=1))
     arrays = tuple(
         ArrayFiles(
             name=array,

@@ -238,6 +238,26 @@ def _best_move(tables: Sequence[_Placed], load: np.ndarray, busiest: int) -> tup
     return tables[at], host
 
 
+def buckets_together(owners: np.ndarray, *, most: int) -> int:
+    """How many buckets in a row have one owner, all over the table, if it is cut into rows of equal length.
+
+    Args:
+      owners: int32 `[num_buckets]`, a power of two.
+      most: to look for.
+
+    Returns:
+      The largest power of two, at least 1.
+    """
+    together = 1
+    while 2 * together <= min(most, len(owners)):
+        rows = owners.reshape(-1, 2, together)
+        # Both halves of each row have one owner already.
+        if (rows[:, 0, 0] != rows[:, 1, 0]).any():
+            break
+        together *= 2
+    return together
+
+
 def split_evenly(count: int, parts: int) -> list[range]:
     """Contiguous ranges of 0..count-1, one a part, the first `count % parts` one longer."""
     base, extra = divmod(count, parts)

@@ -7,6 +7,9 @@ larger ones are cut into buckets; how these are looked up is decided in `pooling
 The owner of a whole table works for the samples of all hosts. With many hosts that is more than its share, so a table
 that would make its owner too busy is cut as well.
 
+A cut table is placed in blocks of several buckets in a row. Buckets in a row that have one owner may lie in one file of
+a commit. Blocks are small enough for even shares, and for hot rows, whose numbers are often low, to be spread.
+
 Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
 all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
 """
@@ -18,12 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.buckets import place
+from podembed.embedding.buckets import buckets_together, place
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 
 MOST_WORK = 1.5
 """How many times the mean of all hosts the owner of a whole table may work, counted in features."""
+BLOCKS_PER_HOST = 64
+MAX_BLOCK_BUCKETS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +101,18 @@ def place_tables(
     table_bytes = [way.size_bytes for way in found]
     is_whole = [way.is_whole for way in found]
     feature_bytes = sum(table_bytes) // max(1, sum(num_features))
-    num_units = [1 if whole else spec.layout.num_buckets for spec, whole in zip(specs, is_whole, strict=True)]
+    blocks = [
+        spec.layout.num_buckets
+        if whole
+        else block_buckets(spec.layout.num_buckets, num_hosts, None if previous is None else previous[at])
+        for at, (spec, whole) in enumerate(zip(specs, is_whole, strict=True))
+    ]
+    num_units = [spec.layout.num_buckets // block for spec, block in zip(specs, blocks, strict=True)]
     before = None
     if previous is not None:
         before = [
-            _owner(owners, num_hosts) if whole else owners for owners, whole in zip(previous, is_whole, strict=True)
+            _owner(owners, num_hosts) if whole else owners[::block]
+            for owners, whole, block in zip(previous, is_whole, blocks, strict=True)
         ]
     placed = place(
         bucket_bytes=[np.full(units, size // units) for units, size in zip(num_units, table_bytes, strict=True)],
@@ -108,10 +120,21 @@ def place_tables(
         num_hosts=num_hosts,
         previous=before,
     )
-    return [
-        np.full(spec.layout.num_buckets, owners[0], np.int32) if whole else owners
-        for spec, owners, whole in zip(specs, placed, is_whole, strict=True)
-    ]
+    return [np.repeat(owners, block) for owners, block in zip(placed, blocks, strict=True)]
+
+
+def block_buckets(num_buckets: int, num_hosts: int, previous: np.ndarray | None) -> int:
+    """How many buckets in a row of a cut table go together.
+
+    With a host's share of at least `BLOCKS_PER_HOST` blocks, the busiest has at most 1/64 more than the mean. Where
+    buckets of a block had several owners, smaller blocks keep them where they are.
+
+    Returns:
+      A power of two.
+    """
+    most = min(MAX_BLOCK_BUCKETS, num_buckets // (BLOCKS_PER_HOST * num_hosts))
+    before = np.zeros(num_buckets, np.int32) if previous is None else previous
+    return buckets_together(before, most=most)
 
 
 def _owner(owners: np.ndarray, num_hosts: int) -> np.ndarray:

@@ -98,29 +98,31 @@ class Table:
             for slot in () if spec.optimizer is None else spec.optimizer.slots:
                 held[slot.name][...] = slot.initial_value
 
-    def bucket(self, bucket: int) -> dict[str, np.ndarray]:
-        """Views of one bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes
-        the table.
+    def bucket(self, bucket: int, count: int = 1) -> dict[str, np.ndarray]:
+        """Views of a bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes the
+        table. With `count` those of so many buckets in a row, one behind the other.
 
         Raises:
-          KeyError: the bucket is not held here.
+          KeyError: a bucket is not held here.
         """
-        start = self.first_row(bucket)
-        return self.store.view(start, start + self.spec.layout.rows_per_bucket)
+        start = self.first_row(bucket, count)
+        return self.store.view(start, start + count * self.spec.layout.rows_per_bucket)
 
-    def first_row(self, bucket: int) -> int:
-        """The local row at which a bucket begins.
+    def first_row(self, bucket: int, count: int = 1) -> int:
+        """The local row at which a bucket begins, and with it those of `count` buckets in a row.
 
         Raises:
-          KeyError: the bucket is not held here.
+          KeyError: a bucket is not held here.
         """
-        if bucket not in self._number_here:
+        number, last = self._number_here.get(bucket), self._number_here.get(bucket + count - 1)
+        # Numbers of held buckets rise, so all between the two are held if there are as many.
+        if number is None or last is None or last - number != count - 1:
             raise KeyError(
                 f"Found bucket {bucket} of table '{self.spec.name}' asked of a host that holds {len(self.buckets)} "
                 "others. "
                 "Expected one of Table.buckets. Ask its owner in the placement."
             )
-        return self._number_here[bucket] * self.spec.layout.rows_per_bucket
+        return number * self.spec.layout.rows_per_bucket
 
     def gather(self, local_rows: np.ndarray, out: np.ndarray) -> None:
         """Copies rows (int64 `[n]`) to `out` (float32 `[n, dim]`).

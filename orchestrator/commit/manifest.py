@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podembed.orchestrator.api.text import plural
-from podembed.workers.checkpoint.chunks import CRC_BYTES
+from podembed.workers.checkpoint.chunks import CRC_BYTES, file_bytes
 from podembed.workers.checkpoint.deltas import problems_of
 from podembed.workers.checkpoint.files import DenseFile
 from podembed.workers.checkpoint.records import ROWS, ArrayFiles, ChunkFile, TableFiles
@@ -24,7 +24,9 @@ from podembed.workers.storage.records import from_document, to_document
 from podembed.workers.storage.store import is_safe_name
 from podembed.workers.storage.strict_json import DocumentRefused, seal, unseal
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Version 1 had one bucket in each file.
+READABLE_VERSIONS = (1, 2)
 MAX_MANIFEST_BYTES = 256 << 20
 _COMMIT_NAME = re.compile(r"s(\d{9,18})-g(\d{8,12})")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -40,7 +42,7 @@ class Manifest:
 
     Attributes:
       run_id: of the run's record; a driver does not start from a manifest of another run.
-      format_version: `FORMAT_VERSION` of the writer.
+      format_version: of the writer.
       step: steps applied; training goes on with this step number, whose batch is a function of it.
       generation: of the driver that committed.
       parent: the commit before this one in the lineage; None for the first.
@@ -137,6 +139,8 @@ def to_json(manifest: Manifest) -> bytes:
     document = to_document(manifest)
     for table in document["tables"]:
         table["chunks"] = _pack(table["chunks"], [array["name"] for array in table["arrays"]])
+        if manifest.format_version == 1:
+            del table["buckets_per_file"]
     return seal(document)
 
 
@@ -149,14 +153,14 @@ def from_json(name: str, data: bytes) -> Manifest:
     """
     file = commit_file(name)
     document = unseal(file, data, max_bytes=MAX_MANIFEST_BYTES)
-    if document.get("format_version") != FORMAT_VERSION:
-        found = f"format version {str(document.get('format_version'))[:40]}"
-        raise DocumentRefused(
-            file, found, f"{FORMAT_VERSION}, which this program reads; use a matching version of podembed"
-        )
+    require_version(file, document.get("format_version"))
     for table in document["tables"] if isinstance(document.get("tables"), list) else []:
         if isinstance(table, dict):
-            table["chunks"] = _unpack(file, table.get("chunks"), table.get("arrays"))
+            if document["format_version"] == 1:
+                if "buckets_per_file" in table:
+                    raise DocumentRefused(file, "member 'buckets_per_file' in version 1", "no such member")
+                table["buckets_per_file"] = 1
+            table["chunks"] = _unpack(file, table)
     manifest = from_document(Manifest, file, document)
     found = problems(manifest)
     if found:
@@ -164,6 +168,17 @@ def from_json(name: str, data: bytes) -> Manifest:
     if manifest.name != name:
         raise DocumentRefused(file, f"the manifest of {manifest.name}", "the commit that the file is named after")
     return manifest
+
+
+def require_version(file: str, version: Any) -> None:
+    """Raises DocumentRefused unless the format of a run's file is one that this program reads."""
+    # True is 1 for Python, and 1.0 too.
+    if type(version) is not int or version not in READABLE_VERSIONS:
+        raise DocumentRefused(
+            file,
+            f"format version {str(version)[:40]}",
+            f"{' or '.join(map(str, READABLE_VERSIONS))}, which this program reads; use a matching version of podembed",
+        )
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -180,7 +195,7 @@ def problems(manifest: Manifest) -> list[str]:
 
 def _header_problems(manifest: Manifest) -> list[str]:
     found = []
-    if manifest.format_version != FORMAT_VERSION:
+    if manifest.format_version not in READABLE_VERSIONS:
         found.append(f"format version {manifest.format_version}")
     if not 0 <= manifest.step < 10**18 or not 1 <= manifest.generation < 10**12 or manifest.hosts < 1:
         found.append(f"step {manifest.step}, generation {manifest.generation}, {plural(manifest.hosts, 'host')}")
@@ -210,6 +225,8 @@ def _table_problems(table: TableFiles) -> list[str]:
         return [f"{where}, a name that is empty, too long or not printable"]
     if not power_of_two or table.num_buckets > _MAX_BUCKETS or table.num_rows < 1:
         return [f"{where} with {table.num_rows} rows in {table.num_buckets} buckets"]
+    if table.buckets_per_file < 1 or table.num_buckets % table.buckets_per_file:
+        return [f"{where} with {table.buckets_per_file} of {table.num_buckets} buckets a file"]
     if table.rows_per_bucket != table.layout.rows_per_bucket:
         return [f"{where} with {table.num_rows} rows, {table.rows_per_bucket} in each of {table.num_buckets} buckets"]
     names = [array.name for array in table.arrays]
@@ -230,23 +247,22 @@ def _table_problems(table: TableFiles) -> list[str]:
 def _chunk_problems(table: TableFiles) -> list[str]:
     where = f"table {table.name[:60]!r}"
     # The count first: a hostile manifest may name few chunks of very many buckets.
-    if len(table.chunks) != len(table.arrays) * table.num_buckets:
-        return [
-            f"{where} with {len(table.chunks)} chunks for {len(table.arrays)} arrays in {table.num_buckets} buckets"
-        ]
-    expected = [(array.name, bucket) for array in table.arrays for bucket in range(table.num_buckets)]
+    count = sum(len(chunk.crc32c) for chunk in table.chunks)
+    if count != len(table.arrays) * table.num_buckets:
+        return [f"{where} with {count} chunks for {len(table.arrays)} arrays in {table.num_buckets} buckets"]
+    firsts = range(0, table.num_buckets, table.buckets_per_file)
+    expected = [(array.name, bucket) for array in table.arrays for bucket in firsts]
     found = [(chunk.array, chunk.bucket) for chunk in table.chunks]
     if found != expected:
         counted, wanted = Counter(found), Counter(expected)
         missing, extra = [*(wanted - counted)], [*(counted - wanted)]
         return [f"{where} without {missing[:3]} and with {extra[:3]} more than once or unknown, or out of order"]
-    bytes_of = {
-        array.name: array.width * table.rows_per_bucket * DTYPES[array.dtype].itemsize + CRC_BYTES
-        for array in table.arrays
-    }
+    bytes_of = {array.name: file_bytes(table.metadata(array)) for array in table.arrays}
     for chunk in table.chunks:
-        if not _is_data_name(chunk.name) or not _is_checksum(chunk.crc32c):
-            return [f"{where} with chunk {chunk.name[:80]!r}, checksum {chunk.crc32c}"]
+        if len(chunk.crc32c) != table.buckets_per_file:
+            return [f"{where} with {len(chunk.crc32c)} chunks in file {chunk.name[:80]!r}"]
+        if not _is_data_name(chunk.name) or not all(map(_is_checksum, chunk.crc32c)):
+            return [f"{where} with chunk {chunk.name[:80]!r}, checksums {chunk.crc32c[:3]}"]
         if not CRC_BYTES <= chunk.size_bytes == bytes_of[chunk.array] <= _MAX_CHUNK_BYTES:
             return [f"{where} with chunk {chunk.name} of {chunk.size_bytes} bytes instead of {bytes_of[chunk.array]}"]
     return []
@@ -312,16 +328,21 @@ def _is_checksum(value: int) -> bool:
 
 
 def _pack(chunks: list[dict[str, Any]], arrays: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """One list a column, in bucket order: a third of the size of one object a chunk."""
+    """One list a column, in bucket order: a third of the size of one object a file."""
     packed = {array: {column: [] for column in _CHUNK_COLUMNS} for array in arrays}
     for chunk in chunks:
-        for column in _CHUNK_COLUMNS:
-            packed[chunk["array"]][column].append(chunk[column])
+        columns = packed[chunk["array"]]
+        columns["name"].append(chunk["name"])
+        columns["size_bytes"].append(chunk["size_bytes"])
+        columns["crc32c"] += chunk["crc32c"]
     return packed
 
 
-def _unpack(file: str, packed: Any, arrays: Any) -> list[dict[str, Any]]:
-    """One object a chunk, in the order of the arrays."""
+def _unpack(file: str, table: dict[str, Any]) -> list[dict[str, Any]]:
+    """One object a file, in the order of the arrays."""
+    packed, arrays, per_file = table.get("chunks"), table.get("arrays"), table.get("buckets_per_file")
+    if type(per_file) is not int or not 0 < per_file <= _MAX_BUCKETS:
+        raise DocumentRefused(file, f"{str(per_file)[:40]} buckets a file", f"1 to {_MAX_BUCKETS}")
     listed = arrays if isinstance(arrays, list) else []
     names = [array["name"] for array in listed if isinstance(array, dict) and isinstance(array.get("name"), str)]
     if not isinstance(packed, dict) or packed.keys() != set(names):
@@ -335,18 +356,25 @@ def _unpack(file: str, packed: Any, arrays: Any) -> list[dict[str, Any]]:
             raise DocumentRefused(
                 file, f"chunks of array {array[:60]!r} without its columns", ", ".join(_CHUNK_COLUMNS)
             )
-        lists = [columns[column] for column in _CHUNK_COLUMNS]
-        if not all(isinstance(values, list) for values in lists) or len({len(values) for values in lists}) != 1:
+        names_of, sizes, checksums = lists = [columns[column] for column in _CHUNK_COLUMNS]
+        if not all(isinstance(values, list) for values in lists) or not (
+            len(names_of) * per_file == len(sizes) * per_file == len(checksums)
+        ):
             raise DocumentRefused(
-                file, f"columns of unequal length for array {array[:60]!r}", "one value for each bucket"
+                file,
+                f"columns of unequal length for array {array[:60]!r}",
+                "a name and a size for each file, and a checksum for each bucket",
             )
-        for bucket, values in enumerate(zip(*lists, strict=True)):
-            chunks.append({"array": array, "bucket": bucket, **dict(zip(_CHUNK_COLUMNS, values, strict=True))})
+        for at, (name, size_bytes) in enumerate(zip(names_of, sizes, strict=True)):
+            first = at * per_file
+            crc32c = checksums[first : first + per_file]
+            chunks.append({"array": array, "bucket": first, "name": name, "size_bytes": size_bytes, "crc32c": crc32c})
     return chunks
 
 
 __all__ = [
     "FORMAT_VERSION",
+    "READABLE_VERSIONS",
     "ArrayFiles",
     "ChunkFile",
     "DenseFile",
@@ -358,5 +386,6 @@ __all__ = [
     "from_json",
     "parse_commit_name",
     "problems",
+    "require_version",
     "to_json",
 ]

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from podembed.orchestrator.api.errors import EXIT_CONFIGURATION
-from podembed.orchestrator.commit.manifest import FORMAT_VERSION
+from podembed.orchestrator.commit.manifest import FORMAT_VERSION, require_version
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.storage.errors import NameNotFound
 from podembed.workers.storage.records import encode, from_document, read_document
 from podembed.workers.storage.store import Store
-from podembed.workers.storage.strict_json import DocumentRefused, unseal
+from podembed.workers.storage.strict_json import unseal
 
 RUN_FILE = "RUN.json"
 SHUFFLED = "shuffled"
 _MAX_RUN_BYTES = 4 << 20
 # What may differ between starts: who and when, and what changes no number.
-_FREE_FIELDS = frozenset({"run_id", "created_unix_s", "overlap"})
+_FREE_FIELDS = frozenset({"format_version", "run_id", "created_unix_s", "overlap"})
 
 # Runs of earlier versions recorded the jobs that come with the program without it.
 _PACKAGE = "podembed."
@@ -182,11 +182,7 @@ def read_run(store: Store) -> RunRecord:
     """
     data = read_document(store, RUN_FILE, max_bytes=_MAX_RUN_BYTES)
     record = from_document(RunRecord, RUN_FILE, {"order": SHUFFLED, **unseal(RUN_FILE, data, max_bytes=_MAX_RUN_BYTES)})
-    if record.format_version != FORMAT_VERSION:
-        found = f"format version {record.format_version}"
-        raise DocumentRefused(
-            RUN_FILE, found, f"{FORMAT_VERSION}, which this program reads; use a matching version of podembed"
-        )
+    require_version(RUN_FILE, record.format_version)
     return record
 
 

@@ -6,11 +6,12 @@ changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
-from podembed.workers.checkpoint.chunks import ChunkDamaged, crc32c
+from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
+from podembed.workers.checkpoint.chunks import ChunkDamaged, check_file_index, crc32c
 from podembed.workers.checkpoint.files import DenseFile, check_with_changes, read_base_array, read_dense
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.errors import StorageError
@@ -101,8 +102,10 @@ def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[Den
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
         damaged = [damage for file in delta_files(table) for damage in _array_damages(store, file)]
         yield from damaged
+        unreadable = _index_damages(store, table)
+        yield from unreadable.values()
         for bucket in range(table.num_buckets):
-            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged)
+            yield from _bucket_damages(store, table, bucket, has_deltas=not damaged, known=unreadable)
     for leaf in dense:
         yield from _array_damages(store, leaf)
 
@@ -134,14 +137,40 @@ def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
         yield _damage(file.chunk_file, error)
 
 
-def _bucket_damages(store: Store, table: TableFiles, bucket: int, *, has_deltas: bool) -> Iterator[Damage]:
-    """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well."""
+def _index_damages(store: Store, table: TableFiles) -> dict[str, Damage]:
+    """What is wrong with files of several buckets as a whole: they are missing, torn, or other readers are misled."""
+    found = {}
+    for array in table.arrays if table.buckets_per_file > 1 else ():
+        for first in range(0, table.num_buckets, table.buckets_per_file):
+            name = table.chunk(array, first).name
+            try:
+                check_file_index(store, table.metadata(array), name)
+            except StorageError as error:
+                found[name] = _damage(name, error)
+    return found
+
+
+def _bucket_damages(
+    store: Store, table: TableFiles, bucket: int, *, has_deltas: bool, known: Container[str]
+) -> Iterator[Damage]:
+    """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well.
+
+    Args:
+      known: files that have been reported.
+    """
     values = []
     for array in table.arrays:
+        name = table.chunk(array, bucket).name
+        if name in known:
+            continue
         try:
             values.append(read_base_array(store, table, array, bucket))
         except StorageError as error:
-            yield _damage(table.chunk(array, bucket).name, error)
+            damage = _damage(name, error)
+            if table.buckets_per_file > 1:
+                rows = describe_rows(Cut(table.num_buckets, bucket), num_rows=table.num_rows)
+                damage = replace(damage, found=f"bucket {bucket} ({rows}) with {damage.found}")
+            yield damage
     if len(values) < len(table.arrays) or not has_deltas:
         return
     try:

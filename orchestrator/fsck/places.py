@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from podembed.workers.checkpoint.files import DenseFile, describe_bucket, describe_changes
+from podembed.workers.checkpoint.files import DenseFile, describe_changes, describe_file
 from podembed.workers.checkpoint.records import TableFiles
 
 
@@ -15,7 +15,7 @@ def places_of(tables: Iterable[TableFiles], dense: Iterable[DenseFile]) -> dict[
         for array in table.arrays:
             places[f"{array.path}/zarr.json"] = f"table '{table.name}', {array.name}, shape of all buckets"
         for chunk in table.chunks:
-            places[chunk.name] = describe_bucket(table, chunk.array, chunk.bucket)
+            places[chunk.name] = describe_file(table, chunk)
         for delta in table.deltas:
             for part in delta.parts:
                 for file in part.files:

@@ -12,16 +12,18 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.claiming import acquire
 from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.lease_files import read_lineage
-from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
 from podembed.orchestrator.commit.writable_store import open_for_writing
 from podembed.orchestrator.run.reference import open_run_store
-from podembed.workers.checkpoint.files import assemble_table, read_bucket, write_bucket, write_table_metadata
+from podembed.workers.checkpoint.files import assemble_table, read_bucket, write_buckets, write_table_metadata
 from podembed.workers.checkpoint.records import TableFiles, TablePlan
 from podembed.workers.checkpoint.zarr_metadata import DTYPES
 from podembed.workers.storage.errors import StorageError
@@ -29,7 +31,7 @@ from podembed.workers.storage.store import Store
 
 
 def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float] = time.time) -> Manifest:
-    """Writes the newest commit of a run whole. Memory: one bucket with its slots.
+    """Writes the newest commit of a run whole. Memory: the buckets of one file with their slots.
 
     Claims the next generation, as `prune` does.
 
@@ -70,7 +72,14 @@ def compact(url: str, *, single_writer: bool = False, unix_s: Callable[[], float
             )
         attempt = commit_name(step=head.step, generation=lease.generation)
         tables = tuple(_whole_table(store, table, attempt, lambda: _beat(lease)) for table in head.tables)
-        manifest = replace(head, generation=lease.generation, parent=head.name, created_unix_s=unix_s(), tables=tables)
+        manifest = replace(
+            head,
+            format_version=FORMAT_VERSION,
+            generation=lease.generation,
+            parent=head.name,
+            created_unix_s=unix_s(),
+            tables=tables,
+        )
         checkpoint.commit(store, manifest, lease)
         return manifest
     finally:
@@ -93,10 +102,16 @@ def _whole_table(store: Store, table: TableFiles, attempt: str, on_bucket: Calla
         num_buckets=table.num_buckets,
         widths={array.name: array.width for array in table.arrays},
         dtypes={array.name: DTYPES[array.dtype] for array in table.arrays},
+        buckets_per_file=table.buckets_per_file,
     )
     arrays = write_table_metadata(store, plan)
     receipts = []
-    for bucket in range(table.num_buckets):
-        receipts.append(write_bucket(store, plan, bucket, read_bucket(store, table, bucket)))
-        on_bucket()
+    length = plan.rows_per_bucket
+    values = [np.empty((plan.buckets_per_file * length, a.width), DTYPES[a.dtype]) for a in table.arrays]
+    for first in range(0, table.num_buckets, plan.buckets_per_file):
+        for at in range(plan.buckets_per_file):
+            out = [value[at * length : (at + 1) * length] for value in values]
+            read_bucket(store, table, first + at, out=out)
+            on_bucket()
+        receipts.append(write_buckets(store, plan, first, values))
     return assemble_table(plan, arrays, receipts)

@@ -15,7 +15,7 @@ import numpy as np
 
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.commit.verification import require_metadata
-from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged
+from podembed.workers.checkpoint.chunks import CRC_BYTES, ChunkDamaged, first_byte
 from podembed.workers.checkpoint.deltas import read_part, read_slice
 from podembed.workers.checkpoint.files import (
     DeltaPart,
@@ -160,16 +160,17 @@ def check_ids(table: TableFiles, ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def _read_piece(store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, start: int, length: int) -> bytes:
     chunk, place = table.chunk(array, bucket), describe_bucket(table, array.name, bucket)
+    begin = first_byte(table.metadata(array), (bucket, 0, 0))
     try:
         if start == 0 and (size_bytes := store.size(chunk.name)) != chunk.size_bytes:
             raise ChunkDamaged(chunk.name, f"{size_bytes} bytes", f"{chunk.size_bytes} bytes as written", place=place)
-        return store.read_range(chunk.name, start=start, length=length)
+        return store.read_range(chunk.name, start=begin + start, length=length)
     except (NameNotFound, WrongSize) as error:
         raise ChunkDamaged(chunk.name, error.found, f"{chunk.size_bytes} bytes as written", place=place) from error
 
 
 def _check(name: str, checksum: int, trailer: bytes, table: TableFiles, array: ArrayFiles, bucket: int) -> None:
-    expected = table.chunk(array, bucket).crc32c
+    expected = table.chunk(array, bucket).receipt(bucket).crc32c
     if checksum != expected or struct.unpack("<I", trailer)[0] != expected:
         place = describe_bucket(table, array.name, bucket)
         raise ChunkDamaged(name, f"bytes with CRC-32C {checksum:08x}", f"{expected:08x} as written", place=place)

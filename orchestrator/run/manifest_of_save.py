@@ -118,7 +118,8 @@ def _assemble(
             tables.append(assemble_delta(before[spec.name], attempt, changed, buckets))
         else:
             arrays = next(part.arrays for part in parts if part.arrays)
-            tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
+            plan = table_plan(spec, attempt, buckets_per_file=parts[0].buckets_per_file)
+            tables.append(assemble_table(plan, arrays, buckets))
     return tuple(tables)
 
 

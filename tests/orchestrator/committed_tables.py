@@ -12,14 +12,14 @@ import numpy as np
 
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease import Lease
-from podembed.orchestrator.commit.manifest import Manifest, commit_name
+from podembed.orchestrator.commit.manifest import FORMAT_VERSION, Manifest, commit_name
 from podembed.orchestrator.commit.run_record import TableRecord, open_or_create
 from podembed.workers.checkpoint.deltas import PartWriter
 from podembed.workers.checkpoint.files import (
     assemble_delta,
     assemble_table,
     digest_of,
-    write_bucket,
+    write_buckets,
     write_dense,
     write_table_metadata,
 )
@@ -121,9 +121,16 @@ def commit_changes(
                 digest = digest_of(plan, bucket, [values[bucket :: table.num_buckets] for values in arrays.values()])
             if len(mine) and arrays:
                 writer.add(bucket, mine, [values[mine] for values in arrays.values()])
-            receipts.append(BucketReceipt(bucket=bucket, chunks=(), digest=digest))
+            receipts.append(BucketReceipt(bucket=bucket, chunks=(), digests=(digest,)))
         tables.append(assemble_delta(table, attempt, writer.finish(), receipts))
-    manifest = dataclasses.replace(parent, step=step, parent=parent.name, tables=tuple(tables))
+    manifest = dataclasses.replace(
+        parent,
+        format_version=FORMAT_VERSION,
+        step=step,
+        generation=lease.generation,
+        parent=parent.name,
+        tables=tuple(tables),
+    )
     checkpoint.commit(store, manifest, lease)
     return manifest
 
@@ -159,7 +166,7 @@ def _write_table(store: Store, attempt: str, name: str, table: SampleTable) -> T
             mine = values[bucket :: table.num_buckets]
             piece[: len(mine)] = mine
             pieces.append(piece)
-        receipts.append(write_bucket(store, plan, bucket, pieces))
+        receipts.append(write_buckets(store, plan, bucket, pieces))
     return assemble_table(plan, described, receipts)
 
 

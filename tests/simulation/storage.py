@@ -128,12 +128,15 @@ class FaultyFiles:
 
         return self._do("read", name, effect)
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
-        expected = sum(len(buffer) for buffer in buffers)
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None:
+        wanted = sum(len(buffer) for buffer in buffers)
+        expected = wanted if size_bytes is None else size_bytes
         found = len(self._named(name))
         if found != expected:
             raise WrongSize(name, found_bytes=found, expected=f"{expected} bytes were")
-        data, at = self.read(name, start=0, length=expected), 0
+        data, at = self.read(name, start=start, length=wanted), 0
         for buffer in buffers:
             buffer[:] = data[at : at + len(buffer)]
             at += len(buffer)

@@ -26,8 +26,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -68,6 +70,7 @@ class BackgroundSave:
       raise_if_aborted: called often, by both threads; raises to end the save or the wait.
       tracks_changes: whether a save may be a delta; changes are then noted from the first save or from `track` on.
       undo: told every change, from the first save or from `track` on; None keeps no undo log.
+      buckets_per_file: of each table, as in `write_shard`.
       processors: that a save may keep busy beside training; None leaves it to `SavePace`.
       buffer_bytes: of the pre-images; None takes what `MEMORY_SHARE` of the tables leaves beside the staging buffer, at
         least `MIN_BUFFER_BYTES`.
@@ -82,6 +85,7 @@ class BackgroundSave:
         raise_if_aborted: Callable[[], None],
         tracks_changes: bool = False,
         undo: Undo | None = None,
+        buckets_per_file: Mapping[str, int] = MappingProxyType({}),
         processors: float | None = None,
         buffer_bytes: int | None = None,
     ) -> None:
@@ -91,22 +95,24 @@ class BackgroundSave:
         self._raise_if_aborted = raise_if_aborted
         self._tracks_changes = tracks_changes
         self._undo = undo
+        self._buckets_per_file = buckets_per_file
         self._digests: dict[tuple[str, int], str] = {}
         # Of the last save, if it was written; and whether there was one since the commit that `_digests` are of.
         self._written: dict[tuple[str, int], str] | None = None
         self._has_begun = False
         self._has_parent = False
         allowed = int(MEMORY_SHARE * sum(table.size_bytes for table in tables))
-        bucket_bytes = max((t.spec.bucket_bytes for t in tables if len(t.buckets)), default=0)
-        num_staged = min(NUM_THREADS + 1, max(1, int(STAGING_SHARE * allowed) // max(1, bucket_bytes)))
+        held = [table.spec for table in tables if len(table.buckets)]
+        file_bytes = max((spec.bucket_bytes * buckets_per_file.get(spec.name, 1) for spec in held), default=0)
+        num_staged = min(NUM_THREADS + 1, max(1, int(STAGING_SHARE * allowed) // max(1, file_bytes)))
         # Written once, so that the first save need not wait for the kernel's pages.
-        self._staging = [np.full(bucket_bytes // 4, 0, np.float32) for _ in range(num_staged)]
+        self._staging = [np.full(file_bytes // 4, 0, np.float32) for _ in range(num_staged)]
         if buffer_bytes is None:
-            # Two bits for each row, to know which have changed, and what becomes a part of a delta come on top of the
-            # buffer.
+            # On top come two bits a row, to know which have changed, and what becomes a part of a delta.
             books_bytes = sum(table.num_rows for table in tables) // 3
+            bucket_bytes = max((spec.bucket_bytes for spec in held), default=0)
             part_bytes = 2 * (PART_BYTES + bucket_bytes) if tracks_changes else 0
-            buffer_bytes = max(MIN_BUFFER_BYTES, allowed - num_staged * bucket_bytes - books_bytes - part_bytes)
+            buffer_bytes = max(MIN_BUFFER_BYTES, allowed - num_staged * file_bytes - books_bytes - part_bytes)
         shares = share_out(
             num_rows=[table.num_rows for table in tables],
             row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
@@ -263,17 +269,14 @@ class BackgroundSave:
                 raise RuntimeError("A delta was requested without a commit before it. Expected a whole save first.")
             with FileThreads(store, check=self._raise_if_aborted) as threads:
                 self._threads = threads
-                if is_delta:
-                    receipt = write_shard_delta(store, tables, attempt, view=self, threads=threads, on_chunk=mark)
-                else:
-                    receipt = write_shard(
-                        store, tables, attempt, is_first=is_first, view=self, threads=threads, on_chunk=mark
-                    )
+                write_whole = partial(write_shard, is_first=is_first, buckets_per_file=self._buckets_per_file)
+                write = write_shard_delta if is_delta else write_whole
+                receipt = write(store, tables, attempt, view=self, threads=threads, on_chunk=mark)
         except RowsSpoilt as found:
             return ShardReceipt(tables=(), is_delta=is_delta, spoilt=found.spoilt)
         finally:
             self._end()
-        self._written = {(s.table, bucket.bucket): bucket.digest for s in receipt.tables for bucket in s.buckets}
+        self._written = receipt.digests
         by_name = {shard.table: shard for shard in receipt.tables}
         self._tracker.point("save.receipt")
         return replace(receipt, tables=tuple(by_name[table.spec.name] for table in self._tables))
@@ -301,14 +304,12 @@ class BackgroundSave:
                     table.before_change = None
             self._turn.notify_all()
 
-    def values(self, table: Table, bucket: int) -> list[np.ndarray]:
-        """The frozen rows and slots of one bucket, in a staging buffer that is theirs until `done`."""
-        length = table.spec.layout.rows_per_bucket
-        first = table.first_row(bucket)
-        self._pace.keep_to(
-            table.spec.bucket_bytes, busy_s=self._busy_s, open_bytes=self._open_bytes, is_urgent=self._is_urgent
-        )
-        snapshot, staged = self._snapshots[table.spec.name], self._staged(table, self._take_staging())
+    def values(self, table: Table, bucket: int, count: int = 1) -> list[np.ndarray]:
+        """The frozen rows and slots of buckets in a row, in a staging buffer that is theirs until `done`."""
+        length, num_bytes = count * table.spec.layout.rows_per_bucket, count * table.spec.bucket_bytes
+        first = table.first_row(bucket, count)
+        self._pace.keep_to(num_bytes, busy_s=self._busy_s, open_bytes=self._open_bytes, is_urgent=self._is_urgent)
+        snapshot, staged = self._snapshots[table.spec.name], self._staged(table, self._take_staging(), length)
         step = max(1, PIECE_BYTES // table.spec.row_bytes)
         for start in range(0, length, step):
             stop = min(start + step, length)
@@ -374,9 +375,8 @@ class BackgroundSave:
         self._num_pieces += 1
         self._turn.notify_all()
 
-    def _staged(self, table: Table, staging: np.ndarray) -> list[np.ndarray]:
-        length, at = table.spec.layout.rows_per_bucket, 0
-        arrays = []
+    def _staged(self, table: Table, staging: np.ndarray, length: int) -> list[np.ndarray]:
+        at, arrays = 0, []
         for width in table.spec.widths.values():
             arrays.append(staging[at : at + length * width].reshape(length, width))
             at += length * width

@@ -1,9 +1,12 @@
 """Arrays on storage in the Zarr v3 format, with the codecs `bytes` (little-endian) and `crc32c` and nothing else.
 
-A chunk file is the array's bytes followed by four bytes of checksum. A write hands the kernel the array itself, and a
-read fills the caller's array. On a local disk the payload is thus never copied. A table array is `[V, rows per bucket,
+A chunk is the array's bytes followed by four bytes of checksum. A write hands the kernel the array itself, and a read
+fills the caller's array. On a local disk the payload is thus never copied. A table array is `[V, rows per bucket,
 width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tensorstore open these files, and files they
 wrote with the same codecs open here.
+
+A file is one chunk, or several in a row with an index behind them, which Zarr calls a shard. All chunks of an array
+are equally long. So this module knows each place from the number of the chunk, and reads the index only to check it.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ _CRC_PIECE_BYTES = 1 << 18
 
 class ChunkDamaged(StorageError):
     """A chunk is missing, has the wrong length, or its bytes do not match a checksum. `place` says in words what the
-    chunk holds.
+    chunk holds, `at` which one of its file it is.
     """
+
+    at: int | None = None
 
     def __init__(self, name: str, found: str, expected: str, *, place: str = ""):
         super().__init__(
@@ -44,12 +49,12 @@ class ChunkDamaged(StorageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReceipt:
-    """What a writer promises about one file.
+    """What a writer promises about one chunk.
 
     Attributes:
       name: of the file, relative to the store.
-      size_bytes: of the whole file, trailer included.
-      crc32c: of the array's bytes, which is also what the trailer holds.
+      size_bytes: of the whole file, all chunks, trailers and the index included.
+      crc32c: of the chunk's bytes, which is also what its trailer holds.
     """
 
     name: str
@@ -91,7 +96,7 @@ def read_array_metadata(store: Store, path: str) -> ArrayMetadata:
 
 
 def chunk_name(metadata: ArrayMetadata, index: Sequence[int]) -> str:
-    """The file of one chunk, relative to the store.
+    """The file of a chunk, relative to the store.
 
     Raises:
       IndexError: the index is not inside the grid of chunks.
@@ -100,29 +105,79 @@ def chunk_name(metadata: ArrayMetadata, index: Sequence[int]) -> str:
         raise IndexError(
             f"Chunk {tuple(index)} of '{metadata.path}'; its grid is {metadata.grid}. Check the bucket number."
         )
-    return f"{metadata.path}/{metadata.separator.join(['c', *map(str, index)])}"
+    number = [index[0] // metadata.chunks_per_file, *index[1:]] if index else []
+    return f"{metadata.path}/{metadata.separator.join(['c', *map(str, number)])}"
 
 
-def chunk_file_bytes(metadata: ArrayMetadata) -> int:
-    """Bytes of a chunk file, trailer included; every chunk of an array has the same."""
+def chunk_bytes(metadata: ArrayMetadata) -> int:
+    """Bytes of a chunk, trailer included; every chunk of an array has the same."""
     return math.prod(metadata.chunk_shape) * metadata.dtype.itemsize + CRC_BYTES
 
 
+def file_bytes(metadata: ArrayMetadata) -> int:
+    """Bytes of a file; every file of an array has the same."""
+    return metadata.chunks_per_file * chunk_bytes(metadata) + len(file_index(metadata))
+
+
+def first_byte(metadata: ArrayMetadata, index: Sequence[int]) -> int:
+    """Where in its file a chunk begins."""
+    return index[0] % metadata.chunks_per_file * chunk_bytes(metadata) if index else 0
+
+
+def file_index(metadata: ArrayMetadata) -> bytes:
+    """What is behind the chunks of a file: the place and length of each, and a checksum. Nothing behind a single one.
+
+    Source: Zarr specification, codec `sharding_indexed` version 1.0, with `index_location` "end" and the index codecs
+    `bytes` and `crc32c`.
+    """
+    if metadata.chunks_per_file == 1:
+        return b""
+    length = chunk_bytes(metadata)
+    entries = [(at * length, length) for at in range(metadata.chunks_per_file)]
+    index = np.array(entries, "<u8").tobytes()
+    return index + struct.pack("<I", crc32c(index))
+
+
 def write_chunk(store: Store, metadata: ArrayMetadata, index: Sequence[int], values: np.ndarray) -> ChunkReceipt:
-    """Writes one chunk under a new name and returns when it is durable.
+    """Writes a file of one chunk under a new name and returns when it is durable.
 
     Args:
       index: position in the grid of chunks; `(bucket, 0, 0)` for a table array.
       values: exactly one chunk, `chunk_shape` with or without its leading ones. A C-contiguous array is written without
         a copy.
     """
+    _check_values(metadata, values, chunk_name(metadata, index))
+    (receipt,) = write_chunks(store, metadata, index, [values])
+    return receipt
+
+
+def write_chunks(
+    store: Store, metadata: ArrayMetadata, index: Sequence[int], values: Sequence[np.ndarray]
+) -> tuple[ChunkReceipt, ...]:
+    """Writes a file with all of its chunks, as `write_chunk` does. Returns a receipt a chunk.
+
+    Args:
+      index: of the first chunk of the file.
+      values: each one chunk.
+    """
     name = chunk_name(metadata, index)
-    _check_values(metadata, values, name)
-    little = np.ascontiguousarray(values, metadata.dtype.newbyteorder("<"))
-    checksum = crc32c(little)
-    payload = _byte_view(little)
-    store.write_new(name, [payload, struct.pack("<I", checksum)])
-    return ChunkReceipt(name=name, size_bytes=little.nbytes + CRC_BYTES, crc32c=checksum)
+    if len(values) != metadata.chunks_per_file or first_byte(metadata, index):
+        raise ValueError(
+            f"Found {len(values)} chunks from {tuple(index)} for file '{name}'. Expected all of its "
+            f"{metadata.chunks_per_file}, from the first. Write a file at once."
+        )
+    buffers: list[memoryview | bytes] = []
+    checksums = []
+    for value in values:
+        _check_values(metadata, value, name)
+        little = np.ascontiguousarray(value, metadata.dtype.newbyteorder("<"))
+        checksums.append(crc32c(little))
+        buffers += [_byte_view(little), struct.pack("<I", checksums[-1])]
+    if metadata.chunks_per_file > 1:
+        buffers.append(file_index(metadata))
+    store.write_new(name, buffers)
+    size_bytes = file_bytes(metadata)
+    return tuple(ChunkReceipt(name=name, size_bytes=size_bytes, crc32c=checksum) for checksum in checksums)
 
 
 def read_chunk(
@@ -133,12 +188,12 @@ def read_chunk(
     out: np.ndarray | None = None,
     receipt: ChunkReceipt | None = None,
 ) -> np.ndarray:
-    """Reads and verifies one chunk.
+    """Reads and verifies one chunk, and nothing else of its file.
 
     Args:
       out: filled and returned if given; C-contiguous, of the array's element type, `chunk_shape` with or without
         leading ones. If the chunk turns out to be damaged its content is undefined.
-      receipt: what the manifest says; the file must match it, not only itself.
+      receipt: what the manifest says; file and chunk must match it, not only themselves.
 
     Returns:
       The chunk, `chunk_shape` or the shape of `out`.
@@ -147,7 +202,10 @@ def read_chunk(
       ChunkDamaged: missing, wrong length, or a checksum differs. The length is checked before anything is allocated.
     """
     name = receipt.name if receipt else chunk_name(metadata, index)
-    _check_length(store, name, chunk_file_bytes(metadata), receipt)
+    _check_length(store, name, file_bytes(metadata), receipt)
+    if receipt is None:
+        # Others may have left chunks out or in another order.
+        check_file_index(store, metadata, name)
     if out is None:
         out = np.empty(metadata.chunk_shape, metadata.dtype)
     _check_values(metadata, out, name)
@@ -156,12 +214,65 @@ def read_chunk(
             f"'out' for '{name}' must be C-contiguous and writable. Pass a whole bucket, not a strided view of it."
         )
     trailer = bytearray(CRC_BYTES)
-    try:
-        store.read_into(name, [_byte_view(out), memoryview(trailer)])
-    except (NameNotFound, WrongSize) as error:
-        raise ChunkDamaged(name, error.found, f"{chunk_file_bytes(metadata)} bytes") from error
+    _read(store, metadata, name, [_byte_view(out), memoryview(trailer)], start=first_byte(metadata, index))
     _check_checksum(name, crc32c(out), struct.unpack("<I", trailer)[0], receipt)
     return out
+
+
+def read_chunks(
+    store: Store, metadata: ArrayMetadata, name: str, *, out: Sequence[np.ndarray], receipts: Sequence[ChunkReceipt]
+) -> None:
+    """Reads and verifies a file with all of its chunks, and its index, at once.
+
+    Args:
+      out: per chunk, as in `read_chunk`.
+      receipts: per chunk, what the manifest says.
+
+    Raises:
+      ChunkDamaged: as `read_chunk`, of the first chunk that differs. `ChunkDamaged.at` is its number in the file, or
+        None if the file itself is not what was written.
+    """
+    _check_length(store, name, file_bytes(metadata), receipts[0])
+    trailers = [bytearray(CRC_BYTES) for _ in out]
+    index = bytearray(len(file_index(metadata)))
+    buffers = [view for chunk, trailer in zip(out, trailers, strict=True) for view in (_byte_view(chunk), trailer)]
+    _read(store, metadata, name, [memoryview(buffer) for buffer in (*buffers, index) if len(buffer)], start=0)
+    for at, (chunk, trailer, receipt) in enumerate(zip(out, trailers, receipts, strict=True)):
+        try:
+            _check_checksum(name, crc32c(chunk), struct.unpack("<I", trailer)[0], receipt)
+        except ChunkDamaged as error:
+            error.at = at
+            raise
+    _check_index(name, bytes(index), metadata)
+
+
+def check_file_index(store: Store, metadata: ArrayMetadata, name: str) -> None:
+    """Reads the index of a file, which other readers need to find its chunks.
+
+    Raises:
+      ChunkDamaged: it is not what was written, or the file has another length.
+    """
+    expected = file_index(metadata)
+    if expected:
+        found = bytearray(len(expected))
+        _read(store, metadata, name, [memoryview(found)], start=file_bytes(metadata) - len(expected))
+        _check_index(name, bytes(found), metadata)
+
+
+def _check_index(name: str, found: bytes, metadata: ArrayMetadata) -> None:
+    if found != file_index(metadata):
+        raise ChunkDamaged(name, "another index", f"that of {metadata.chunks_per_file} chunks")
+
+
+def _read(store: Store, metadata: ArrayMetadata, name: str, buffers: list[memoryview], *, start: int) -> None:
+    size_bytes = file_bytes(metadata)
+    try:
+        if metadata.chunks_per_file == 1:
+            store.read_into(name, buffers)
+        else:
+            store.read_into(name, buffers, start=start, size_bytes=size_bytes)
+    except (NameNotFound, WrongSize) as error:
+        raise ChunkDamaged(name, error.found, f"{size_bytes} bytes") from error
 
 
 def write_whole(store: Store, path: str, values: np.ndarray) -> tuple[ArrayMetadata, ChunkReceipt, ChunkReceipt]:

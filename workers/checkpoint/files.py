@@ -21,8 +21,9 @@ from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
 from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     read_chunk,
+    read_chunks,
     write_array_metadata,
-    write_chunk,
+    write_chunks,
 )
 from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
 from podembed.workers.checkpoint.digest import bucket_digest
@@ -39,7 +40,9 @@ __all__ = [
     "check_digest",
     "check_with_changes",
     "describe_changes",
+    "describe_file",
     "digest_of",
+    "digests_of",
     "has_digest",
     "naming_changes",
     "read_base_array",
@@ -47,8 +50,10 @@ __all__ = [
     "read_bucket",
     "read_bucket_array",
     "read_dense",
+    "read_file_buckets",
     "safe_segment",
-    "write_bucket",
+    "split_buckets",
+    "write_buckets",
     "write_dense",
     "write_table_metadata",
 ]
@@ -73,22 +78,32 @@ def write_table_metadata(store: Store, plan: TablePlan) -> tuple[ArrayFiles, ...
     return tuple(described)
 
 
-def write_bucket(store: Store, plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
-    """Writes one bucket: a chunk for each array. Durable when it returns.
+def write_buckets(store: Store, plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
+    """Writes the buckets of one file from the given one on: a file for each array. Durable when it returns.
 
     Args:
-      values: in the order of `plan.widths`, each `[rows_per_bucket, width]`; positions behind the table's last row are
-        padding.
+      values: in the order of `plan.widths`, each `[buckets_per_file * rows_per_bucket, width]`; positions behind the
+        table's last row are padding.
     """
-    chunks = []
+    files = []
     for array, value in zip(plan.widths, values, strict=True):
-        receipt = write_chunk(store, plan.metadata(array), (bucket, 0, 0), value)
-        chunks.append(
+        pieces = split_buckets(value, plan.rows_per_bucket)
+        receipts = write_chunks(store, plan.metadata(array), (bucket, 0, 0), pieces)
+        files.append(
             ChunkFile(
-                array=array, bucket=bucket, name=receipt.name, size_bytes=receipt.size_bytes, crc32c=receipt.crc32c
+                array=array,
+                bucket=bucket,
+                name=receipts[0].name,
+                size_bytes=receipts[0].size_bytes,
+                crc32c=tuple(receipt.crc32c for receipt in receipts),
             )
         )
-    return BucketReceipt(bucket=bucket, chunks=tuple(chunks), digest=digest_of(plan, bucket, values))
+    return BucketReceipt(bucket=bucket, chunks=tuple(files), digests=digests_of(plan, bucket, values))
+
+
+def split_buckets(values: np.ndarray, rows_per_bucket: int) -> list[np.ndarray]:
+    """Views of each bucket of several that lie one behind the other."""
+    return [values[start : start + rows_per_bucket] for start in range(0, len(values), rows_per_bucket)]
 
 
 def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Sequence[BucketReceipt]) -> TableFiles:
@@ -106,9 +121,16 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Se
         dim=plan.widths[ROWS],
         num_buckets=plan.num_buckets,
         rows_per_bucket=plan.rows_per_bucket,
+        buckets_per_file=plan.buckets_per_file,
         arrays=arrays,
         chunks=tuple(chunks),
-        digests=tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket)),
+        digests=_digests(receipts),
+    )
+
+
+def _digests(receipts: Sequence[BucketReceipt]) -> tuple[str, ...]:
+    return tuple(
+        digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket) for digest in receipt.digests
     )
 
 
@@ -117,8 +139,7 @@ def assemble_delta(
 ) -> TableFiles:
     """The parent's table with the rows that the hosts wrote since; every bucket has a digest, changed or not."""
     delta = DeltaFiles(commit=attempt, parts=tuple(sorted(parts, key=lambda part: part.buckets[0])))
-    digests = tuple(receipt.digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket))
-    return replace(parent, digests=digests, deltas=(*parent.deltas, delta))
+    return replace(parent, digests=_digests(receipts), deltas=(*parent.deltas, delta))
 
 
 def read_bucket(
@@ -206,7 +227,7 @@ def read_base_array(
     store: Store, table: TableFiles, array: ArrayFiles, bucket: int, *, out: np.ndarray | None = None
 ) -> np.ndarray:
     """One array of `read_base_bucket`."""
-    receipt = table.chunk(array, bucket).receipt
+    receipt = table.chunk(array, bucket).receipt(bucket)
     try:
         chunk = read_chunk(store, table.metadata(array), (bucket, 0, 0), out=out, receipt=receipt)
     except ChunkDamaged as error:
@@ -214,6 +235,39 @@ def read_base_array(
             error.name, error.found, error.expected, place=describe_bucket(table, array.name, bucket)
         ) from error
     return chunk if out is not None else chunk[0]
+
+
+def read_file_buckets(store: Store, table: TableFiles, bucket: int, *, out: Sequence[np.ndarray]) -> None:
+    """Reads one bucket, or all buckets of a file at once. Digests are compared unless deltas must precede that.
+
+    Args:
+      bucket: the one, or the first of the file.
+      out: per array the buffer to fill, `[count * rows_per_bucket, width]`.
+
+    Raises:
+      ChunkDamaged: as `read_bucket`.
+    """
+    if len(out[0]) == table.rows_per_bucket:
+        read_base_bucket(store, table, bucket, out=out)
+    else:
+        _read_whole_files(store, table, bucket, out)
+    if not table.deltas:
+        pieces = zip(*(split_buckets(values, table.rows_per_bucket) for values in out), strict=True)
+        for at, piece in enumerate(pieces):
+            check_digest(table, bucket + at, piece)
+
+
+def _read_whole_files(store: Store, table: TableFiles, bucket: int, out: Sequence[np.ndarray]) -> None:
+    for array, values in zip(table.arrays, out, strict=True):
+        file = table.chunk(array, bucket)
+        pieces = split_buckets(values, table.rows_per_bucket)
+        receipts = [file.receipt(one) for one in file.buckets]
+        try:
+            read_chunks(store, table.metadata(array), file.name, out=pieces, receipts=receipts)
+        except ChunkDamaged as error:
+            place = describe_file(table, file) if error.at is None else ""
+            place = place or describe_bucket(table, array.name, bucket + (error.at or 0))
+            raise ChunkDamaged(error.name, error.found, error.expected, place=place) from error
 
 
 def has_digest(table: TableFiles, bucket: int, values: Sequence[np.ndarray]) -> bool:
@@ -250,6 +304,13 @@ def describe_bucket(table: TableFiles, array: str, bucket: int) -> str:
     return f"table '{table.name}', {array}, bucket {bucket} ({rows})"
 
 
+def describe_file(table: TableFiles, file: ChunkFile) -> str:
+    """What a file of an array holds, for people: as `describe_bucket`, or `table 'users', rows, buckets 0 to 7`."""
+    if len(file.buckets) == 1:
+        return describe_bucket(table, file.array, file.bucket)
+    return f"table '{table.name}', {file.array}, buckets {file.buckets[0]} to {file.buckets[-1]}"
+
+
 def describe_changes(table: TableFiles, delta: DeltaFiles, part: DeltaPart, name: str) -> str:
     """What a file of a delta holds: `table 'users', rows, 17 rows of buckets 0 to 3, changed by
     s000000020-g00000001`.
@@ -270,6 +331,12 @@ def write_dense(store: Store, attempt: str, key: str, values: np.ndarray) -> Den
 def digest_of(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> str:
     """The digest of a bucket of rows and slots, in the order of `plan.widths`."""
     return _digest(values, bucket, num_rows=plan.num_rows, num_buckets=plan.num_buckets)
+
+
+def digests_of(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """The digests of several buckets that lie one behind the other in `values`, from the given one on."""
+    pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
+    return tuple(digest_of(plan, bucket + at, piece) for at, piece in enumerate(pieces))
 
 
 def _digest(values: Sequence[np.ndarray], bucket: int, *, num_rows: int, num_buckets: int) -> str:

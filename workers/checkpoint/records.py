@@ -6,12 +6,13 @@ Values only, which travel from hosts to the driver, into the manifest, and back 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.buckets import BucketLayout
+from podembed.embedding.buckets import BucketLayout, buckets_together
+from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.checkpoint.chunks import (
     ChunkReceipt,
@@ -20,6 +21,11 @@ from podembed.workers.checkpoint.deltas import DeltaFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 
 ROWS = "rows"
+# Rows and slots of the buckets that lie in files together. Even a host with little memory has room for the least.
+MIN_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 64 << 20
+# Of each array, where a host's buckets lie together.
+FILES_PER_HOST = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +50,28 @@ class ArrayFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFile:
-    """One bucket of one array. `size_bytes` counts the whole file, `crc32c` covers it without its four-byte trailer."""
+    """One file of an array: the chunks of one bucket, or of several in a row.
+
+    Attributes:
+      bucket: the first one.
+      size_bytes: of the whole file.
+      crc32c: of each chunk without its four-byte trailer.
+    """
 
     array: str
     bucket: int
     name: str
     size_bytes: int
-    crc32c: int
+    crc32c: tuple[int, ...]
 
     @property
-    def receipt(self) -> ChunkReceipt:
-        return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=self.crc32c)
+    def buckets(self) -> range:
+        return range(self.bucket, self.bucket + len(self.crc32c))
+
+    def receipt(self, bucket: int) -> ChunkReceipt:
+        """Of one of the chunks."""
+        crc32c = self.crc32c[bucket - self.bucket]
+        return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=crc32c)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +80,7 @@ class TableFiles:
 
     Attributes:
       arrays: rows first, then slots in their declared order.
+      buckets_per_file: a power of two.
       chunks: every bucket of every array once, by array, then by bucket.
       digests: per bucket, `digest.bucket_digest` over rows and slots, with all deltas.
       deltas: rows that changed after the chunks were written, oldest first; each replaces what is before it.
@@ -73,6 +91,7 @@ class TableFiles:
     dim: int
     num_buckets: int
     rows_per_bucket: int
+    buckets_per_file: int = 1
     arrays: tuple[ArrayFiles, ...]
     chunks: tuple[ChunkFile, ...]
     digests: tuple[str, ...]
@@ -93,8 +112,8 @@ class TableFiles:
         return sum(chunk.size_bytes for chunk in self.chunks) + sum(delta.size_bytes for delta in self.deltas)
 
     def chunk(self, array: ArrayFiles, bucket: int) -> ChunkFile:
-        """The entry of one bucket of one array."""
-        return self.chunks[self.arrays.index(array) * self.num_buckets + bucket]
+        """The file with one bucket of one array."""
+        return self.chunks[(self.arrays.index(array) * self.num_buckets + bucket) // self.buckets_per_file]
 
     def metadata(self, array: ArrayFiles) -> ArrayMetadata:
         """What the array's `zarr.json` must say; its free attributes are left out."""
@@ -103,18 +122,23 @@ class TableFiles:
             shape=(self.num_buckets, self.rows_per_bucket, array.width),
             chunk_shape=(1, self.rows_per_bucket, array.width),
             dtype=DTYPES[array.dtype],
+            chunks_per_file=self.buckets_per_file,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketReceipt:
-    """What a host wrote of one bucket: one chunk for each array, none where only changed rows were written; and the
-    digest over all.
+    """What a host wrote of one bucket, or of the several that one file holds.
+
+    Attributes:
+      bucket: the first one.
+      chunks: one file for each array; none where only changed rows were written.
+      digests: of each bucket over all arrays.
     """
 
     bucket: int
     chunks: tuple[ChunkFile, ...]
-    digest: str
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +148,7 @@ class TablePlan:
     Attributes:
       widths: array name → elements of one row; `rows` first, then slots in their declared order.
       dtypes: array name → element type; float32 where it is missing.
+      buckets_per_file: a power of two.
     """
 
     attempt: str
@@ -132,6 +157,7 @@ class TablePlan:
     num_buckets: int
     widths: Mapping[str, int]
     dtypes: Mapping[str, np.dtype]
+    buckets_per_file: int = 1
 
     @property
     def layout(self) -> BucketLayout:
@@ -157,4 +183,22 @@ class TablePlan:
             chunk_shape=(1, *shape[1:]),
             dtype=np.dtype(self.dtypes.get(array, np.float32)),
             attributes={"table": self.name, "array": array, "num_rows": self.num_rows, "layout": layout},
+            chunks_per_file=self.buckets_per_file,
         )
+
+
+def buckets_per_file(specs: Sequence[TableSpec], placement: Sequence[np.ndarray], *, num_hosts: int) -> dict[str, int]:
+    """How many buckets of each table a commit's files hold. A function of its arguments, so all hosts agree.
+
+    A file has one writer, so its buckets have one owner. A host stages whole files in memory. So a file takes a small
+    part of what a host holds.
+
+    Returns:
+      Table name → a power of two.
+    """
+    held_bytes = sum(spec.bucket_bytes * spec.layout.num_buckets for spec in specs) // num_hosts
+    wanted_bytes = max(MIN_FILE_BYTES, min(MAX_FILE_BYTES, held_bytes // FILES_PER_HOST))
+    return {
+        spec.name: buckets_together(owners, most=wanted_bytes // spec.bucket_bytes)
+        for spec, owners in zip(specs, placement, strict=True)
+    }

@@ -6,10 +6,11 @@ module only goes over the buckets that this host owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +18,10 @@ import numpy as np
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint import files as checkpoint_files
+from podembed.workers.checkpoint.chunks import chunk_bytes
 from podembed.workers.checkpoint.deltas import PartWriter, read_part
 from podembed.workers.checkpoint.file_threads import FileThreads
-from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile
+from podembed.workers.checkpoint.files import DeltaFiles, DeltaPart, DenseFile, split_buckets
 from podembed.workers.checkpoint.records import ArrayFiles, BucketReceipt, TableFiles, TablePlan
 from podembed.workers.checkpoint.spoilt_rows import RowsSpoilt, SpoiltRows, require_numbers
 from podembed.workers.storage.store import Store
@@ -54,12 +56,14 @@ class TableShard:
     Attributes:
       arrays: describes the whole table, on the host that wrote its metadata.
       buckets: every bucket held here, with its chunks, or, where only changed rows were written, with its digest alone.
+      buckets_per_file: of the chunks; the same on all hosts.
       parts: the changed rows.
     """
 
     table: str
     arrays: tuple[ArrayFiles, ...]
     buckets: tuple[BucketReceipt, ...]
+    buckets_per_file: int = 1
     parts: tuple[DeltaPart, ...] = ()
 
 
@@ -77,13 +81,19 @@ class ShardReceipt:
     is_delta: bool = False
     spoilt: SpoiltRows | None = None
 
+    @property
+    def digests(self) -> dict[tuple[str, int], str]:
+        """(Table, bucket) → its digest."""
+        written = ((shard.table, one) for shard in self.tables for one in shard.buckets)
+        return {(table, one.bucket + at): digest for table, one in written for at, digest in enumerate(one.digests)}
+
 
 class BucketView(Protocol):
     """The rows of a host at one moment. Asked bucket by bucket, rising, by one thread."""
 
-    def values(self, table: Table, bucket: int) -> Sequence[np.ndarray]:
-        """Rows and slots, each `[rows_per_bucket, width]`; valid until they are given to `done`, which may be waited
-        for here.
+    def values(self, table: Table, bucket: int, count: int = 1) -> Sequence[np.ndarray]:
+        """Rows and slots of `count` buckets in a row, each `[count * rows_per_bucket, width]`; valid until they are
+        given to `done`, which may be waited for here.
         """
         ...
 
@@ -108,7 +118,7 @@ class FrozenView(BucketView, Protocol):
         ...
 
 
-def table_plan(spec: TableSpec, attempt: str) -> TablePlan:
+def table_plan(spec: TableSpec, attempt: str, *, buckets_per_file: int = 1) -> TablePlan:
     """What an attempt writes for a table."""
     return TablePlan(
         attempt=attempt,
@@ -117,6 +127,7 @@ def table_plan(spec: TableSpec, attempt: str) -> TablePlan:
         num_buckets=spec.layout.num_buckets,
         widths=spec.widths,
         dtypes={},
+        buckets_per_file=buckets_per_file,
     )
 
 
@@ -129,6 +140,7 @@ def write_shard(
     view: BucketView,
     threads: FileThreads,
     on_chunk: Callable[[], None],
+    buckets_per_file: Mapping[str, int] = MappingProxyType({}),
 ) -> ShardReceipt:
     """Writes this host's buckets below `data/<attempt>`, table by table, buckets rising. Durable when it returns.
 
@@ -136,18 +148,22 @@ def write_shard(
       is_first: whether this host also writes the arrays' metadata.
       view: rows and slots of each bucket; several may be requested before the first is done.
       threads: write buckets.
-      on_chunk: called whenever a bucket has been handed to a thread.
+      on_chunk: called whenever the buckets of a file have been handed to a thread.
+      buckets_per_file: of each table; 1 where it is missing. All buckets of a file must be held here.
 
     Raises:
+      KeyError: they are not.
       StorageError: the storage failed, or the attempt has been written already. No thread is at work any more.
       RowsSpoilt: a row or slot is no number any more; what was written is of no use.
     """
 
     def write(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
         try:
-            require_numbers(plan, bucket, values)
+            pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
+            for at, piece in enumerate(pieces):
+                require_numbers(plan, bucket + at, piece)
             with threads.writes():
-                receipt = checkpoint_files.write_bucket(store, plan, bucket, values)
+                receipt = checkpoint_files.write_buckets(store, plan, bucket, values)
         finally:
             view.done(values)
         return receipt
@@ -158,23 +174,25 @@ def write_shard(
 
     written = []
     for table in tables:
-        plan = table_plan(table.spec, attempt)
+        count = buckets_per_file.get(table.spec.name, 1)
+        plan = table_plan(table.spec, attempt, buckets_per_file=count)
         described = threads.submit(partial(describe, plan)) if is_first else None
         receipts = []
-        for bucket in map(int, table.buckets):
-            values = view.values(table, bucket)
+        for bucket in map(int, table.buckets[::count]):
+            values = view.values(table, bucket, count)
             receipts.append(threads.submit(partial(write, plan, bucket, values)))
             on_chunk()
-        written.append((table.spec.name, described, receipts))
+        written.append((plan, described, receipts))
     threads.finish()
     return ShardReceipt(
         tables=tuple(
             TableShard(
-                table=name,
+                table=plan.name,
                 arrays=described.result() if described else (),
                 buckets=tuple(receipt.result() for receipt in receipts),
+                buckets_per_file=plan.buckets_per_file,
             )
-            for name, described, receipts in written
+            for plan, described, receipts in written
         )
     )
 
@@ -225,7 +243,7 @@ def write_shard_delta(
                 table=table.spec.name,
                 arrays=(),
                 buckets=tuple(
-                    BucketReceipt(bucket=int(b), chunks=(), digest=d if isinstance(d, str) else d.result())
+                    BucketReceipt(bucket=int(b), chunks=(), digests=(d if isinstance(d, str) else d.result(),))
                     for b, d in zip(table.buckets, digests, strict=True)
                 ),
                 parts=parts,
@@ -268,17 +286,26 @@ def read_shard(
         for at, table in enumerate(tables):
             entry = by_name[table.spec.name]
             check_table(table.spec, entry)
-            read = checkpoint_files.read_base_bucket if entry.deltas else checkpoint_files.read_bucket
-            buckets = sorted(map(int, table.buckets if wanted is None else wanted[at]))
-            for bucket in buckets:
-                out = list(table.bucket(bucket).values())
-                threads.submit(partial(read, store, entry, bucket, out=out))
-                num_bytes += sum(entry.chunk(array, bucket).size_bytes for array in entry.arrays)
+            buckets = {*map(int, table.buckets if wanted is None else wanted[at])}
+            for bucket, count in _whole_files(buckets, entry.buckets_per_file):
+                out = list(table.bucket(bucket, count).values())
+                threads.submit(partial(checkpoint_files.read_file_buckets, store, entry, bucket, out=out))
                 on_chunk()
+            num_bytes += len(buckets) * sum(chunk_bytes(entry.metadata(array)) for array in entry.arrays)
             if entry.deltas:
-                num_bytes += _apply_deltas(store, table, entry, {*buckets}, threads, on_chunk)
+                num_bytes += _apply_deltas(store, table, entry, buckets, threads, on_chunk)
         threads.finish()
     return num_bytes
+
+
+def _whole_files(buckets: set[int], buckets_per_file: int) -> Iterator[tuple[int, int]]:
+    """First bucket and number of buckets of what is read at once, rising: a whole file, or one bucket of it."""
+    for first in sorted({bucket - bucket % buckets_per_file for bucket in buckets}):
+        in_file = range(first, first + buckets_per_file)
+        if buckets.issuperset(in_file):
+            yield first, buckets_per_file
+        else:
+            yield from ((bucket, 1) for bucket in in_file if bucket in buckets)
 
 
 def _apply_deltas(

@@ -1,15 +1,16 @@
 """`zarr.json` of one array: the value, its bytes, and a parser that accepts only what `chunks` can read.
 
 Source: Zarr core specification version 3, sections "Array metadata", "Chunk key encoding", and the codecs `bytes` and
-`crc32c`. Element types outside the specification are kept as the unsigned integer of their width with the true name as
-an attribute. So every reader opens them. In use is `bfloat16` alone.
+`crc32c`. For files of several chunks it is the codec `sharding_indexed`, version 1.0. Element types outside the
+specification are kept as the unsigned integer of their width with the true name as an attribute. So every reader opens
+them. In use is `bfloat16` alone.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ _STANDARD_DTYPES = {
 }
 DTYPES: Mapping[str, np.dtype] = {**_STANDARD_DTYPES, "bfloat16": _BFLOAT16}
 _CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_SHARDING = "sharding_indexed"
 _CODECS_OF_ONE_BYTE = [{"name": "bytes"}, {"name": "crc32c"}]
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_RANK = 16
@@ -61,7 +63,8 @@ class ArrayMetadata:
       dtype: one of `DTYPES`.
       fill_value: what other readers show where a chunk is missing; here a missing chunk is an error.
       attributes: for people and other tools; plain JSON.
-      separator: between the numbers of a chunk's name, `/` or `.`.
+      separator: between the numbers of a file's name, `/` or `.`.
+      chunks_per_file: along the first axis, which has whole files. Above 1 the file is what Zarr calls a shard.
     """
 
     path: str
@@ -71,6 +74,7 @@ class ArrayMetadata:
     fill_value: float | int | bool = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
     separator: str = "/"
+    chunks_per_file: int = 1
 
     def __post_init__(self) -> None:
         validate_name(self.path)
@@ -90,11 +94,25 @@ class ArrayMetadata:
                 "and chunk lengths "
                 ">= 1 are expected. Check the table's layout."
             )
+        if self.chunks_per_file != 1 and (
+            self.chunks_per_file < 1 or not self.shape or self.shape[0] % self.file_shape[0]
+        ):
+            raise ValueError(
+                f"Array '{self.path}' of shape {self.shape} has {self.chunks_per_file} chunks of {self.chunk_shape} a "
+                "file. Expected whole files along the first axis. Check the number of buckets per file."
+            )
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Number of chunks along each axis."""
         return tuple(-(-length // chunk) for length, chunk in zip(self.shape, self.chunk_shape, strict=True))
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Of the part of the array that one file holds."""
+        if self.chunks_per_file == 1:
+            return self.chunk_shape
+        return (self.chunks_per_file * self.chunk_shape[0], *self.chunk_shape[1:])
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -114,10 +132,10 @@ def metadata_bytes(metadata: ArrayMetadata) -> bytes:
         "node_type": "array",
         "shape": list(metadata.shape),
         "data_type": stored,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(metadata.chunk_shape)}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(metadata.file_shape)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": metadata.separator}},
         "fill_value": _fill_value_json(stored, metadata.fill_value),
-        "codecs": _CODECS,
+        "codecs": _CODECS if metadata.chunks_per_file == 1 else [_sharding(metadata.chunk_shape)],
         "attributes": attributes,
     }
     return canonical_bytes(document) + b"\n"
@@ -144,11 +162,15 @@ def parse_metadata(path: str, name: str, data: bytes) -> ArrayMetadata:
     if not isinstance(attributes, dict):
         raise DocumentRefused(name, "attributes that are no object", "an object")
     shape = _lengths(name, "shape", document["shape"], smallest=0)
-    chunk_shape = _lengths(name, "chunk_shape", _grid(name, document["chunk_grid"]), smallest=1)
+    file_shape = _lengths(name, "chunk_shape", _grid(name, document["chunk_grid"]), smallest=1)
+    chunk_shape = _inner_shape(name, document["codecs"], file_shape)
     if len(shape) != len(chunk_shape):
         raise DocumentRefused(name, f"shape {shape} with chunks {chunk_shape}", "equal ranks")
+    chunks_per_file = 1 if file_shape == chunk_shape else file_shape[0] // chunk_shape[0]
+    if chunks_per_file > 1 and shape[0] % file_shape[0]:
+        raise DocumentRefused(name, f"shape {shape} with {file_shape} a file", "whole files along the first axis")
     dtype = _dtype(name, document["data_type"], attributes.get(DTYPE_ATTRIBUTE))
-    if max(math.prod(shape), math.prod(chunk_shape)) * dtype.itemsize > _MAX_ARRAY_BYTES:
+    if max(math.prod(shape), math.prod(file_shape)) * dtype.itemsize > _MAX_ARRAY_BYTES:
         raise DocumentRefused(name, f"shape {shape} with chunks {chunk_shape}", "an array below 2**62 bytes")
     return ArrayMetadata(
         path=path,
@@ -158,7 +180,26 @@ def parse_metadata(path: str, name: str, data: bytes) -> ArrayMetadata:
         fill_value=_fill_value(name, document["data_type"], document["fill_value"]),
         attributes={key: value for key, value in attributes.items() if key != DTYPE_ATTRIBUTE},
         separator=_separator(name, document["chunk_key_encoding"]),
+        chunks_per_file=chunks_per_file,
     )
+
+
+def _sharding(chunk_shape: Sequence[int]) -> dict[str, Any]:
+    """The codec of files with several chunks, each as it would be in a file of its own."""
+    configuration = {"chunk_shape": list(chunk_shape), "codecs": _CODECS, "index_codecs": _CODECS}
+    return {"name": _SHARDING, "configuration": {**configuration, "index_location": "end"}}
+
+
+def _inner_shape(name: str, codecs: Any, file_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a chunk in a file: that of the file, unless several chunks are one behind the other in it."""
+    match codecs:
+        case [{"name": "sharding_indexed", "configuration": {"chunk_shape": inner}}]:
+            chunk_shape = _lengths(name, "chunk_shape", inner, smallest=1)
+        case _:
+            return file_shape
+    if not file_shape or file_shape[1:] != chunk_shape[1:] or file_shape[0] % chunk_shape[0]:
+        raise DocumentRefused(name, f"chunks {chunk_shape} in files of {file_shape}", "whole chunks on the first axis")
+    return chunk_shape
 
 
 def _check_constants(name: str, document: Mapping[str, Any]) -> None:
@@ -167,7 +208,7 @@ def _check_constants(name: str, document: Mapping[str, Any]) -> None:
         raise DocumentRefused(name, found[:200], "an array of Zarr format 3")
     if not _are_ours(document["codecs"], document["data_type"]):
         found = f"codecs {json.dumps(document['codecs'])[:200]}"
-        raise DocumentRefused(name, found, "`bytes` little-endian, then `crc32c`")
+        raise DocumentRefused(name, found, "`bytes` little-endian, then `crc32c`; or several such chunks a file")
     if document.get("storage_transformers"):
         raise DocumentRefused(name, "storage transformers", "none")
 
@@ -178,6 +219,10 @@ def _are_ours(codecs: Any, stored: Any) -> bool:
         return False
     # A codec without settings may be written with an empty configuration.
     plain = [{key: value for key, value in codec.items() if value != {}} for codec in codecs]
+    if len(plain) == 1 and plain[0].get("name") == _SHARDING:
+        configuration = plain[0].get("configuration")
+        inner = configuration.get("chunk_shape") if isinstance(configuration, dict) else None
+        return isinstance(inner, list) and plain == [_sharding(inner)]
     return plain == _CODECS or (stored in ("bool", "int8", "uint8") and plain == _CODECS_OF_ONE_BYTE)
 
 

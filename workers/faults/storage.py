@@ -53,9 +53,11 @@ class FaultyFiles:
         data = self._files.read(name, start=start, length=length)
         return data if fault is None else _misread(data, fault)
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None:
         fault = self._pass("storage.read", name, num_bytes=sum(map(len, buffers)))
-        self._files.read_into(name, buffers)
+        self._files.read_into(name, buffers, start=start, size_bytes=size_bytes)
         if fault is None:
             return
         if fault.action == "short_read":

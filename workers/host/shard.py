@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
+from podembed.workers.checkpoint.records import buckets_per_file
 from podembed.workers.checkpoint.shard import TableFiles
 from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.faults.updates import arm_updates
@@ -76,6 +77,9 @@ class Shard:
             raise_if_aborted=check,
             tracks_changes=spec.tracks_changes,
             undo=self.undo,
+            buckets_per_file=buckets_per_file(
+                [table.spec for table in tables], spec.placement, num_hosts=spec.num_hosts
+            ),
         )
         arm_updates(tables, tracker.faults, lambda: tracker.progress().step)
 

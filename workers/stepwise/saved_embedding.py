@@ -23,7 +23,7 @@ from podembed.workers.checkpoint.files import (
     assemble_table,
     read_bucket,
     read_bucket_array,
-    write_bucket,
+    write_buckets,
     write_table_metadata,
 )
 from podembed.workers.checkpoint.records import ROWS, ArrayFiles, BucketReceipt, TableFiles, TablePlan
@@ -79,7 +79,7 @@ def write_host(path: str, tables: Sequence[Table], attempt: str, *, is_first: bo
         plan = _plan(table.spec, attempt)
         arrays.append(write_table_metadata(store, plan) if is_first else ())
         buckets.append(
-            tuple(write_bucket(store, plan, int(b), list(table.bucket(int(b)).values())) for b in table.buckets)
+            tuple(write_buckets(store, plan, int(b), list(table.bucket(int(b)).values())) for b in table.buckets)
         )
     return HostReceipt(arrays=tuple(arrays), buckets=tuple(buckets))
 

@@ -212,7 +212,7 @@ def table_record(table: TableFiles) -> TableRecord:
         keys={a.name: checkpoint_key(table.name, None if a.name == ROWS else a.name) for a in table.arrays},
         chunks={
             array.name: tuple(
-                (chunk.size_bytes, chunk.crc32c)
+                (chunk.size_bytes, *chunk.crc32c)
                 for chunk in (table.chunk(array, bucket) for bucket in range(table.num_buckets))
             )
             for array in table.arrays
@@ -244,7 +244,7 @@ def _table_files(name: str, record: TableRecord) -> TableFiles:
                 bucket=bucket,
                 name=chunk_name(table.metadata(array), (bucket, 0, 0)),
                 size_bytes=size_bytes,
-                crc32c=crc32c,
+                crc32c=(crc32c,),
             )
             for array in record.arrays
             for bucket, (size_bytes, crc32c) in enumerate(record.chunks[array.name])

@@ -79,13 +79,16 @@ class LocalFiles:
             filled = read_all(handle, [memoryview(data)], start)
             return bytes(data[:filled])
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
-        """Fills the buffers from the start of the file, which must be exactly that long."""
-        expected = sum(len(buffer) for buffer in buffers)
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None:
+        """Fills the buffers from `start` of a file that must be `size_bytes` long, or as long as the buffers."""
+        wanted = sum(len(buffer) for buffer in buffers)
+        expected = wanted if size_bytes is None else size_bytes
         with self._open(name) as handle:
             found = os.fstat(handle).st_size
-            if found == expected:
-                found = read_all(handle, buffers, 0)
+            if found == expected and (count := read_all(handle, buffers, start)) < wanted:
+                found = start + count
         if found != expected:
             raise WrongSize(name, found_bytes=found, expected=f"{expected} bytes were")
 

@@ -64,12 +64,15 @@ class RemoteFiles:
             return b""
         return self._named(name, lambda: self._call("cat_file", self._path(name), start=start, end=start + length))
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
-        """Fills the buffers from the start of the file, which must be exactly that long."""
-        expected = sum(len(buffer) for buffer in buffers)
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None:
+        """Fills the buffers from `start` of a file that must be `size_bytes` long, or as long as the buffers."""
+        wanted = sum(len(buffer) for buffer in buffers)
+        expected = wanted if size_bytes is None else size_bytes
         found = self.size(name)
-        data = self.read(name, start=0, length=expected) if found == expected else b""
-        if len(data) != expected:
+        data = self.read(name, start=start, length=wanted) if found == expected else b""
+        if len(data) != wanted:
             raise WrongSize(name, found_bytes=found, expected=f"{expected} bytes were")
         at = 0
         for buffer in buffers:

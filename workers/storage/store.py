@@ -59,7 +59,9 @@ class Files(Protocol):
     def location(self) -> str: ...
     def size(self, name: str) -> int: ...
     def read(self, name: str, *, start: int, length: int) -> bytes: ...
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None: ...
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None: ...
     def write_new(self, name: str, buffers: Sequence[Buffer]) -> None: ...
     def create_exclusive(self, name: str, data: bytes) -> bool: ...
     def replace(self, name: str, data: bytes) -> None: ...
@@ -196,13 +198,20 @@ class Store:
             raise WrongSize(name, found_bytes=found, expected=f"at least {start + length} bytes were")
         return self._run("read", name, lambda _: self._files.read(name, start=start, length=length))
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
-        """Fills writable byte views, one after the other, with a file that must be exactly as long as all of them.
+    def read_into(
+        self, name: str, buffers: Sequence[memoryview], *, start: int = 0, size_bytes: int | None = None
+    ) -> None:
+        """Fills writable byte views, one after the other, from a file of known length.
+
+        Args:
+          start: where in the file the first view's bytes are.
+          size_bytes: that the file must have; None for as many as all views.
 
         Raises:
-          WrongSize: it is not; the buffers may then be partly changed.
+          WrongSize: it has not; the buffers may then be partly changed.
         """
-        self._run("read", name, lambda _: self._files.read_into(name, buffers))
+        where = {"start": start, "size_bytes": size_bytes} if size_bytes is not None else {}
+        self._run("read", name, lambda _: self._files.read_into(name, buffers, **where))
 
     def write_new(self, name: str, buffers: Sequence[Buffer]) -> None:
         """Writes one file from byte buffers and returns when it is durable. A local write copies nothing.

@@ -10,7 +10,7 @@ from podembed.orchestrator.commit.holder import Holder
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest, commit_name
 from podembed.orchestrator.commit.run_record import RunRecord, TableRecord
-from podembed.workers.checkpoint.files import assemble_table, write_bucket, write_dense, write_table_metadata
+from podembed.workers.checkpoint.files import assemble_table, write_buckets, write_dense, write_table_metadata
 from podembed.workers.checkpoint.records import TablePlan
 from podembed.workers.storage.store import Store
 
@@ -48,19 +48,30 @@ def values_of(step: int, table: str, array: str) -> np.ndarray:
     return rng.random((num_buckets, -(-num_rows // num_buckets), widths[array]), np.float32)
 
 
-def write_attempt(store: Store, *, step: int, generation: int, parent: str | None, hosts: int = 2) -> Manifest:
+def write_attempt(
+    store: Store, *, step: int, generation: int, parent: str | None, hosts: int = 2, buckets_per_file: int = 1
+) -> Manifest:
     """Writes all files of a checkpoint and returns its manifest, not yet committed."""
     attempt = commit_name(step=step, generation=generation)
     tables, placement = [], {}
     for name, (num_rows, num_buckets, widths) in TABLES.items():
         plan = TablePlan(
-            attempt=attempt, name=name, num_rows=num_rows, num_buckets=num_buckets, widths=widths, dtypes={}
+            attempt=attempt,
+            name=name,
+            num_rows=num_rows,
+            num_buckets=num_buckets,
+            widths=widths,
+            dtypes={},
+            buckets_per_file=min(num_buckets, buckets_per_file),
         )
         arrays = write_table_metadata(store, plan)
         values = {array: values_of(step, name, array) for array in widths}
+        count = plan.buckets_per_file
         receipts = [
-            write_bucket(store, plan, bucket, [values[array][bucket] for array in widths])
-            for bucket in range(num_buckets)
+            write_buckets(
+                store, plan, first, [np.concatenate(values[array][first : first + count]) for array in widths]
+            )
+            for first in range(0, num_buckets, count)
         ]
         tables.append(assemble_table(plan, arrays, receipts))
         placement[name] = tuple(bucket % hosts for bucket in range(num_buckets))
@@ -84,8 +95,10 @@ def write_attempt(store: Store, *, step: int, generation: int, parent: str | Non
     )
 
 
-def write_next(store: Store, lease: Lease, step: int) -> Manifest:
-    return write_attempt(store, step=step, generation=lease.generation, parent=lease.head)
+def write_next(store: Store, lease: Lease, step: int, *, buckets_per_file: int = 1) -> Manifest:
+    return write_attempt(
+        store, step=step, generation=lease.generation, parent=lease.head, buckets_per_file=buckets_per_file
+    )
 
 
 def commit_steps(store: Store, lease: Lease, *steps: int) -> list[Manifest]:

@@ -61,16 +61,32 @@ def find_head(run: Path) -> str | None:
 
 
 def read_chunk(run: Path, name: str, size_bytes: int, crc32c: int) -> bytes:
+    (chunk,) = read_chunks(run, name, size_bytes, [crc32c])
+    return chunk
+
+
+def read_chunks(run: Path, name: str, size_bytes: int, crc32c: list[int]) -> list[bytes]:
+    """All chunks of a file. The index behind several of them is what it must be for chunks of equal length."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*", name):
         raise ValueError(f"unsafe name {name}")
     path = run / name
     if path.stat().st_size != size_bytes:
         raise ValueError(f"{name} is torn")
     data = path.read_bytes()
-    found = google_crc32c.value(data[:-4])
-    if found != struct.unpack("<I", data[-4:])[0] or found != crc32c:
-        raise ValueError(f"{name} is damaged")
-    return data[:-4]
+    num_chunks, chunks = len(crc32c), []
+    index_bytes = 16 * num_chunks + 4 if num_chunks > 1 else 0
+    length = (size_bytes - index_bytes) // num_chunks
+    for at, expected in enumerate(crc32c):
+        chunk, trailer = data[at * length : (at + 1) * length - 4], data[(at + 1) * length - 4 : (at + 1) * length]
+        found = google_crc32c.value(chunk)
+        if found != struct.unpack("<I", trailer)[0] or found != expected:
+            raise ValueError(f"{name} is damaged")
+        chunks.append(chunk)
+    if index_bytes:
+        index = b"".join(struct.pack("<QQ", at * length, length) for at in range(num_chunks))
+        if data[-index_bytes:] != index + struct.pack("<I", google_crc32c.value(index)):
+            raise ValueError(f"{name} has a damaged index")
+    return chunks
 
 
 def mix(x: int) -> int:
@@ -95,18 +111,23 @@ def row_hash(row: int, parts: list[bytes]) -> tuple[int, int]:
 def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
     """Rows and slots of a table in the order of row numbers, with every check of the page."""
     document = read_sealed(run / "commit" / f"{commit}.json")
-    if document["format_version"] != 1:
+    if document["format_version"] not in (1, 2):
         raise ValueError("unknown format")
     (table,) = [table for table in document["tables"] if table["name"] == name]
     num_buckets, num_rows = table["num_buckets"], table["num_rows"]
     buckets: dict[str, list[np.ndarray]] = {}
     for array in table["arrays"]:
-        described = table["chunks"][array["name"]]
-        chunks = zip(described["name"], described["size_bytes"], described["crc32c"], strict=True)
+        described, per_file = table["chunks"][array["name"]], table.get("buckets_per_file", 1)
+        files = zip(described["name"], described["size_bytes"], strict=True)
+        checksums = [described["crc32c"][first : first + per_file] for first in range(0, num_buckets, per_file)]
+        chunks = [
+            chunk
+            for (name, size_bytes), crc32c in zip(files, checksums, strict=True)
+            for chunk in read_chunks(run, name, size_bytes, crc32c)
+        ]
         dtype = np.dtype(array["dtype"]).newbyteorder("<")
         buckets[array["name"]] = [
-            np.frombuffer(read_chunk(run, *chunk), dtype).reshape(table["rows_per_bucket"], array["width"]).copy()
-            for chunk in chunks
+            np.frombuffer(chunk, dtype).reshape(table["rows_per_bucket"], array["width"]).copy() for chunk in chunks
         ]
     for part in (part for delta in table["deltas"] for part in delta["parts"]):
         ids, *changes = [read_whole(run, file) for file in part["files"]]
@@ -246,7 +267,9 @@ def trained(small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps whose first commit is full and whose others are incremental."""
     chain = CheckpointConfig(every_steps=1, num_to_keep=None, full_every=3)
     path = tmp_path_factory.mktemp("page") / "run"
-    return Path(train(small_data, path, max_steps=3, checkpoint_config=chain).path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("podembed.orchestrator.run.opening.choose_buckets", lambda job: (1, 64, 4))
+        return Path(train(small_data, path, max_steps=3, checkpoint_config=chain).path)
 
 
 @pytest.mark.parametrize(("step", "num_deltas"), [(1, 0), (2, 1), (3, 2)])
@@ -254,6 +277,8 @@ def test_a_stranger_reads_what_a_run_has_trained(trained: Path, tmp_path: Path, 
     commit = f"s{step:09d}-g00000001"
     document = read_sealed(trained / "commit" / f"{commit}.json")
     state = open_commit(f"{trained}@{commit}")
+    # One host has all buckets.
+    assert [table["buckets_per_file"] for table in document["tables"]] == [1, 8, 4]
     for table in document["tables"]:
         assert len(table["deltas"]) == num_deltas
         out = tmp_path / "table.npy"
@@ -458,4 +483,5 @@ def test_the_example_of_the_page_has_exactly_the_members_of_a_manifest() -> None
         assert (file["shape"][0], file["size_bytes"]) == (sum(delta["parts"][0]["counts"]), size + 4)
     table = example["tables"][0]
     assert table["rows_per_bucket"] == -(-table["num_rows"] // table["num_buckets"])
-    assert table["chunks"]["rows"]["size_bytes"][0] == table["rows_per_bucket"] * table["dim"] * 4 + 4
+    per_file, bucket_bytes = table["buckets_per_file"], table["rows_per_bucket"] * table["dim"] * 4
+    assert table["chunks"]["rows"]["size_bytes"][0] == per_file * (bucket_bytes + 4) + 16 * per_file + 4

@@ -83,7 +83,21 @@ def test_a_manifest_under_another_name_is_refused() -> None:
 
 def test_another_format_is_refused_with_advice() -> None:
     with pytest.raises(DocumentRefused, match="matching version of podembed"):
-        from_json(NAME, seal(document() | {"format_version": 2}))
+        from_json(NAME, seal(document() | {"format_version": 3}))
+
+
+def test_the_format_before_is_read_and_written_as_it_was() -> None:
+    """Its files have one bucket each, which it does not say."""
+    old = document() | {"format_version": 1}
+    for table in old["tables"]:
+        assert table.pop("buckets_per_file") == 1
+    read = from_json(NAME, seal(old))
+    assert read == dataclasses.replace(sample(), format_version=1)
+    assert to_json(read) == seal(old)
+    missing = document()
+    del missing["tables"][0]["buckets_per_file"]
+    with pytest.raises(DocumentRefused, match="buckets a file"):
+        from_json(NAME, seal(missing))
 
 
 def change(path: str, value: object) -> bytes:
@@ -148,6 +162,13 @@ OTHER = "data/s000000010-g00000002/other"
         ("tables.0.digests", []),
         ("tables.0.digests.0", "0" * 31),
         ("tables.0.digests.0", "G" * 32),
+        ("tables.0.buckets_per_file", 0),
+        ("tables.0.buckets_per_file", 2),
+        ("tables.0.buckets_per_file", 2**30),
+        ("tables.0.buckets_per_file", True),
+        ("tables.0.buckets_per_file", "1"),
+        ("format_version", True),
+        ("format_version", 1),
         ("tables.0.chunks", []),
         ("tables.0.chunks", {}),
         ("tables.0.chunks.rows", {}),

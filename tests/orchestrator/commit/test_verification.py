@@ -6,23 +6,24 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.manifest import Manifest, commit_file
 from podembed.orchestrator.commit.verification import verify
-from podembed.workers.checkpoint.files import read_bucket, read_dense
+from podembed.workers.checkpoint.files import read_dense, read_file_buckets
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
 
 
-@pytest.fixture
-def committed(tmp_path: Path) -> tuple[Store, Manifest, list[str]]:
-    """A store, its one commit, and all files that the commit consists of."""
+@pytest.fixture(params=[1, 2])
+def committed(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Store, Manifest, list[str]]:
+    """A store, its one commit, and all files that the commit consists of, of one bucket or two."""
     store = Store(tmp_path / "run")
     lease = take(store)
-    manifest = write_next(store, lease, 10)
+    manifest = write_next(store, lease, 10, buckets_per_file=request.param)
     checkpoint.commit(store, manifest, lease)
     return store, manifest, [*manifest.file_sizes(), commit_file(manifest.name)]
 
@@ -82,6 +83,30 @@ def test_every_missing_file_is_found(committed) -> None:
         path.write_bytes(good)
 
 
+def test_a_damaged_bucket_of_a_file_is_named_and_a_damaged_file_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    lease = take(store)
+    manifest = write_next(store, lease, 10, buckets_per_file=4)
+    checkpoint.commit(store, manifest, lease)
+    file = manifest.tables[0].chunks[0]
+    path = Path(store.locate(file.name))
+    good = path.read_bytes()
+
+    def found(data: bytes) -> list[tuple[str, str]]:
+        path.write_bytes(data)
+        return [(damage.name, damage.found.split(" bytes")[0]) for damage in verify(store, manifest).damages]
+
+    chunk = 10 * 3 * 4 + 4
+    assert found(good) == []
+    at = 2 * chunk + 7
+    damaged = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+    assert found(damaged) == [(file.name, "bucket 2 (9 rows: 2, 6, 10 ... 34) with")]
+    assert found(good[:-1] + bytes([good[-1] ^ 1])) == [(file.name, "another index")]
+    assert found(good[:-1]) == [(file.name, str(len(good) - 1))]
+    path.unlink()
+    assert [damage.name for damage in verify(store, manifest).damages] == [file.name]
+
+
 def test_all_damages_are_reported_together(committed) -> None:
     store, manifest, files = committed
     hurt = random.Random(3).sample(files, 9)
@@ -133,8 +158,11 @@ def test_loading_refuses_what_verification_finds(committed) -> None:
 
 
 def load_everything(store: Store, manifest: Manifest) -> None:
+    """As hosts restore, whole files at once."""
     for table in manifest.tables:
-        for bucket in range(table.num_buckets):
-            read_bucket(store, table, bucket)
+        length = table.buckets_per_file * table.rows_per_bucket
+        out = [np.empty((length, array.width), np.float32) for array in table.arrays]
+        for first in range(0, table.num_buckets, table.buckets_per_file):
+            read_file_buckets(store, table, first, out=out)
     for leaf in manifest.dense:
         read_dense(store, leaf)

@@ -53,6 +53,7 @@ class Training:
             stalled_after_s=60.0,
             raise_if_aborted=lambda: None,
             buffer_bytes=2000,
+            buckets_per_file={COUNTS: 2},
         )
         self._between_steps = threading.Lock()
         threading.Thread(target=self._train, daemon=True).start()
@@ -71,7 +72,8 @@ class Training:
         with self._between_steps:
             self.save.freeze()
         (shard,) = self.save.write(store, attempt, is_first=True).tables
-        table = assemble_table(table_plan(self.table.spec, attempt), shard.arrays, shard.buckets)
+        plan = table_plan(self.table.spec, attempt, buckets_per_file=shard.buckets_per_file)
+        table = assemble_table(plan, shard.arrays, shard.buckets)
         placement = {**manifest.placement, COUNTS: (0,) * 4}
         return replace(manifest, tables=(*manifest.tables, table), placement=placement)
 

@@ -173,9 +173,9 @@ def test_commits_of_one_run_and_buckets_that_are_equal_are_not_read(tmp_path: Pa
     opened: list[str] = []
 
     class Watching(Store):
-        def read_into(self, name, buffers) -> None:
+        def read_into(self, name, buffers, **where) -> None:
             opened.append(name)
-            super().read_into(name, buffers)
+            super().read_into(name, buffers, **where)
 
     one, other = (open_commit(f"{store.location}@{manifest.name}") for manifest in (first, second))
     watching = Watching(store.url)
@@ -192,9 +192,9 @@ def test_each_bucket_of_a_coarser_cut_is_read_once(tmp_path: Path) -> None:
     opened: list[str] = []
 
     class Watching(Store):
-        def read_into(self, name, buffers) -> None:
+        def read_into(self, name, buffers, **where) -> None:
             opened.append(f"{self.url}/{name}")
-            super().read_into(name, buffers)
+            super().read_into(name, buffers, **where)
 
     states = [dataclasses.replace(open_commit(store.location), store=Watching(store.url)) for store in (one, other)]
     assert diff(*states).is_equal

@@ -33,9 +33,9 @@ class Watching(Store):
         super().__init__(url)
         self.opened: list[str] = []
 
-    def read_into(self, name, buffers) -> None:
+    def read_into(self, name, buffers, **where) -> None:
         self.opened.append(name)
-        super().read_into(name, buffers)
+        super().read_into(name, buffers, **where)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

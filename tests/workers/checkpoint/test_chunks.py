@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -17,16 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     ChunkReceipt,
+    check_file_index,
+    chunk_bytes,
     chunk_name,
     crc32c,
     read_array_metadata,
     read_chunk,
+    read_chunks,
     read_whole,
     write_array_metadata,
     write_chunk,
+    write_chunks,
     write_whole,
 )
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
@@ -58,6 +64,17 @@ def write_table(store: Store, metadata: ArrayMetadata) -> tuple[np.ndarray, list
     return values, [write_chunk(store, metadata, (bucket, 0, 0), values[bucket]) for bucket in range(V)]
 
 
+def write_files(store: Store, metadata: ArrayMetadata) -> tuple[np.ndarray, list[ChunkReceipt]]:
+    """As `write_table`, of files with several chunks."""
+    values = np.random.default_rng(0).random((V, ROWS_PER_BUCKET, DIM), np.float32).astype(metadata.dtype)
+    write_array_metadata(store, metadata)
+    receipts = []
+    for first in range(0, V, metadata.chunks_per_file):
+        pieces = [*values[first : first + metadata.chunks_per_file]]
+        receipts += write_chunks(store, metadata, (first, 0, 0), pieces)
+    return values, receipts
+
+
 def open_with_tensorstore(path: str):
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
     return tensorstore.open(spec, open=True).result(timeout=30)
@@ -73,6 +90,44 @@ class TestOracles:
         np.testing.assert_array_equal(opened[:], values)  # pyright: ignore[reportIndexIssue, reportArgumentType]
         assert opened.attrs["table"] == "users"
         np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), values)
+
+    @pytest.mark.parametrize("per_file", [2, 4])
+    def test_other_readers_see_files_of_several_chunks(self, store: Store, per_file: int) -> None:
+        metadata = replace(table_metadata(), chunks_per_file=per_file)
+        values, receipts = write_files(store, metadata)
+        path = store.locate(metadata.path)
+        opened = zarr.open(path, mode="r")
+        np.testing.assert_array_equal(opened[:], values)  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        np.testing.assert_array_equal(opened[2:3], values[2:3])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        np.testing.assert_array_equal(open_with_tensorstore(path).read().result(timeout=30), values)
+        assert read_array_metadata(store, metadata.path) == metadata
+        assert len(store.list(f"{metadata.path}/c")) == V // per_file
+        for bucket in range(V):
+            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0)), values[bucket : bucket + 1])
+            read = read_chunk(store, metadata, (bucket, 0, 0), receipt=receipts[bucket])
+            np.testing.assert_array_equal(read, values[bucket : bucket + 1])
+
+    def test_a_file_of_several_chunks_that_zarr_wrote_opens_here_if_it_is_whole(self, store: Store) -> None:
+        values = np.random.default_rng(2).random((V, 6, 2), np.float32)
+        values[1] = 0
+        for name, fill_value in (("whole", 7), ("without a chunk", 0)):
+            array = zarr.create_array(
+                store.locate(safe_segment(name)),
+                shape=values.shape,
+                chunks=(1, 6, 2),
+                shards=(4, 6, 2),
+                dtype="float32",
+                fill_value=fill_value,
+                compressors=[zarr.codecs.Crc32cCodec()],
+            )
+            array[:] = values
+        metadata = read_array_metadata(store, "whole")
+        assert metadata.chunks_per_file == 4
+        for bucket in range(V):
+            np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0))[0], values[bucket])
+        # zarr leaves out chunks that hold nothing but the fill value.
+        with pytest.raises(ChunkDamaged):
+            read_chunk(store, read_array_metadata(store, safe_segment("without a chunk")), (0, 0, 0))
 
     @pytest.mark.parametrize("dtype", sorted(DTYPES))
     @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (2, 1, 3, 2), (0, 4)])
@@ -269,3 +324,47 @@ def test_the_checksum_goes_over_pieces() -> None:
     assert crc32c(data) == google_crc32c.value(data.tobytes())
     assert crc32c(b"123456789") == 0xE3069283
     assert math.prod(data.shape) > 0
+
+
+class TestFilesOfSeveralChunks:
+    """Every byte of a file is checked: by readers of one chunk their own, by readers of a file all."""
+
+    @pytest.fixture
+    def metadata(self) -> ArrayMetadata:
+        return replace(table_metadata(), chunks_per_file=2)
+
+    def test_any_changed_byte_is_found_by_who_reads_it(self, store: Store, metadata: ArrayMetadata) -> None:
+        values, receipts = write_files(store, metadata)
+        name, out = receipts[0].name, [np.empty_like(value) for value in values[:2]]
+        read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
+        np.testing.assert_array_equal(out, values[:2])
+        path = Path(store.locate(name))
+        good = path.read_bytes()
+        index_at = 2 * chunk_bytes(metadata)
+        for at in range(len(good)):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            with pytest.raises(ChunkDamaged) as found:
+                read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
+            assert found.value.at == (None if at >= index_at else at // chunk_bytes(metadata))
+            if at < index_at:
+                with pytest.raises(ChunkDamaged):
+                    read_chunk(store, metadata, (at // chunk_bytes(metadata), 0, 0), receipt=receipts[0])
+            else:
+                with pytest.raises(ChunkDamaged):
+                    check_file_index(store, metadata, name)
+
+    @pytest.mark.parametrize("length", [0, 10, -1])
+    def test_a_torn_or_longer_file_is_refused(self, store: Store, metadata: ArrayMetadata, length: int) -> None:
+        _, receipts = write_files(store, metadata)
+        path = Path(store.locate(receipts[0].name))
+        path.write_bytes(path.read_bytes()[:length] if length <= 0 else path.read_bytes() + bytes(length))
+        with pytest.raises(ChunkDamaged):
+            read_chunk(store, metadata, (1, 0, 0), receipt=receipts[1])
+        with pytest.raises(ChunkDamaged):
+            check_file_index(store, metadata, receipts[0].name)
+
+    def test_a_file_is_written_whole(self, store: Store, metadata: ArrayMetadata) -> None:
+        bucket = np.zeros((ROWS_PER_BUCKET, DIM), np.float32)
+        for first, count in ((0, 1), (1, 2), (0, 3)):
+            with pytest.raises(ValueError, match="Write a file at once"):
+                write_chunks(store, metadata, (first, 0, 0), [bucket] * count)

@@ -24,7 +24,7 @@ from podembed.workers.checkpoint.files import (
     assemble_table,
     read_bucket,
     read_bucket_array,
-    write_bucket,
+    write_buckets,
     write_table_metadata,
 )
 from podembed.workers.checkpoint.records import TableFiles, TablePlan
@@ -107,7 +107,7 @@ def compacted(store: Store, table: TableFiles, attempt: str) -> TableFiles:
         widths={array.name: array.width for array in table.arrays},
         dtypes={},
     )
-    receipts = [write_bucket(store, plan, b, read_bucket(store, table, b)) for b in range(table.num_buckets)]
+    receipts = [write_buckets(store, plan, b, read_bucket(store, table, b)) for b in range(table.num_buckets)]
     return assemble_table(plan, write_table_metadata(store, plan), receipts)
 
 

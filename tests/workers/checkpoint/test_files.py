@@ -16,7 +16,7 @@ from podembed.workers.checkpoint.files import (
     read_bucket,
     read_dense,
     safe_segment,
-    write_bucket,
+    write_buckets,
     write_dense,
     write_table_metadata,
 )
@@ -52,7 +52,7 @@ def save(store: Store, plan: TablePlan, seed: int = 0) -> tuple[TableFiles, dict
     receipts: list[BucketReceipt] = []
     for host in (1, 0):
         for bucket in range(host, plan.num_buckets, 2):
-            receipts.append(write_bucket(store, plan, bucket, [buckets[array][bucket] for array in plan.widths]))
+            receipts.append(write_buckets(store, plan, bucket, [buckets[array][bucket] for array in plan.widths]))
     return assemble_table(plan, arrays, receipts), values
 
 

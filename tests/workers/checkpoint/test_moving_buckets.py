@@ -20,7 +20,7 @@ from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import assemble_table
-from podembed.workers.checkpoint.records import TableFiles
+from podembed.workers.checkpoint.records import TableFiles, buckets_per_file
 from podembed.workers.checkpoint.shard import read_shard, table_plan
 from podembed.workers.storage.store import Store
 from tests.workers.checkpoint.test_shard import write_live
@@ -36,9 +36,9 @@ class Counting(Store):
         super().__init__(url)
         self.opened: list[str] = []
 
-    def read_into(self, name, buffers) -> None:
+    def read_into(self, name, buffers, **where) -> None:
         self.opened.append(name)
-        super().read_into(name, buffers)
+        super().read_into(name, buffers, **where)
 
 
 def spec_of(at: int, num_rows: int, shift: int) -> TableSpec:
@@ -54,14 +54,34 @@ def hosts_of(specs: Sequence[TableSpec], placement: Sequence[np.ndarray], num_ho
 
 
 def save(store: Store, hosts: Hosts, step: int) -> tuple[TableFiles, ...]:
+    """In files of as many buckets as a run would choose."""
     attempt = f"s{step:09d}-g00000001"
-    receipts = [write_live(store, tables, attempt, is_first=host == 0) for host, tables in enumerate(hosts)]
+    specs, placement = [table.spec for table in hosts[0]], []
+    for at, spec in enumerate(specs):
+        placement.append(np.zeros(spec.layout.num_buckets, np.int32))
+        for host, tables in enumerate(hosts):
+            placement[-1][tables[at].buckets] = host
+    per_file = buckets_per_file(specs, placement, num_hosts=len(hosts))
+    receipts = [
+        write_live(store, tables, attempt, is_first=host == 0, per_file=per_file) for host, tables in enumerate(hosts)
+    ]
     files = []
     for at, table in enumerate(hosts[0]):
         parts = [receipt.tables[at] for receipt in receipts]
         buckets = [bucket for part in parts for bucket in part.buckets]
-        files.append(assemble_table(table_plan(table.spec, attempt), parts[0].arrays, buckets))
+        plan = table_plan(table.spec, attempt, buckets_per_file=per_file[table.spec.name])
+        files.append(assemble_table(plan, parts[0].arrays, buckets))
     return tuple(files)
+
+
+def opened_once(files: Sequence[TableFiles], placement: Sequence[np.ndarray]) -> list[str]:
+    """The file of each chunk, once where one host has all of the file's buckets, and else once a bucket."""
+    return [
+        file.name
+        for table, owners in zip(files, placement, strict=True)
+        for file in table.chunks
+        for _ in (file.buckets if len({*owners[file.buckets].tolist()}) > 1 else file.buckets[:1])
+    ]
 
 
 def state_of(hosts: Hosts) -> dict[tuple[str, int, str], bytes]:
@@ -80,7 +100,7 @@ def state_of(hosts: Hosts) -> dict[tuple[str, int, str], bytes]:
     chain=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_any_chain_of_hosts_keeps_every_byte_and_reads_every_file_once(
+def test_any_chain_of_hosts_keeps_every_byte_and_reads_every_bucket_once(
     tables: list[tuple[int, int]], chain: list[int], seed: int
 ) -> None:
     """Among them: one host, more hosts than buckets, and tables with fewer rows than buckets, whose last buckets are
@@ -103,7 +123,7 @@ def test_any_chain_of_hosts_keeps_every_byte_and_reads_every_file_once(
                 store = Counting(folder)
                 for tables_here in following:
                     read_shard(store, tables_here, files, on_chunk=lambda: None)
-                assert sorted(store.opened) == sorted(chunk.name for table in files for chunk in table.chunks)
+                assert sorted(store.opened) == sorted(opened_once(files, placement))
                 assert state_of(following) == state_of(hosts)
             hosts, previous = following, [*placement]
 

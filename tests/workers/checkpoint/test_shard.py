@@ -4,7 +4,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,8 @@ def contents(hosts: list[list[Table]]) -> dict[str, bytes]:
 class Live:
     """The rows as they lie in the tables; nothing changes them meanwhile."""
 
-    def values(self, table: Table, bucket: int) -> list[np.ndarray]:
-        return list(table.bucket(bucket).values())
+    def values(self, table: Table, bucket: int, count: int = 1) -> list[np.ndarray]:
+        return list(table.bucket(bucket, count).values())
 
     def done(self, values: Sequence[np.ndarray]) -> None: ...
 
@@ -94,13 +94,27 @@ def write_live(
     *,
     is_first: bool = True,
     on_chunk: Callable[[], None] = lambda: None,
+    per_file: Mapping[str, int] | None = None,
 ) -> ShardReceipt:
     with FileThreads(store) as threads:
-        return write_shard(store, tables, attempt, is_first=is_first, view=Live(), threads=threads, on_chunk=on_chunk)
+        return write_shard(
+            store,
+            tables,
+            attempt,
+            is_first=is_first,
+            view=Live(),
+            threads=threads,
+            on_chunk=on_chunk,
+            buckets_per_file=per_file or {},
+        )
 
 
-def write(store: Store, hosts: list[list[Table]], attempt: str = ATTEMPT) -> tuple[TableFiles, ...]:
-    receipts = [write_live(store, tables, attempt, is_first=host == 0) for host, tables in enumerate(hosts)]
+def write(
+    store: Store, hosts: list[list[Table]], attempt: str = ATTEMPT, per_file: Mapping[str, int] | None = None
+) -> tuple[TableFiles, ...]:
+    receipts = [
+        write_live(store, tables, attempt, is_first=host == 0, per_file=per_file) for host, tables in enumerate(hosts)
+    ]
     return assembled(hosts[0], receipts, attempt)
 
 
@@ -110,9 +124,8 @@ def assembled(tables: Sequence[Table], receipts: Sequence[ShardReceipt], attempt
     for at, table in enumerate(tables):
         parts = [receipt.tables[at] for receipt in receipts]
         arrays = next(part.arrays for part in parts if part.arrays)
-        files.append(
-            assemble_table(table_plan(table.spec, attempt), arrays, [b for part in parts for b in part.buckets])
-        )
+        plan = table_plan(table.spec, attempt, buckets_per_file=parts[0].buckets_per_file)
+        files.append(assemble_table(plan, arrays, [b for part in parts for b in part.buckets]))
     return tuple(files)
 
 
@@ -131,6 +144,47 @@ def test_any_number_of_hosts_reads_what_another_number_wrote(tmp_path: Path, wri
     files = write(store, written)
     assert read(store, found, files) == sum(s.layout.num_buckets for s in SPECS)
     assert contents(found) == contents(written)
+
+
+# Of "users", whose eight buckets one host has.
+@pytest.mark.parametrize("per_file", [2, 8])
+@pytest.mark.parametrize("readers", [1, 3])
+def test_any_number_of_hosts_reads_files_of_several_buckets(tmp_path: Path, per_file: int, readers: int) -> None:
+    store = Store(str(tmp_path))
+    written, found = shards(1), shards(readers)
+    fill(written)
+    files = write(store, written, per_file={"users": per_file, "few/rows": 4})
+    assert [(entry.buckets_per_file, len(entry.chunks)) for entry in files] == [
+        (1, 1),
+        (per_file, 24 // per_file),
+        (4, 2),
+    ]
+    read(store, found, files)
+    assert contents(found) == contents(written)
+
+
+def test_a_file_is_written_by_one_host_alone(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="users"):
+        write(Store(str(tmp_path)), shards(2), per_file={"users": 2})
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+@pytest.mark.parametrize("at", [5, 100, -3, -30])
+def test_damage_in_a_file_of_several_buckets_is_found(tmp_path: Path, at: int, readers: int) -> None:
+    """In rows, in a later bucket, and in the index, which a host that reads a part of the file does not need."""
+    store = Store(str(tmp_path))
+    hosts = shards(1)
+    fill(hosts)
+    files = write(store, hosts, per_file={"users": 4})
+    path = chunk_path(store, files[1], 4)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 16
+    path.write_bytes(content)
+    if at < 0 and readers > 1:
+        read(store, shards(readers), files)
+        return
+    with pytest.raises(ChunkDamaged, match="table 'users', rows, bucket"):
+        read(store, shards(readers), files)
 
 
 def test_a_mark_for_every_bucket(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,10 +24,15 @@ GOOD = ArrayMetadata(
 def arrays(draw) -> ArrayMetadata:
     shape = draw(st.lists(st.integers(0, 1 << 11), max_size=5).map(tuple))
     dtype = draw(st.sampled_from(sorted(DTYPES)))
+    chunk_shape = tuple(draw(st.integers(1, max(1, length))) for length in shape)
+    chunks_per_file = draw(st.integers(1, 9)) if shape else 1
+    if shape and chunks_per_file > 1:
+        shape = (draw(st.integers(0, 3)) * chunks_per_file * chunk_shape[0], *shape[1:])
     return ArrayMetadata(
         path="data/a",
         shape=shape,
-        chunk_shape=tuple(draw(st.integers(1, max(1, length))) for length in shape),
+        chunk_shape=chunk_shape,
+        chunks_per_file=chunks_per_file,
         dtype=DTYPES[dtype],
         fill_value=draw(st.sampled_from([0.0, 1.5, math.inf, -math.inf])) if dtype.startswith("float") else 0,
         attributes=draw(st.dictionaries(st.text(max_size=5), st.integers(0, 9) | st.text(max_size=5), max_size=3)),
@@ -47,7 +53,8 @@ def test_not_a_number_as_fill_value() -> None:
 
 
 def changed(**members: object) -> bytes:
-    document = json.loads(metadata_bytes(GOOD))
+    # Files of several chunks have the grid of files.
+    document = json.loads(metadata_bytes(SHARDED if "sharding_indexed" in str(members) else GOOD))
     document.update(members)
     return json.dumps({key: value for key, value in document.items() if value != "REMOVED"}).encode()
 
@@ -57,6 +64,13 @@ def codecs(*names: object) -> list[object]:
 
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+SHARDED = replace(GOOD, chunks_per_file=2)
+
+
+def sharded(**configuration: object) -> list[dict[str, object]]:
+    """The codecs of an array whose files have two chunks, with some settings replaced."""
+    (codec,) = json.loads(metadata_bytes(SHARDED))["codecs"]
+    return [{**codec, "configuration": {**codec["configuration"], **configuration}}]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +99,16 @@ LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
         changed(codecs=codecs("bytes", "crc32c")),
         changed(codecs="bytes"),
         changed(codecs=codecs("sharding_indexed")),
+        changed(codecs=sharded(chunk_shape=[1, 5])),
+        changed(codecs=sharded(chunk_shape=[1, 5, 1])),
+        changed(codecs=sharded(chunk_shape=[0, 5, 3])),
+        changed(codecs=sharded(chunk_shape=[3, 5, 3])),
+        changed(codecs=sharded(chunk_shape="3")),
+        changed(codecs=sharded(index_location="start")),
+        changed(codecs=sharded(index_codecs=codecs(LITTLE))),
+        changed(codecs=sharded(codecs=codecs(LITTLE))),
+        changed(codecs=sharded(extra=1)),
+        changed(codecs=sharded(), shape=[5, 5, 3]),
         changed(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [0, 5, 3]}}),
         changed(chunk_grid={"name": "rectangular", "configuration": {}}),
         changed(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [1, 5, 3], "x": 1}}),
@@ -118,6 +142,10 @@ def test_codecs_with_empty_settings_are_ours() -> None:
         codecs=[{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c", "configuration": {}}]
     )
     assert parse_metadata("data/a", "x", same) == GOOD
+
+
+def test_files_of_several_chunks_are_ours() -> None:
+    assert parse_metadata("data/a", "x", changed(codecs=sharded())) == SHARDED
 
 
 def test_bytes_of_one_byte_elements_have_no_order() -> None:

@@ -171,7 +171,8 @@ class Pod:
             parts = [receipt.tables[at] for receipt in receipts]
             arrays = next(part.arrays for part in parts if part.arrays)
             buckets = [bucket for part in parts for bucket in part.buckets]
-            tables.append(assemble_table(table_plan(spec, attempt), arrays, buckets))
+            plan = table_plan(spec, attempt, buckets_per_file=parts[0].buckets_per_file)
+            tables.append(assemble_table(plan, arrays, buckets))
         return tuple(tables)
 
     def state(self, attempt: str) -> dict[str, np.ndarray]:

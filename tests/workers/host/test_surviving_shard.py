@@ -32,11 +32,11 @@ class CountingStore(Store):
         self.read_names: list[str] = []
         self.fail_after: int | None = None
 
-    def read_into(self, name: str, buffers: Sequence[memoryview]) -> None:
+    def read_into(self, name: str, buffers: Sequence[memoryview], **where: int | None) -> None:
         if self.fail_after is not None and len(self.read_names) >= self.fail_after:
             raise StorageError("the storage is away")
         self.read_names.append(name)
-        super().read_into(name, buffers)
+        super().read_into(name, buffers, **where)
 
 
 def spec_of(name: str) -> TableSpec:

@@ -125,9 +125,9 @@ class Counting(Store):
         super().__init__(url)
         self.opened: list[str] = []
 
-    def read_into(self, name, buffers) -> None:
+    def read_into(self, name, buffers, **where) -> None:
         self.opened.append(name)
-        super().read_into(name, buffers)
+        super().read_into(name, buffers, **where)
 
 
 class TestReading:
