@@ -1,11 +1,10 @@
 """Checkpoints of the step-by-step mode: arrays of the model and the optimizer, and the tables of an embedding, under
 one index.
 
-A checkpoint is a folder of its own, `ckpt-<number>` in the folder that the user names. Arrays are Zarr arrays of one
-chunk below `data/<attempt>/parts/`, tables lie beside them as in a saved embedding
-(`workers.stepwise.saved_embedding`). `checkpoint.json`, created last and exclusively, names every file with its
-checksum: a folder without it is what an interrupted save left, and nothing reads it. Implements
-`embedding.table.table_storage.CheckpointStorage`.
+A checkpoint is a folder `ckpt-<number>` in the folder that the user names. Each array is a Zarr array of one chunk
+below `data/<attempt>/parts/`. Tables lie beside them as in a saved embedding (`workers.stepwise.saved_embedding`). A
+save creates `checkpoint.json` last and exclusively, with the name and checksum of every file. Nothing reads a folder
+without it, which an interrupted save left. Implements `embedding.table.table_storage.CheckpointStorage`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _CheckpointFiles:
     """`CheckpointStorage` over one index and the files that it names."""
 
     def next_path(self, folder: str) -> str:
-        # Behind those without an index, too: what an interrupted save left is never mixed with a new one.
+        # Folders without an index count, too, so that no save goes where an interrupted one has left files.
         return _path(folder, 1 + max(_numbers(Store(folder)), default=0))
 
     def latest_path(self, folder: str) -> str | None:
@@ -88,9 +87,9 @@ class _CheckpointFiles:
 
 
 def saved_paths(path: str) -> list[str]:
-    """Folders of what a program with a loop of its own saved: this one, or the `ckpt-<number>` below it, oldest first.
+    """Folders that a program with a loop of its own saved: this one, or each `ckpt-<number>` below it, oldest first.
 
-    Those without an index are of interrupted saves. Empty where nothing of this kind lies.
+    An interrupted save leaves a folder without an index, which is listed, too. Empty if nothing was saved there.
     """
     store = Store(path)
     try:
@@ -139,12 +138,12 @@ def read_checkpoint(path: str) -> tuple[CheckpointRecord, dict[str, DenseFile]]:
 
 
 def _problem(file: DenseFile) -> str | None:
-    """What cannot be true of an array's file, in words."""
+    """Why the array cannot have such a file; None if it can."""
     if file.dtype not in DTYPES:
         return f"elements of {file.dtype!r:.40}"
     if min(*file.shape, 0, file.size_bytes, file.crc32c, file.metadata_size_bytes, file.metadata_crc32c) < 0:
         return "a negative number"
-    # What the shape says is what is allocated, so it must be that of a file; reading compares its length with it.
+    # A reader allocates what the shape says, and then compares that with the length of the file.
     if (file.size_bytes == 0) != (0 in file.shape):
         return f"an array of shape {file.shape} in {file.size_bytes} bytes"
     try:

@@ -52,7 +52,7 @@ class Ran:
 
 
 class HostCalls:
-    """Calls to the host with their types. Says meanwhile that this process waits for its host. Mutable.
+    """Typed calls to the host. During a call, the status of this process says that it waits for its host. Mutable.
 
     Attributes:
       has_room: as of `Ran`.
@@ -77,7 +77,7 @@ class HostCalls:
         **unused: Arguments.kwargs,
     ) -> Callable[[], Answer]:
         answer = self._link.begin(self._after, method, *arguments, **unused)
-        # Until the host has said so.
+        # Only an answer of the host says that it has room.
         self.has_room = False
 
         def wait() -> Answer:

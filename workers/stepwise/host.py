@@ -96,8 +96,7 @@ class StepwiseHost:
             token=spec.token,
             rank=spec.host,
             num_ranks=spec.num_hosts,
-            # With each engine, the driver says to all hosts what is placed where; only the number of hosts is
-            # fixed here.
+            # The driver sends a placement with each engine, so hosts only have to agree on their number here.
             plan_hash=spec.num_hosts.to_bytes(32, "big"),
         )
         self._mesh = Mesh.listen(identity, bind_address=spec.bind_address, options=MeshOptions())
@@ -121,7 +120,7 @@ class StepwiseHost:
         """
         if self._mesh is None:
             raise RuntimeError("start_engine was called before start. Expected start and connect first.")
-        # Here, so that no step of a peer has to wait for it.
+        # Compiled before the first step, in which peers would wait for this host.
         compile_kernels(spec.tables)
         # Two batches may wait for gradients that their name announces, and twice as many where updates lag a step.
         num_slots = 4 if spec.is_pipelined else 2
@@ -159,7 +158,7 @@ class StepwiseHost:
         return tuple(sorted(found))
 
     def _close_ways(self) -> None:
-        """The device process reaches nothing any more."""
+        """Cuts the device process off from the engine."""
         if self._line is not None:
             self._line.close()
             self._line = None

@@ -1,11 +1,9 @@
 """The line between the two processes of a host in the step-by-step mode: calls of the device process to its host.
 
-A step makes several such calls, so they go over a Unix socket of their own. A thread of the host process answers them,
-one after another, from the time that `Line` is made until `close`. The working thread of the actor takes the calls of
-the driver beside it. `Turns` keeps the two apart: one of them works at a time. The driver does not wait for all of its
-calls. So a device's call names the last one that must have ended before it.
-
-How values become bytes is not known here (`Packing`).
+A step makes several such calls, so they have a Unix socket of their own. A thread of the host process answers them one
+after another, from the making of a `Line` until its `close`. Meanwhile the working thread of the actor takes the calls
+of the driver, and `Turns` lets only one of the two work at a time. Since the driver does not wait for all of its calls,
+a device's call names the last one that must have ended before it. `Packing` turns values into bytes.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ class Line:
 
     @property
     def key(self) -> DoorKey:
-        """With which the device process comes in."""
+        """What the device process needs to connect."""
         return self._door.key
 
     def _serve(self) -> None:

@@ -1,8 +1,8 @@
 """A saved embedding: rows and slots of all tables in one folder, written by any number of hosts and read by any other
 number.
 
-Every array is a Zarr array below `data/<attempt>/tables/`, cut into buckets as in a run's checkpoint. `embedding.json`,
-created last and exclusively, names each chunk with its checksum. So a folder holds a whole embedding or none. The
+Every array is a Zarr array below `data/<attempt>/tables/`, cut into buckets as in a run's checkpoint. A save creates
+`embedding.json` last and exclusively, with the checksum of each chunk. So a folder holds a whole embedding or none. The
 metadata of an array carries its key in TensorFlow's checkpoints: `<table>` for rows and `<table>.S<slot>` for a slot,
 each with `/.ATTRIBUTES/VARIABLE_VALUE`. Implements `embedding.table.table_storage.TableStorage`.
 """
@@ -126,7 +126,7 @@ def _fill(store: Store, entry: TableFiles, table: Table) -> None:
 
 
 def _read(store: Store, entry: TableFiles, bucket: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The wanted arrays of a bucket; all of them together are also compared with the bucket's digest."""
+    """The wanted arrays of a bucket. Where all are wanted, they are also compared with the bucket's digest."""
     if all(array.name in wanted for array in entry.arrays):
         values = read_bucket(store, entry, bucket)
         return {array.name: value for array, value in zip(entry.arrays, values, strict=True)}

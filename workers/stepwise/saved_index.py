@@ -256,7 +256,7 @@ def _table_files(name: str, record: TableRecord) -> TableFiles:
 
 
 def _problem(record: TableRecord) -> str | None:
-    """What cannot be true of a table, in words."""
+    """Why no table can have this record; None if one can."""
     arrays, num_buckets = record.arrays, record.num_buckets
     if record.num_rows < 1 or num_buckets < 1 or num_buckets & (num_buckets - 1):
         return f"{record.num_rows} rows in {num_buckets} buckets"

@@ -84,7 +84,7 @@ class SharedValues:
 
     @staticmethod
     def create(layout: ActivationLayout, *, num_slots: int) -> SharedValues:
-        """New memory, which takes room as it is first written to."""
+        """New memory. A page of it takes room when it is first written."""
         name = f"podembed-values-{secrets.token_hex(8)}"
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         place = ValueMemory(process=os.getpid(), descriptor=descriptor, name=name, layout=layout, num_slots=num_slots)
@@ -121,7 +121,7 @@ class SharedValues:
         return self._activations[slot % self.place.num_slots][:num_floats]
 
     def fresh_activations(self, slot: int) -> np.ndarray:
-        """float32 of a whole slot as an array of its own: all views that are made of it refer to it."""
+        """float32 of a whole slot. Views of it refer to this array, which has a reference count of its own."""
         num_floats, first = self.place.layout.memory_floats, slot % self.place.num_slots
         return np.frombuffer(self._memory, np.float32, num_floats, 4 * first * num_floats)
 
@@ -136,7 +136,7 @@ class SharedValues:
         return next(found, None)
 
     def close_descriptor(self) -> None:
-        """Of the process that made the memory: no other process can open it any more. It goes with its last view."""
+        """Called by the process that made the memory: no other can open it from now on. The last view frees it."""
         os.close(self.place.descriptor)
 
 
@@ -175,13 +175,13 @@ class PlacedMemory:
 class DeviceValues:
     """The device process's side of a host's memory. Mutable.
 
-    Activations are not copied: the user gets them where the host has left them. As long as anything refers to them, as
-    their reference count says, their slot is lent, and the host does not write there.
+    The user gets activations where the host left them, without a copy. As long as anything refers to them, which their
+    reference count tells, their slot is lent: the host does not write there.
     """
 
     def __init__(self, values: SharedValues) -> None:
         self._values = values
-        # What the count of memory that only this dict holds looks like on this interpreter.
+        # The reference count, on this interpreter, of an array that only this dict holds.
         self._given: dict[int, np.ndarray] = {0: values.fresh_activations(0)}
         self._idle_count = self._references(0)
 
