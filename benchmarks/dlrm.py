@@ -93,7 +93,7 @@ def benchmark_job(
     emb_opt: str,
     folder: str,
     staleness: int = 0,
-    overlap: bool = True,
+    overlap: bool | None = None,
     wire_dtype: str = "float32",
     device_ms: float | None = None,
     input: str = "memory",
@@ -329,7 +329,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x seconds)"
     )
-    parser.add_argument("--overlap", default="on", choices=["on", "off"], help="what a step does not touch goes early")
+    parser.add_argument(
+        "--overlap", default="auto", choices=["auto", "on", "off"], help="what a step does not touch goes early"
+    )
     parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     arguments = parser.parse_args()
@@ -353,7 +355,8 @@ def enter_network(gbit_per_s: float) -> None:
 def reference_of(folder: str, arguments: argparse.Namespace) -> JobReference:
     """The job that workers build for themselves."""
     job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype", "device_ms")}
-    job |= {"folder": folder, "overlap": arguments.overlap == "on", "input": getattr(arguments, "input", "memory")}
+    overlap = {"auto": None, "on": True, "off": False}[arguments.overlap]
+    job |= {"folder": folder, "overlap": overlap, "input": getattr(arguments, "input", "memory")}
     return JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
 
 

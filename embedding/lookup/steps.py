@@ -48,7 +48,7 @@ class LookupStep:
     Attributes:
       number: of its exchanges; the same on all hosts.
       weight_sum: weight of the global batch.
-      tries_prefetch: what any host could prefetch in the step before; the same on all hosts.
+      tries_prefetch: what any host would prefetch; the same on all hosts.
       is_grouped: whether the owners know where its gradients will lie.
       prefetched_rows, prefetched_pooled: by host, what that host sent ahead of the update of the step before.
     """
@@ -117,16 +117,26 @@ class LookupSteps:
         request.is_usual = request.is_usual and is_in_place
         return LookupStep(prepared=prepared, request=request)
 
-    def ask(self, step: LookupStep, number: int, *, weight: float = 0.0, gradients: Blocks | None = None) -> None:
+    def ask(
+        self,
+        step: LookupStep,
+        number: int,
+        *,
+        weight: float = 0.0,
+        gradients: Blocks | None = None,
+        wants_prefetch: bool = True,
+    ) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.
 
         Args:
           weight: of this host's samples.
           gradients: where those of this host's activations will lie, if that is known already; then owners prepare
             their update now.
+          wants_prefetch: whether this host wants a `prefetch` of this step, if anything can be prefetched.
         """
+        prefetched = self._prefetched if wants_prefetch else Prefetched.NONE
         with self._phase(LookupPhase.ID_EXCHANGE):
-            asked = self._exchange.ids(number, step.prepared, step.request, weight=weight, prefetched=self._prefetched)
+            asked = self._exchange.ids(number, step.prepared, step.request, weight=weight, prefetched=prefetched)
             self._sharded.accept(step.prepared, asked.wanted, asked.wanted_counts)
             self._pooled.accept(step.request, asked.frames, asked.are_usual)
             self._rows_asked += self._sharded.rows_by_table(asked.wanted_counts)
@@ -160,7 +170,8 @@ class LookupSteps:
             with self._phase(LookupPhase.PREFETCH_EXCHANGE):
                 step.prefetched_pooled = self._exchange.finish_prefetch_pooled(activations)
             found |= Prefetched.POOLED if any(step.request.splits) else Prefetched.NONE
-        self._prefetched = found
+        if step.tries_prefetch:
+            self._prefetched = found
 
     def forward(self, step: LookupStep, activations: Blocks, *, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Fills the activations, from rows that come here and from vectors pooled at their owners; what was prefetched

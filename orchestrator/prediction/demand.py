@@ -17,6 +17,7 @@ class Setting:
     Attributes:
       hosts_a_machine: that share its processors, its memory and, for pooled vectors, shared memory.
       wire_bytes: of a float between machines: 4, or 2 for bfloat16.
+      overlap: as `JobConfig.overlap`; None is the faster one of both.
       reads_files: whether a thread of each host decodes input files.
     """
 
@@ -25,7 +26,7 @@ class Setting:
     hosts_a_machine: int = 1
     wire_bytes: int = 4
     staleness: int = 0
-    overlap: bool = True
+    overlap: bool | None = True
     reads_files: bool = True
 
     @property

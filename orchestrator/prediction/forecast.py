@@ -63,7 +63,7 @@ def forecast(
         shard_bytes=max(host.shard_bytes for host in declared.hosts),
         num_hosts=setting.num_hosts,
         undo_share=undo_share,
-        num_buffers=2 if setting.overlap or setting.staleness else 1,
+        num_buffers=2 if setting.overlap is not False or setting.staleness else 1,
     )
     return Forecast(
         step=step(setting),
@@ -83,7 +83,8 @@ def _alternatives(setting: Setting, *, most_hosts: int) -> list[tuple[str, Setti
     ]
     if not setting.staleness:
         found.append(("staleness 1", replace(setting, staleness=1)))
-        found.append(("no overlap" if setting.overlap else "overlap", replace(setting, overlap=not setting.overlap)))
+        if setting.overlap is not None:
+            found.append(("overlap where it pays", replace(setting, overlap=None)))
     if setting.wire_bytes == 4 and hosts > 1:
         found.append(("bfloat16 on the wire", replace(setting, wire_bytes=2)))
     return found

@@ -220,6 +220,6 @@ def _record(job: JobConfig, reference: JobReference | None, train_index: InputIn
         input_fingerprint=hashlib.sha256(train_index.to_json().encode()).hexdigest(),
         staleness=job.staleness,
         wire_dtype=job.wire_dtype,
-        overlap=job.overlap,
+        overlap=job.overlap is not False,
         order=job.data.order,
     )

@@ -3,7 +3,7 @@
 `IdExchange` says which rows every host requests of every other for one step, in one exchange, and what all must know of
 the step beforehand.
 
-A frame is int64. It begins with the weight of the sender's samples and what it could prefetch in the step before. Then
+A frame is int64. It begins with the weight of the sender's samples and what it would prefetch. Then
 it says whether its batch has the usual numbers of vectors. The number of rows that it requests of each table follows,
 then those rows, and the frame of its `PooledRequest`.
 """
@@ -20,8 +20,10 @@ from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
 
-# Where no host found vectors worth a prefetch, all look again in every step whose number is a multiple of this.
+# Where no host wants a prefetch, all try it again in every 64th step. These are no multiples of 64: windows often begin
+# at round numbers, and the first step of a window is not looked up ahead.
 PREFETCH_RETRY_STEPS = 64
+PREFETCH_RETRY_AT = 37
 
 # Before the number of rows of each table.
 _HEAD_WORDS = 3
@@ -42,7 +44,7 @@ class IdExchange:
         Args:
           number: of the step.
           weight: of this host's samples.
-          prefetched: by this host, in the step before.
+          prefetched: what this host would prefetch.
 
         Raises:
           MeshError: a host is gone or silent.
@@ -52,7 +54,8 @@ class IdExchange:
         num_head = _HEAD_WORDS + num_tables
         head = np.empty((num_hosts, num_head), np.int64)
         head[:, 0] = np.float64(weight).view(np.int64)
-        head[:, 1] = Prefetched.ROWS | Prefetched.POOLED if number % PREFETCH_RETRY_STEPS == 0 else prefetched
+        is_retry = number % PREFETCH_RETRY_STEPS == PREFETCH_RETRY_AT
+        head[:, 1] = Prefetched.ROWS | Prefetched.POOLED if is_retry else prefetched
         head[:, 2] = request.is_usual
         head[:, _HEAD_WORDS:] = prepared.asked_counts
         frames: dict[int, np.ndarray] = {}

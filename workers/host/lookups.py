@@ -41,7 +41,7 @@ class HostLookups:
           tables: that a survivor brings along; None allocates new ones.
         """
         # Where the lookup of a step begins before the device is done with the one before, each has memory of its own.
-        num_buffers = 2 if job.overlap or job.staleness else 1
+        num_buffers = 2 if job.overlap is not False or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
         compile_kernels(specs)
         ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)

@@ -17,6 +17,7 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.lookups import HostLookups
+from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
@@ -50,6 +51,7 @@ class Steps:
       device: the end of the memory that is shared with the device process.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others or for the device.
+      overlap: as `JobConfig.overlap`.
       check: called while this host waits for its device; raises to end the wait.
     """
 
@@ -63,11 +65,13 @@ class Steps:
         timeout_s: float,
         tracker: Tracker,
         check: Callable[[], None],
+        overlap: bool | None = True,
     ) -> None:
         self._lookups = lookups
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s)
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
+        self._choice, self._tried_prefetch = PrefetchChoice(overlap), False
         layout = lookups.both.layout
         self._activations = [Blocks.of(layout, arrays["activations"]) for arrays in device.buffers]
         self._gradients = [Blocks.of(layout, arrays["gradients"]) for arrays in device.buffers]
@@ -91,12 +95,17 @@ class Steps:
             bags = self._lookups.bags.of(batch.features)
             lookup = self._steps.find(bags, buffer=buffer)
         weight = float(batch.weights.sum(dtype=np.float64))
-        self._steps.ask(lookup, number, weight=weight, gradients=self._gradients[buffer])
+        wants = self._choice.wants(number)
+        self._steps.ask(lookup, number, weight=weight, gradients=self._gradients[buffer], wants_prefetch=wants)
         return Step(number, buffer, batch, lookup)
 
     def prefetch(self, step: Step, previous: Step) -> None:
         """The part of `forward` that no gradient of `previous`, the step that the device works on, will change."""
+        before_s = self._tracker.phase_s.get(Phase.SPLIT, 0.0)
         self._steps.prefetch(step.lookup, previous.lookup, self._activations[step.buffer])
+        self._tried_prefetch = bool(step.lookup.tries_prefetch)
+        if self._tried_prefetch:
+            self._choice.saw_split(self._tracker.phase_s.get(Phase.SPLIT, 0.0) - before_s)
 
     def forward(self, step: Step) -> None:
         """Activations and the inputs of the dense half into the shared memory."""
@@ -124,8 +133,12 @@ class Steps:
         Raises:
           ChannelError: the device process is gone or silent.
         """
+        before_s = self._tracker.phase_s.get(Phase.DEVICE, 0.0)
         with self._tracker.phase(Phase.DEVICE):
             answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
+        if not self._tried_prefetch:
+            self._choice.saw_wait(self._tracker.phase_s[Phase.DEVICE] - before_s)
+        self._tried_prefetch = False
         if answer.kind is not RecordKind.DONE or answer.step != step.number:
             raise RuntimeError(
                 f"The device process answered {answer.kind.name} for step {answer.step}. Expected DONE for step "

@@ -86,7 +86,7 @@ class Windows:
         """
         if self._job.staleness:
             self.steps.forward(step)
-        elif self._job.overlap:
+        elif self._job.overlap is not False:
             self.steps.prefetch(step, previous)
 
     def evaluate(self) -> ScoredSamples:

@@ -85,7 +85,8 @@ class JobConfig:
         t + 1 is made while the device works on step t. It sees the updates up to step t - 1, and all of them in the
         first step after a commit.
       overlap: with staleness 0, whether rows without conflict are prefetched. While the device works on step t, hosts
-        send what it does not touch of the lookup of step t + 1. Changes no number.
+        send what it does not touch of the lookup of step t + 1. None measures, and does so where it pays. Changes no
+        number.
       wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of
         which is then rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
@@ -105,7 +106,7 @@ class JobConfig:
     num_lanes: int = 16
     seed: int = 0
     staleness: int = 0
-    overlap: bool = True
+    overlap: bool | None = None
     wire_dtype: str = "float32"
     best_auc: float | None = None
     metrics: tuple[Metric, ...] = ()

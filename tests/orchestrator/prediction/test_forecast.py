@@ -32,10 +32,19 @@ def found_for(folder: Path, num_hosts: int) -> Forecast:
 def test_other_settings_are_predicted_as_if_they_were_declared(tmp_path: Path) -> None:
     found = found_for(tmp_path, 2)
     others = dict(found.others)
-    assert {"1 host", "3 hosts", "4 hosts", "staleness 1", "no overlap", "bfloat16 on the wire"} == set(others)
+    assert {"1 host", "3 hosts", "4 hosts", "staleness 1", "overlap where it pays", "bfloat16 on the wire"} == set(
+        others
+    )
     assert others["3 hosts"] == found_for(tmp_path, 3).step
     assert found.step.setting.num_hosts == 2
     assert not found.is_measured
+
+
+def test_overlap_that_is_measured_is_predicted_as_the_faster_way(tmp_path: Path) -> None:
+    declared = found_for(tmp_path, 2)
+    auto = dict(declared.others)["overlap where it pays"]
+    assert auto.setting.overlap in (True, False)
+    assert auto.step_s <= declared.step.step_s
 
 
 def test_no_more_hosts_than_lanes_are_proposed(tmp_path: Path) -> None:

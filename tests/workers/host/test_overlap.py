@@ -17,7 +17,8 @@ from podembed.embedding.buckets import split_evenly
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD
 from podembed.workers.checkpoint.records import TableFiles
-from podembed.workers.host.exchange import PREFETCH_RETRY_STEPS
+from podembed.workers.host.exchange import PREFETCH_RETRY_AT
+from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.job.job import JobConfig, JobError
 from tests.run_state import assert_same_bytes
 from tests.small_job import NUM_LANES, small_job
@@ -92,7 +93,7 @@ def test_overlap_changes_no_byte(
 
 def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Path) -> None:
     """What the test above compares is not a path that nothing takes."""
-    with pod(job, tmp_path, 1, buckets=BUCKETS) as hosts:
+    with pod(replace(job, overlap=True), tmp_path, 1, buckets=BUCKETS) as hosts:
         hosts.all("restore", [(None,)])
         (window,) = hosts.train(0, 3)
         assert {"split", "early pool", "early exchange"} <= set(window.phase_s)
@@ -108,22 +109,50 @@ def test_early_vectors_are_most_of_the_audit_table(job: JobConfig, tmp_path: Pat
         assert len(split.rest[names.index("a")]) > 48
 
 
+def test_rows_go_early_where_a_host_would_wait_for_its_device(job: JobConfig, tmp_path: Path) -> None:
+    with pod(replace(job, overlap=None), tmp_path, 2, buckets=BUCKETS, hold_s=0.3) as hosts:
+        hosts.all("restore", [(None,)] * 2)
+        first = hosts.train(0, 5)
+        assert not any("split" in window.phase_s for window in first), "it must know first what a step takes without"
+        hosts.train(5, 14)  # step 13 is the first one that is tried
+        assert all("split" in window.phase_s for window in hosts.train(14, 16))
+
+
+@pytest.mark.parametrize(("wait_s", "pays"), [(0.009, False), (0.011, True)])
+def test_the_shortest_wait_counts_and_is_measured_again(wait_s: float, pays: bool) -> None:
+    choice = PrefetchChoice(None)
+    choice.saw_wait(5.0)  # the first step compiles
+    assert not any(choice.wants(step) for step in range(200)), "it must know first what a step takes without"
+    choice.saw_wait(wait_s)
+    choice.saw_wait(0.02)
+    assert [step for step in range(1, 20) if choice.wants(step)] == [5, 13]
+    choice.saw_split(0.01)
+    assert [step for step in range(30, 50) if not choice.wants(step)] == ([38, 39] if pays else list(range(30, 50)))
+    for _ in range(3):
+        choice.saw_wait(0.009)
+    choice.saw_split(0.01)
+    assert choice.wants(100) == pays, "equal costs change nothing"
+    for _ in range(3):
+        choice.saw_wait(0.007)
+    choice.saw_split(0.01)
+    assert not choice.wants(100)
+
+
 def test_where_nothing_is_early_all_hosts_stop_looking_for_a_while(job: JobConfig, tmp_path: Path) -> None:
     """The 50 rows of table a are all touched in every step of so many samples; the first look and those at agreed steps
     are all there are.
     """
     features = {"a": job.features["a"]}
     columns = {name: column for name, column in job.data.features.items() if name in features}
-    job = replace(job, features=features, data=replace(job.data, features=columns), batch_size=384)
+    job = replace(job, features=features, data=replace(job.data, features=columns), batch_size=384, overlap=True)
     with pod(job, tmp_path, 2, buckets=(1,)) as hosts:
         hosts.all("restore", [(None,)] * 2)
-        hosts.train(0, 1)
         looked = []
-        for step in range(2, PREFETCH_RETRY_STEPS + 4, 2):
+        for step in range(1, PREFETCH_RETRY_AT + 4, 2):
             # Of two steps in a window, the second one is looked up ahead.
             windows = hosts.train(step - 1, step + 1)
             looked += [step for window in windows if "split" in window.phase_s]
-    assert looked == [2, 2, PREFETCH_RETRY_STEPS, PREFETCH_RETRY_STEPS]
+    assert looked == [1, 1, PREFETCH_RETRY_AT, PREFETCH_RETRY_AT]
 
 
 # ------------------------------------------------------------------ staleness
