@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from podembed.jobs.cli.forecasting import comparison
 from podembed.jobs.cli.planning import planned
 from podembed.jobs.cli.settings import run_config
 from podembed.jobs.cli.summary import show_summary
@@ -43,6 +44,18 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
     is_whole = result.stopped_by is None and result.step >= run.total_steps
     seconds = time.monotonic() - started
     show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
+    # A short run says little, and one whose hosts changed had no one setting to compare with.
+    if not (result.is_short or scaling.is_range or result.changes):
+        text = comparison(
+            run.job,
+            run.job_for_workers,
+            run.train_index,
+            found=planned(run, run.newest_commit(), num_hosts=scaling.least_hosts),
+            phase_s=result.phase_s,
+            num_steps=result.num_samples / run.job.batch_size,
+        )
+        if text is not None:
+            reporter.notice(f"\n{text}")
     return EXIT_STOPPED if result.stopped_by else 0
 
 

@@ -1,0 +1,163 @@
+"""Predicted and measured steps side by side, by phase, for some workloads. Prints one JSON line.
+
+    podembed calibrate --out constants.json
+    python benchmarks/planner.py --constants constants.json --bench tiny small-C small-C2 --hosts 2
+
+The constants are measured first, if the file is not there. Each workload is predicted from two of its batches, and then
+trained with the processes of real training, as `benchmarks/dlrm.py` does it. Phases are those of host 0. Relative
+errors are predicted over measured, less 1. The aims: phases of 5 % of a step or more within 25 %, the step within 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from benchmarks import dlrm, workloads  # noqa: E402
+from podembed.embedding.costs.work import TableWay  # noqa: E402
+from podembed.embedding.lookup.pooling_choice import why_not_pooled  # noqa: E402
+from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
+from podembed.jobs.cli.forecasting import dense_half  # noqa: E402
+from podembed.orchestrator.prediction.demand import TableDemand  # noqa: E402
+from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
+from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
+from podembed.orchestrator.prediction.step import PredictedStep, predict  # noqa: E402
+from podembed.workers.calibration.record import Calibration, read_calibration, this_machine  # noqa: E402
+from podembed.workers.input.index import InputFile, InputIndex  # noqa: E402
+from podembed.workers.input.lengths import bag_lengths  # noqa: E402
+from podembed.workers.input.profile import measure_profile  # noqa: E402
+from podembed.workers.job.job import JobConfig  # noqa: E402
+from podembed.workers.job.reference import JobReference  # noqa: E402
+from podembed.workers.job.tables import choose_buckets, cut_ways, feature_bindings, table_specs  # noqa: E402
+
+LEAST_SHARE = 0.05
+# Two tables that two hosts would take whole.
+CUT = ("C2", "small-C2")
+
+
+def predicted(
+    job: JobConfig, reference: JobReference, arguments: argparse.Namespace, constants: Calibration
+) -> PredictedStep:
+    """The step of a workload as `dlrm.start_group` places it."""
+    hosts = arguments.hosts
+    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(dlrm.NUM_BATCHES * job.batch_size,))
+    index = InputIndex(files=(file,))
+    profiles = measure_profile(job, index)
+    buckets = choose_buckets(job)
+    specs, placed = table_specs(job, buckets), dlrm.placement(job, buckets, arguments)
+    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=hosts)
+    bound = feature_bindings(job)
+    tables = []
+    for at, (spec, owners, profile) in enumerate(zip(specs, placed, profiles, strict=True)):
+        is_whole = bool((owners == owners[0]).all())
+        pools = why_not_pooled(spec) is None if is_whole else cut[at].is_pooled
+        way = TableWay.ROWS if not pools else TableWay.WHOLE if is_whole else TableWay.PARTIAL
+        features = [feature for feature in bound if feature.table == at]
+        tables.append(
+            TableDemand(
+                spec=spec,
+                way=way,
+                owner=int(owners[0]) if way is TableWay.WHOLE else None,
+                num_features=len(features),
+                num_divided=sum(feature.combiner != "sum" for feature in features),
+                profile=profile,
+            )
+        )
+    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=False)
+    together = min(hosts, constants.machine.cpus)
+    dense = dense_half(job, reference, constants, num_hosts=hosts, num_processes=together)
+    return predict(tables, setting, calibration=constants, dense=dense)
+
+
+def errors(step: PredictedStep, measured: dict[str, Any]) -> dict[str, Any]:
+    """What the line says of one workload."""
+    found_ms = {str(name): value for name, value in measured["phase_ms"].items()}
+    expected_ms = {str(phase): 1e3 * seconds for phase, seconds in step.phase_s.items()}
+    total_ms = measured["step_ms"]
+    large = [
+        name
+        for name in dict.fromkeys((*expected_ms, *found_ms))
+        if max(expected_ms.get(name, 0.0), found_ms.get(name, 0.0)) >= LEAST_SHARE * total_ms
+    ]
+    off = {name: _off(expected_ms.get(name, 0.0), found_ms.get(name, 0.0)) for name in large}
+    return {
+        "predicted_ms": round(1e3 * step.step_s, 2),
+        "measured_ms": total_ms,
+        "total_off": _off(1e3 * step.step_s, total_ms),
+        "phases_ms": {name: [round(expected_ms.get(name, 0.0), 2), found_ms.get(name, 0.0)] for name in large},
+        "phases_off": off,
+        "phases_within_25": sum(abs(value) <= 0.25 for value in off.values()),
+        "phases": len(off),
+        "predicted_wire_mb": round(step.setting.num_hosts * step.sent_bytes / 1e6, 3),
+        "measured_wire_mb": measured["wire_mb_per_step"],
+        "device_ms": [round(1e3 * step.device_s, 2), measured["device_ms"]],
+        "quiet_windows": [measured["quiet_windows"], measured["windows"]],
+        "other_cpus_busy": measured["other_cpus_busy"],
+    }
+
+
+def _off(expected: float, found: float) -> float:
+    return round(expected / found - 1, 3) if found else float(np.inf)
+
+
+def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> dict[str, Any]:
+    """One workload, predicted and then trained."""
+    from podembed.orchestrator.cluster.connection import connected
+
+    arguments.bench = bench
+    arguments.placement = "buckets" if bench in CUT else "tables"
+    with tempfile.TemporaryDirectory(prefix="podembed-planner-") as folder:
+        reference, batch_size = dlrm.write_job(folder, arguments)
+        step = predicted(reference.resolve(), reference, arguments, constants)
+        with connected(arguments.hosts):
+            group = dlrm.start_group(arguments, reference)
+            try:
+                measured = dlrm.measure(group, arguments, batch_size)
+                group.close()
+            finally:
+                group.stop()
+    phase_s = {name: value / 1e3 for name, value in measured["phase_ms"].items()}
+    print(f"{bench}\n{render_comparison(step, phase_s)}", file=sys.stderr)
+    return {"bench": bench, "placement": arguments.placement, **errors(step, measured)}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ("A", "B", "cut", "tiny", *workloads.NAMES)
+    parser.add_argument("--bench", nargs="+", default=["tiny", "small-C", "small-C2"], choices=names)
+    parser.add_argument("--constants", required=True, help="file of podembed calibrate --out")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=8.0, help="measure each for at least so long")
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--overlap", default="on", choices=["on", "off"])
+    parser.add_argument("--staleness", type=int, default=0, choices=[0, 1])
+    parser.add_argument("--wire-dtype", default="float32", choices=dlrm.WIRE_DTYPES)
+    arguments = parser.parse_args(given)
+    arguments.max_seconds, arguments.device_ms, arguments.resources = 2 * arguments.seconds, None, ()
+    dlrm.prepare_environment()
+    path = Path(arguments.constants)
+    constants = read_calibration(path, this_machine())
+    if constants is None:
+        calibrate(Calibrate(out=str(path)))
+        constants = read_calibration(path, this_machine())
+    assert constants is not None
+    found = [run(bench, arguments, constants) for bench in arguments.bench]
+    setting = {name: getattr(arguments, name) for name in ("hosts", "emb_opt", "overlap", "staleness", "wire_dtype")}
+    line = {"benchmark": "planner", **setting, "workloads": found, "load1": os.getloadavg()[0]}
+    print(json.dumps(line | {"date": time.strftime("%Y-%m-%d")}))
+
+
+if __name__ == "__main__":
+    main()
