@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.lookup.lookups import Lookups
+from podembed.embedding.lookup.pooling_choice import cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table import table_storage
@@ -95,9 +96,22 @@ class EngineSpec:
             num_samples=0,
             vectors=self.vectors_of_share(num_hosts),
             needs_rows=self.needs_rows,
+            pools_cut=self._pools_cut(num_hosts),
             quantization=self.quantization,
             num_buffers=num_buffers,
         )
+
+    def _pools_cut(self, num_hosts: int) -> list[bool]:
+        """Per table, whether its owners pool if it is cut. Bags are of any length, so each counts as one of unknown
+        length. Where shapes are not known either, rows travel.
+        """
+        vectors = self.vectors_of_share(num_hosts) or (0,) * len(self.features)
+        found = []
+        for at, (spec, as_rows) in enumerate(zip(self.tables, self.needs_rows, strict=True)):
+            bags = [count for feature, count in zip(self.features, vectors, strict=True) if feature.table == at]
+            way = cut_way(spec, lengths=[None] * len(bags), num_bags=max(bags, default=0), num_hosts=num_hosts)
+            found.append(way.is_pooled and not as_rows)
+        return found
 
     def for_replicas(self) -> EngineSpec:
         """The same without what only owners of rows need and what may be slow to pack: the initializers."""
