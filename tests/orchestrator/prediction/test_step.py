@@ -89,6 +89,6 @@ def test_reading_that_is_slower_than_a_step_is_waited_for() -> None:
 def test_thousands_of_hosts_take_no_time_to_predict() -> None:
     tables = [table(TableWay.WHOLE, at * 20, at=at) for at in range(200)]
     setting = Setting(num_hosts=4096, batch_size=65536)
-    began = time.perf_counter()
+    began = time.process_time()
     predict(tables, setting, calibration=ROOMY, dense=QUICK)
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0

@@ -9,7 +9,7 @@ import pytest
 
 from podembed.workers.calibration.exchange import SIZES_BYTES, wire_of
 from podembed.workers.calibration.measure import MeasuringFailed, answers_of, measure_exchanges, measure_models
-from podembed.workers.calibration.reading import measure_reading
+from podembed.workers.calibration.reading import costs_of, measure_reading
 from podembed.workers.job.reference import JobReference
 
 
@@ -44,7 +44,13 @@ def test_the_dense_half_of_a_job_is_measured(tmp_path: Path) -> None:
     assert few.gradient_bytes == many.gradient_bytes > 0
 
 
-def test_reading_costs_something_for_each_id() -> None:
+def test_reading_costs_something() -> None:
     sample_s, id_s = measure_reading()
-    assert 0 < id_s < 1e-5
-    assert 0 <= sample_s < 1e-3
+    assert 0 < sample_s + id_s < 1e-2
+
+
+def test_ids_cost_what_longer_lists_take_longer() -> None:
+    sample_s, id_s = costs_of(6e-6, 6e-6 + 28 * 1e-7)
+    assert id_s == pytest.approx(1e-7)
+    assert sample_s == pytest.approx(6e-6 - 4e-7)
+    assert costs_of(6e-6, 5e-6) == (6e-6, 0.0), "a busy machine can make longer lists faster, but nothing negative"
