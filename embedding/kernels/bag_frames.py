@@ -41,7 +41,7 @@ def _find_pieces(words, halves, limits, pieces):
     num_bags, num_ids, num_weights, num_divisors = 0, 0, 0, 0
     for at in range(num_features):
         bags, ids, flags = words[HEAD_WORDS * at], words[HEAD_WORDS * at + 1], words[HEAD_WORDS * at + 2]
-        if bags < 0 or ids < 0 or bags > total or ids > 2 * total:
+        if bags < 0 or ids < 0 or bags > total or ids > 2 * total or flags < 0 or flags > WEIGHTED + DIVIDED:
             return NO_FRAME
         num_bags += bags
         num_ids += ids

@@ -92,6 +92,12 @@ def listed(wanted: Sequence[np.ndarray], counts: np.ndarray, groups: Sequence[Se
     """
     rows = wanted[0] if len(wanted) == 1 else np.concatenate(wanted)
     order = [at for group in groups for at in group]
+    expected = counts[:, order].sum(axis=1).tolist()
+    if [len(one) for one in wanted] != expected:
+        raise ValueError(
+            f"Found {[len(one) for one in wanted]} rows that hosts want. Expected {expected}, as they announced. Check "
+            "that all hosts are of one generation."
+        )
     starts = starts_of(np.ascontiguousarray(counts[:, order]))
     found, first = [], 0
     for group in groups:

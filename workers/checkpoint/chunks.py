@@ -27,6 +27,8 @@ CRC_BYTES = 4
 _MAX_METADATA_BYTES = 1 << 16
 # The checksum routine holds the interpreter lock, so it gets its input in pieces that others can wait for.
 _CRC_PIECE_BYTES = 1 << 18
+# Of the index behind the chunks of a file: place and length of each, and the checksum of all.
+_ENTRY_BYTES, _CRC_BYTES = 16, 4
 
 
 class ChunkDamaged(StorageError):
@@ -116,7 +118,9 @@ def chunk_bytes(metadata: ArrayMetadata) -> int:
 
 def file_bytes(metadata: ArrayMetadata) -> int:
     """Bytes of a file; every file of an array has the same."""
-    return metadata.chunks_per_file * chunk_bytes(metadata) + len(file_index(metadata))
+    count = metadata.chunks_per_file
+    # Counted, not made: a manifest may claim any size, and is refused for it by whoever compares.
+    return count * chunk_bytes(metadata) + (_ENTRY_BYTES * count + _CRC_BYTES if count > 1 else 0)
 
 
 def first_byte(metadata: ArrayMetadata, index: Sequence[int]) -> int:

@@ -71,7 +71,9 @@ class Steps:
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s)
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
-        self._choice, self._tried_prefetch = PrefetchChoice(overlap), False
+        self._choice = PrefetchChoice(overlap)
+        # Whether the next step was prefetched beside the one under way; None where nothing was prepared beside it.
+        self._tried_prefetch: bool | None = None
         layout = lookups.both.layout
         self._activations = [Blocks.of(layout, arrays["activations"]) for arrays in device.buffers]
         self._gradients = [Blocks.of(layout, arrays["gradients"]) for arrays in device.buffers]
@@ -136,9 +138,9 @@ class Steps:
         before_s = self._tracker.phase_s.get(Phase.DEVICE, 0.0)
         with self._tracker.phase(Phase.DEVICE):
             answer = self._device.receive(timeout_s=self._timeout_s, keep_waiting=self._check)
-        if not self._tried_prefetch:
+        if self._tried_prefetch is False:
             self._choice.saw_wait(self._tracker.phase_s[Phase.DEVICE] - before_s)
-        self._tried_prefetch = False
+        self._tried_prefetch = None
         if answer.kind is not RecordKind.DONE or answer.step != step.number:
             raise RuntimeError(
                 f"The device process answered {answer.kind.name} for step {answer.step}. Expected DONE for step "

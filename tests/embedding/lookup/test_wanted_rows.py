@@ -93,7 +93,7 @@ def test_rows_go_to_hosts_and_come_back() -> None:
 
 
 def test_counts_that_are_not_those_of_the_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="Found pieces of 3 rows"):
+    with pytest.raises(ValueError, match=r"Found \[2\] rows that hosts want. Expected \[3\]"):
         listed([np.arange(2)], np.array([[2, 1, 0]]), [(0, 1, 2)])
     with pytest.raises(ValueError, match="Check that all hosts are of one generation"):
         listed([np.arange(2)], np.array([[3, -1, 0]]), [(0, 1, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -15,7 +16,9 @@ from podembed.orchestrator.commit.verification import verify
 from podembed.workers.checkpoint.files import read_dense, read_file_buckets
 from podembed.workers.storage.errors import StorageError
 from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import seal
 from tests.orchestrator.commit.checkpoint_samples import take, write_next
+from tests.orchestrator.committed_tables import random_table, run_with
 
 
 @pytest.fixture(params=[1, 2])
@@ -166,3 +169,21 @@ def load_everything(store: Store, manifest: Manifest) -> None:
             read_file_buckets(store, table, first, out=out)
     for leaf in manifest.dense:
         read_dense(store, leaf)
+
+
+@pytest.mark.parametrize("per_file", [1, 2])
+def test_a_commit_that_claims_rows_of_any_width_hides_no_other(tmp_path: Path, per_file: int) -> None:
+    """Nobody makes what it claims before its files are found to be shorter."""
+    table = random_table(0, num_rows=8, num_buckets=2, widths={"rows": 2})
+    store, (good, forged) = run_with(tmp_path / "run", {"t": table}, 10, 20)
+    path = tmp_path / "run" / commit_file(forged.name)
+    claim = json.loads(path.read_bytes())
+    del claim["sha256"]
+    (of_table,) = claim["tables"]
+    of_table["dim"] = of_table["arrays"][0]["width"] = 1 << 62
+    of_table["buckets_per_file"] = per_file
+    files = of_table["chunks"]["rows"]
+    files["name"], files["size_bytes"] = files["name"][: 2 // per_file], files["size_bytes"][: 2 // per_file]
+    path.write_bytes(seal(claim))
+    found = checkpoint.newest_loadable(store, forged.name, allow_ancestors=True, on_skip=lambda *skipped: None)
+    assert found == good.name
