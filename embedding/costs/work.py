@@ -147,14 +147,11 @@ def _add_pooled(
     marks = memory.far_share(_MARK_BYTES * served.held)
     repeats = max(0.0, served.ids - served.rows)
     work.add("id exchange/pooled", Counts(calls=served.calls, ids=served.ids, bags=served.bags))
-    work.add(
-        "group/pooled",
-        Counts(calls=served.calls, ids=served.ids, bags=served.bags, rows=served.rows, far_rows=served.rows * marks),
+    marked = Counts(
+        calls=served.calls, ids=served.ids, bags=served.bags, rows=served.rows, far_rows=served.rows * marks
     )
-    work.add(
-        "split/pooled",
-        Counts(calls=served.calls, ids=served.ids, bags=served.bags, rows=served.rows, far_rows=served.rows * marks),
-    )
+    work.add("group/pooled", marked)
+    work.add("split/pooled", marked)
     near = memory.far_share(_FLOAT_BYTES * served.rows * dim)
     work.add(
         "pool/pooled",

@@ -76,6 +76,7 @@ def _parts(
     together = setting.hosts_a_machine
     machines = "one machine" if setting.is_one_machine else f"machines with {together} of them each"
     yield f"planned for {command.hosts:,} on {machines} like this one, and a network like its loopback"
+    yield "predicted times are too short so far: measured steps took 3 to 4 times as long (docs/performance.md)"
 
 
 def _of_job(
