@@ -221,7 +221,8 @@ def _why_not_loadable(store: Store, name: str, *, run_id: str | None, reads_all:
         return f"it belongs to run {manifest.run_id[:60]}, not to {run_id[:60]}"
     damage = next(size_damages(store, manifest), None)
     if damage is None and reads_all:
-        damage = next(content_damages(store, manifest), None)
+        found = content_damages(store, manifest)
+        damage = next((one for one in found if not one.spares_rows), None)
     return f"{damage.found} in {damage.name}, expected {damage.expected}" if damage else None
 
 

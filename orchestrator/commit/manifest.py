@@ -197,6 +197,13 @@ def _header_problems(manifest: Manifest) -> list[str]:
     found = []
     if manifest.format_version not in READABLE_VERSIONS:
         found.append(f"format version {manifest.format_version}")
+    if manifest.format_version == 1:
+        # It has no word for it, and a reader would take each file for one bucket.
+        found += [
+            f"table {table.name[:60]!r} with {table.buckets_per_file} buckets a file in version 1"
+            for table in manifest.tables
+            if table.buckets_per_file != 1
+        ]
     if not 0 <= manifest.step < 10**18 or not 1 <= manifest.generation < 10**12 or manifest.hosts < 1:
         found.append(f"step {manifest.step}, generation {manifest.generation}, {plural(manifest.hosts, 'host')}")
     if manifest.parent is not None:

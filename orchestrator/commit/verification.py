@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from podembed.orchestrator.commit.manifest import MAX_MANIFEST_BYTES, Manifest, commit_file, delta_files, to_json
 from podembed.workers.checkpoint.bucket_overlap import Cut, describe_rows
-from podembed.workers.checkpoint.chunks import ChunkDamaged, check_file_index, crc32c
+from podembed.workers.checkpoint.chunks import ChunkDamaged, IndexDamaged, check_file_index, crc32c
 from podembed.workers.checkpoint.files import DenseFile, check_with_changes, read_base_array, read_dense
 from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.storage.errors import StorageError
@@ -20,11 +20,16 @@ from podembed.workers.storage.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """One file that is not as committed."""
+    """One file that is not as committed.
+
+    Attributes:
+      spares_rows: rows and slots can be restored nevertheless; only other readers are misled.
+    """
 
     name: str
     found: str
     expected: str
+    spares_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +107,9 @@ def file_damages(store: Store, tables: Iterable[TableFiles], dense: Iterable[Den
             yield from _file_damages(store, f"{array.path}/zarr.json", array.metadata_size_bytes, array.metadata_crc32c)
         damaged = [damage for file in delta_files(table) for damage in _array_damages(store, file)]
         yield from damaged
-        unreadable = _index_damages(store, table)
-        yield from unreadable.values()
+        of_files = _file_as_a_whole_damages(store, table)
+        yield from of_files.values()
+        unreadable = {name for name, damage in of_files.items() if not damage.spares_rows}
         for bucket in range(table.num_buckets):
             yield from _bucket_damages(store, table, bucket, has_deltas=not damaged, known=unreadable)
     for leaf in dense:
@@ -137,8 +143,8 @@ def _array_damages(store: Store, file: DenseFile) -> Iterator[Damage]:
         yield _damage(file.chunk_file, error)
 
 
-def _index_damages(store: Store, table: TableFiles) -> dict[str, Damage]:
-    """What is wrong with files of several buckets as a whole: they are missing, torn, or other readers are misled."""
+def _file_as_a_whole_damages(store: Store, table: TableFiles) -> dict[str, Damage]:
+    """What is wrong with files of several buckets: they are missing, torn, or have an index that misleads others."""
     found = {}
     for array in table.arrays if table.buckets_per_file > 1 else ():
         for first in range(0, table.num_buckets, table.buckets_per_file):
@@ -156,7 +162,7 @@ def _bucket_damages(
     """Every chunk on its own; the digest joins them only where all are good, and the changed rows as well.
 
     Args:
-      known: files that have been reported.
+      known: files without readable rows, which have been reported.
     """
     values = []
     for array in table.arrays:
@@ -192,5 +198,6 @@ def _file_damages(store: Store, name: str, size_bytes: int, checksum: int) -> It
 
 def _damage(name: str, error: StorageError) -> Damage:
     if isinstance(error, ChunkDamaged):
-        return Damage(name=error.name, found=error.found, expected=error.expected)
+        spares_rows = isinstance(error, IndexDamaged)
+        return Damage(name=error.name, found=error.found, expected=error.expected, spares_rows=spares_rows)
     return Damage(name=name, found=str(error), expected="a file that can be read")

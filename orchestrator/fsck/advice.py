@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from podembed.orchestrator.commit.lease_files import newest_base_file, read_lineage
 from podembed.orchestrator.fsck.findings import CheckedCommit, Finding, RunCheck
-from podembed.orchestrator.fsck.remedies import SHORTER_CHAIN, remedy_of, remedy_of_commit
+from podembed.orchestrator.fsck.remedies import SHORTER_CHAIN, remedy_of, remedy_of_commit, remedy_of_index
 from podembed.orchestrator.run.input_record import CHANGES_FOLDER
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import DocumentRefused
@@ -14,7 +14,7 @@ from podembed.workers.storage.strict_json import DocumentRefused
 
 def with_remedies(store: Store, check: RunCheck) -> RunCheck:
     """The same with what to do about each finding; asks the storage for names."""
-    whole = [commit.name for commit in check.commits if commit.counts and not commit.findings and not commit.is_gone]
+    whole = [commit.name for commit in check.commits if commit.counts and commit.can_be_restored]
     newest_base, needed_base = newest_base_file(store), _needed_base(store)
     newest_change = max((f"{CHANGES_FOLDER}/{name}" for name in store.children(CHANGES_FOLDER)), default=None)
 
@@ -30,8 +30,10 @@ def with_remedies(store: Store, check: RunCheck) -> RunCheck:
         return replace(finding, remedy=remedy)
 
     def of_commit(commit: CheckedCommit) -> CheckedCommit:
-        remedy = remedy_of_commit(location=check.location, is_head=commit.is_head, counts=commit.counts, whole=whole)
-        return replace(commit, findings=tuple(replace(finding, remedy=remedy) for finding in commit.findings))
+        of_rows = remedy_of_commit(location=check.location, is_head=commit.is_head, counts=commit.counts, whole=whole)
+        of_index = remedy_of_index(location=check.location, is_head=commit.is_head)
+        findings = (replace(one, remedy=of_index if one.spares_rows else of_rows) for one in commit.findings)
+        return replace(commit, findings=tuple(findings))
 
     # The chain's findings name a commit but are of the run: it can go back less far, which stops no driver.
     findings = [

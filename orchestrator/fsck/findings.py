@@ -19,6 +19,7 @@ class Finding:
       file: relative to the run.
       place: what the file holds, such as table, array, bucket and rows.
       remedy: what to do, and what depends on the file.
+      spares_rows: the commit can be restored nevertheless.
     """
 
     commit: str | None
@@ -27,6 +28,7 @@ class Finding:
     found: str
     expected: str
     remedy: str = ""
+    spares_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,10 @@ class CheckedCommit:
     num_files: int
     num_bytes: int
     findings: tuple[Finding, ...]
+
+    @property
+    def can_be_restored(self) -> bool:
+        return not self.is_gone and all(finding.spares_rows for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +89,11 @@ def finding_of_run(damage: Damage, place: str) -> Finding:
 
 def finding_of_commit(commit: str, damage: Damage, place: str) -> Finding:
     """A finding of a file that a commit needs."""
-    return Finding(commit=commit, file=damage.name, place=place, found=damage.found, expected=damage.expected)
+    return Finding(
+        commit=commit,
+        file=damage.name,
+        place=place,
+        found=damage.found,
+        expected=damage.expected,
+        spares_rows=damage.spares_rows,
+    )

@@ -77,11 +77,20 @@ def remedy_of(
     return ""
 
 
+def remedy_of_index(*, location: str, is_head: bool) -> str:
+    """What to do about a file whose rows are good and whose index misleads other readers."""
+    later = f". The next full commit of podembed resume {shlex.quote(location)} writes new files" if is_head else ""
+    return (
+        "nothing for training: a run goes on without the index, and podembed export reads the rows. For other readers, "
+        f"such as zarr, restore the file from a copy{later}"
+    )
+
+
 def remedy_of_commit(*, location: str, is_head: bool, counts: bool, whole: Sequence[str]) -> str:
     """What to do about a damage in the files of a commit.
 
     Args:
-      whole: the commits that count and have no damage, newest first.
+      whole: the commits that count and can be restored, newest first.
     """
     if not counts:
         return "the commit does not count: nothing depends on it"

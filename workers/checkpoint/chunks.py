@@ -6,7 +6,8 @@ width]` with one chunk a bucket. A dense leaf is one chunk. zarr-python and tens
 wrote with the same codecs open here.
 
 A file is one chunk, or several in a row with an index behind them, which Zarr calls a shard. All chunks of an array
-are equally long. So this module knows each place from the number of the chunk, and reads the index only to check it.
+are equally long. So this module knows each place from the number of the chunk. It reads the index only to check it for
+other readers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import google_crc32c
 import numpy as np
@@ -27,8 +29,8 @@ CRC_BYTES = 4
 _MAX_METADATA_BYTES = 1 << 16
 # The checksum routine holds the interpreter lock, so it gets its input in pieces that others can wait for.
 _CRC_PIECE_BYTES = 1 << 18
-# Of the index behind the chunks of a file: place and length of each, and the checksum of all.
-_ENTRY_BYTES, _CRC_BYTES = 16, 4
+# Of the index behind the chunks of a file: place and length of each. The checksum of all follows.
+_ENTRY_BYTES = 16
 
 
 class ChunkDamaged(StorageError):
@@ -37,16 +39,21 @@ class ChunkDamaged(StorageError):
     """
 
     at: int | None = None
+    remedy = "Restore the file from a copy, or load an older commit."
 
     def __init__(self, name: str, found: str, expected: str, *, place: str = ""):
         super().__init__(
-            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. Restore the file from "
-            "a copy, or load an "
-            "older commit."
+            f"Chunk '{name}'{f', {place}' if place else ''}: found {found}; expected {expected}. {self.remedy}"
         )
         self.name = name
         self.found = found
         self.expected = expected
+
+
+class IndexDamaged(ChunkDamaged):
+    """The index behind the chunks of a file is not what was written. No restore reads it."""
+
+    remedy = "Restores do not need it. For other readers restore the file from a copy, or save again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +127,11 @@ def file_bytes(metadata: ArrayMetadata) -> int:
     """Bytes of a file; every file of an array has the same."""
     count = metadata.chunks_per_file
     # Counted, not made: a manifest may claim any size, and is refused for it by whoever compares.
-    return count * chunk_bytes(metadata) + (_ENTRY_BYTES * count + _CRC_BYTES if count > 1 else 0)
+    return count * chunk_bytes(metadata) + (_index_bytes(count) if count > 1 else 0)
+
+
+def _index_bytes(count: int) -> int:
+    return _ENTRY_BYTES * count + CRC_BYTES
 
 
 def first_byte(metadata: ArrayMetadata, index: Sequence[int]) -> int:
@@ -134,11 +145,16 @@ def file_index(metadata: ArrayMetadata) -> bytes:
     Source: Zarr specification, codec `sharding_indexed` version 1.0, with `index_location` "end" and the index codecs
     `bytes` and `crc32c`.
     """
-    if metadata.chunks_per_file == 1:
-        return b""
-    length = chunk_bytes(metadata)
-    entries = [(at * length, length) for at in range(metadata.chunks_per_file)]
-    index = np.array(entries, "<u8").tobytes()
+    return _index_of(metadata.chunks_per_file, chunk_bytes(metadata)) if metadata.chunks_per_file > 1 else b""
+
+
+@lru_cache(maxsize=64)
+def _index_of(count: int, length: int) -> bytes:
+    """Files of an array have the same, and a commit has few arrays."""
+    entries = np.empty((count, 2), "<u8")
+    entries[:, 0] = np.arange(count, dtype=np.uint64) * np.uint64(length)
+    entries[:, 1] = length
+    index = entries.tobytes()
     return index + struct.pack("<I", crc32c(index))
 
 
@@ -226,7 +242,7 @@ def read_chunk(
 def read_chunks(
     store: Store, metadata: ArrayMetadata, name: str, *, out: Sequence[np.ndarray], receipts: Sequence[ChunkReceipt]
 ) -> None:
-    """Reads and verifies a file with all of its chunks, and its index, at once.
+    """Reads and verifies all chunks of a file at once. The index, which is of no use here, is left unread.
 
     Args:
       out: per chunk, as in `read_chunk`.
@@ -234,38 +250,34 @@ def read_chunks(
 
     Raises:
       ChunkDamaged: as `read_chunk`, of the first chunk that differs. `ChunkDamaged.at` is its number in the file, or
-        None if the file itself is not what was written.
+        None if the file is missing or has another length.
     """
     _check_length(store, name, file_bytes(metadata), receipts[0])
     trailers = [bytearray(CRC_BYTES) for _ in out]
-    index = bytearray(len(file_index(metadata)))
     buffers = [view for chunk, trailer in zip(out, trailers, strict=True) for view in (_byte_view(chunk), trailer)]
-    _read(store, metadata, name, [memoryview(buffer) for buffer in (*buffers, index) if len(buffer)], start=0)
+    _read(store, metadata, name, [memoryview(buffer) for buffer in buffers if len(buffer)], start=0)
     for at, (chunk, trailer, receipt) in enumerate(zip(out, trailers, receipts, strict=True)):
         try:
             _check_checksum(name, crc32c(chunk), struct.unpack("<I", trailer)[0], receipt)
         except ChunkDamaged as error:
             error.at = at
             raise
-    _check_index(name, bytes(index), metadata)
 
 
 def check_file_index(store: Store, metadata: ArrayMetadata, name: str) -> None:
     """Reads the index of a file, which other readers need to find its chunks.
 
     Raises:
-      ChunkDamaged: it is not what was written, or the file has another length.
+      IndexDamaged: it is not what was written.
+      ChunkDamaged: the file is missing or has another length.
     """
-    expected = file_index(metadata)
-    if expected:
-        found = bytearray(len(expected))
-        _read(store, metadata, name, [memoryview(found)], start=file_bytes(metadata) - len(expected))
-        _check_index(name, bytes(found), metadata)
-
-
-def _check_index(name: str, found: bytes, metadata: ArrayMetadata) -> None:
+    if metadata.chunks_per_file == 1:
+        return
+    found = bytearray(_index_bytes(metadata.chunks_per_file))
+    # The length of the file is compared first: chunks of any size may be claimed, too long for an index.
+    _read(store, metadata, name, [memoryview(found)], start=file_bytes(metadata) - len(found))
     if found != file_index(metadata):
-        raise ChunkDamaged(name, "another index", f"that of {metadata.chunks_per_file} chunks")
+        raise IndexDamaged(name, "another index", f"that of {metadata.chunks_per_file} chunks")
 
 
 def _read(store: Store, metadata: ArrayMetadata, name: str, buffers: list[memoryview], *, start: int) -> None:

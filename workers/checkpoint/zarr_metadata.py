@@ -197,6 +197,9 @@ def _inner_shape(name: str, codecs: Any, file_shape: tuple[int, ...]) -> tuple[i
             chunk_shape = _lengths(name, "chunk_shape", inner, smallest=1)
         case _:
             return file_shape
+    if chunk_shape == file_shape:
+        # It would be read as a file without an index, and be called damaged.
+        raise DocumentRefused(name, "`sharding_indexed` with one chunk a file", "several, or no `sharding_indexed`")
     if not file_shape or file_shape[1:] != chunk_shape[1:] or file_shape[0] % chunk_shape[0]:
         raise DocumentRefused(name, f"chunks {chunk_shape} in files of {file_shape}", "whole chunks on the first axis")
     return chunk_shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,16 @@ def test_the_format_before_is_read_and_written_as_it_was() -> None:
     del missing["tables"][0]["buckets_per_file"]
     with pytest.raises(DocumentRefused, match="buckets a file"):
         from_json(NAME, seal(missing))
+
+
+def test_the_format_before_cannot_tell_of_several_buckets_a_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    old = dataclasses.replace(
+        write_attempt(store, step=10, generation=2, parent=None, buckets_per_file=2), format_version=1
+    )
+    assert any("2 buckets a file in version 1" in problem for problem in problems(old))
+    with pytest.raises(DocumentRefused, match="2 buckets a file in version 1"):
+        to_json(old)
 
 
 def change(path: str, value: object) -> bytes:

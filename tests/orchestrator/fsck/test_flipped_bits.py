@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.lease_files import read_lineage
 from podembed.orchestrator.fsck.check import check_run
 from podembed.orchestrator.fsck.report import render
@@ -150,3 +151,22 @@ class TestRemedies:
         assert f"go back to {before}" in finding.remedy
         reopened(run, allow_ancestor=True)
         assert read_lineage(Store(run))[0] == before
+
+    def test_of_an_index_behind_good_rows(
+        self, small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is lost: the run goes on from the same commit, and the next full commit has new files."""
+        monkeypatch.setattr("podembed.orchestrator.run.opening.choose_buckets", lambda job: (1, 64, 4))
+        run, policy = tmp_path / "run", CheckpointConfig(every_steps=4)
+        train(small_data, run, max_steps=8, checkpoint_config=policy)
+        head = read_lineage(Store(run))[0]
+        chunks = [chunk for table in checkpoint.load(Store(run), head).tables for chunk in table.chunks]
+        file = next(chunk.name for chunk in chunks if len(chunk.crc32c) > 1)
+        flip(run / file, -1, 0)
+        (finding,) = check_run(str(run)).all_findings
+        assert finding.file == file
+        assert "a run goes on without the index" in finding.remedy
+        reopened(run, allow_ancestor=True)
+        assert read_lineage(Store(run))[0] == head
+        train(small_data, run, max_steps=12, checkpoint_config=policy)
+        assert check_run(str(run), commit=read_lineage(Store(run))[0]).is_intact

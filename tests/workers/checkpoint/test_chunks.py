@@ -22,10 +22,12 @@ from podembed.workers.checkpoint.arrays import safe_segment
 from podembed.workers.checkpoint.chunks import (
     ChunkDamaged,
     ChunkReceipt,
+    IndexDamaged,
     check_file_index,
     chunk_bytes,
     chunk_name,
     crc32c,
+    file_index,
     read_array_metadata,
     read_chunk,
     read_chunks,
@@ -38,6 +40,7 @@ from podembed.workers.checkpoint.chunks import (
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 from podembed.workers.storage.errors import NameTaken
 from podembed.workers.storage.store import Store
+from podembed.workers.storage.strict_json import DocumentRefused
 
 V, ROWS_PER_BUCKET, DIM = 4, 5, 3
 
@@ -106,6 +109,19 @@ class TestOracles:
             np.testing.assert_array_equal(read_chunk(store, metadata, (bucket, 0, 0)), values[bucket : bucket + 1])
             read = read_chunk(store, metadata, (bucket, 0, 0), receipt=receipts[bucket])
             np.testing.assert_array_equal(read, values[bucket : bucket + 1])
+
+    def test_files_of_one_chunk_with_an_index_are_refused_and_not_called_damaged(self, store: Store) -> None:
+        array = zarr.create_array(
+            store.locate("one"),
+            shape=(4, 6, 2),
+            chunks=(1, 6, 2),
+            shards=(1, 6, 2),
+            dtype="float32",
+            compressors=[zarr.codecs.Crc32cCodec()],
+        )
+        array[:] = np.ones((4, 6, 2), np.float32)
+        with pytest.raises(DocumentRefused, match="one chunk a file"):
+            read_array_metadata(store, "one")
 
     def test_a_file_of_several_chunks_that_zarr_wrote_opens_here_if_it_is_whole(self, store: Store) -> None:
         values = np.random.default_rng(2).random((V, 6, 2), np.float32)
@@ -327,7 +343,7 @@ def test_the_checksum_goes_over_pieces() -> None:
 
 
 class TestFilesOfSeveralChunks:
-    """Every byte of a file is checked: by readers of one chunk their own, by readers of a file all."""
+    """Readers check every byte of the chunks that they need. The index is checked for others, by who asks for it."""
 
     @pytest.fixture
     def metadata(self) -> ArrayMetadata:
@@ -343,15 +359,30 @@ class TestFilesOfSeveralChunks:
         index_at = 2 * chunk_bytes(metadata)
         for at in range(len(good)):
             path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-            with pytest.raises(ChunkDamaged) as found:
-                read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
-            assert found.value.at == (None if at >= index_at else at // chunk_bytes(metadata))
             if at < index_at:
+                with pytest.raises(ChunkDamaged) as found:
+                    read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
+                assert found.value.at == at // chunk_bytes(metadata)
                 with pytest.raises(ChunkDamaged):
                     read_chunk(store, metadata, (at // chunk_bytes(metadata), 0, 0), receipt=receipts[0])
             else:
-                with pytest.raises(ChunkDamaged):
+                with pytest.raises(IndexDamaged):
                     check_file_index(store, metadata, name)
+
+    def test_a_damaged_index_stops_no_reader_of_rows(self, store: Store, metadata: ArrayMetadata) -> None:
+        """Whoever needs all chunks of a file, or one, gets the same."""
+        values, receipts = write_files(store, metadata)
+        name, out = receipts[0].name, [np.empty_like(value) for value in values[:2]]
+        path = Path(store.locate(name))
+        path.write_bytes(path.read_bytes()[: 2 * chunk_bytes(metadata)] + bytes(len(file_index(metadata))))
+        read_chunks(store, metadata, name, out=out, receipts=receipts[:2])
+        np.testing.assert_array_equal(out, values[:2])
+        np.testing.assert_array_equal(read_chunk(store, metadata, (1, 0, 0), receipt=receipts[1])[0], values[1])
+
+    def test_the_index_is_made_once_for_all_files(self, metadata: ArrayMetadata) -> None:
+        other = replace(metadata, path="data/items/rows")
+        assert file_index(metadata) is file_index(other)
+        assert file_index(metadata) != file_index(replace(metadata, chunks_per_file=4))
 
     @pytest.mark.parametrize("length", [0, 10, -1])
     def test_a_torn_or_longer_file_is_refused(self, store: Store, metadata: ArrayMetadata, length: int) -> None:

@@ -103,6 +103,7 @@ def sharded(**configuration: object) -> list[dict[str, object]]:
         changed(codecs=sharded(chunk_shape=[1, 5, 1])),
         changed(codecs=sharded(chunk_shape=[0, 5, 3])),
         changed(codecs=sharded(chunk_shape=[3, 5, 3])),
+        changed(codecs=sharded(chunk_shape=[2, 5, 3])),
         changed(codecs=sharded(chunk_shape="3")),
         changed(codecs=sharded(index_location="start")),
         changed(codecs=sharded(index_codecs=codecs(LITTLE))),
