@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from podembed.workers.storage.errors import NotAFolder, StorageError
+from podembed.workers.storage.errors import NotAFolder, StorageError, SystemRefused
 from podembed.workers.storage.store import Store
 
 
@@ -35,3 +36,12 @@ def test_rights_that_are_missing_are_an_error_of_the_storage(tmp_path: Path, mon
         store.create_exclusive("a", b"x")
     with pytest.raises(PermissionError):
         store.create_exclusive("a", b"x")
+
+
+def test_an_error_travels_from_a_host_to_the_driver_whole() -> None:
+    """Ray pickles what a worker raises. Files of a storage are never unpickled."""
+    with pytest.raises(SystemRefused) as refused:
+        Store("/proc/x").write_new("data/a", [b"abc"])
+    arrived = pickle.loads(pickle.dumps(refused.value))  # noqa: S301  # made here
+    assert (type(arrived), str(arrived)) == (SystemRefused, str(refused.value))
+    assert arrived.reason == refused.value.reason
