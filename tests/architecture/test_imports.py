@@ -79,6 +79,7 @@ READS_CLOCK = {
     "workers/calibration/lookups.py",
     "workers/calibration/reading.py",
     "workers/checkpoint/background_save.py",
+    "workers/checkpoint/frozen_rows.py",
     "workers/checkpoint/file_threads.py",
     "workers/device/doorway.py",
     "workers/device/gang.py",

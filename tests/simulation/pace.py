@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from podembed.orchestrator.commit import checkpoint, manifest
 from podembed.workers.checkpoint import arrays as whole_files
-from podembed.workers.checkpoint import background_save, save_pace, undo
+from podembed.workers.checkpoint import background_save, frozen_rows, save_pace, undo
 from podembed.workers.checkpoint import shard as shards
 from podembed.workers.host import moves, surviving_shard
 from podembed.workers.liveness import progress
@@ -96,6 +96,7 @@ def in_simulated_time(world: World, *, undo_bytes: int) -> Iterator[None]:
     clock = SimpleNamespace(monotonic=now_s, perf_counter=now_s, time=now_s, thread_time=lambda: 0.0)
     with (
         patch.object(background_save, "time", clock),
+        patch.object(frozen_rows, "time", clock),
         patch.object(surviving_shard, "time", clock),
         patch.object(moves, "time", clock),
         patch.object(moves, "FileThreads", InlineFiles, create=True),

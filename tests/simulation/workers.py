@@ -114,7 +114,7 @@ class SimulatedSave(BackgroundSave):
 
     def __init__(self, world: World, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._turn: Any = SimulatedTurn(world)
+        self.rows.turn = SimulatedTurn(world)
 
 
 class Mesh:

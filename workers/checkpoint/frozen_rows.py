@@ -1,0 +1,239 @@
+"""`FrozenRows`: the rows of a host at one moment, kept for a save while training goes on changing them.
+
+Each row is copied once. Either the saving thread reads it first, or the working thread puts it into the snapshot before
+it changes it. The saving thread then reads it from there.
+
+Threads: the working thread alone changes rows, and freezes the moment between two steps. The saving thread reads. The
+lock `turn` guards what both touch: the books of the snapshots, and rows that neither has copied. The saving thread
+holds it for one piece of a bucket (`PIECE_BYTES`). The working thread holds it while it looks at the rows that it is
+about to change. No other thread takes it. When the snapshot is full, the working thread waits for the saving thread.
+The saving thread never waits for the working one once a moment is frozen, so there is no circle. A save that ends, well
+or not, wakes the working thread and leaves nothing to wait for. The working thread gives up a save that frees nothing
+for too long. It keeps no more rows for it and goes on, and the save fails when it wakes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from podembed.embedding.table.snapshot import ENTRY_BYTES, Snapshot, share_out
+from podembed.embedding.table.table import Table
+from podembed.workers.checkpoint.undo import Undo
+from podembed.workers.liveness.progress import Phase, Tracker
+from podembed.workers.storage.errors import StorageError
+
+PIECE_BYTES = 256 << 10
+_LOOK_S = 0.1
+
+
+class SaveStalled(StorageError):
+    """A save did not go on while training waited for it, and was given up."""
+
+
+class FrozenRows:
+    """See the module.
+
+    Mutated: the snapshots; `before_change` of the tables.
+
+    Args:
+      tables: all tables of the job as this host holds them.
+      buffer_bytes: for rows that change before they are read.
+      tracker: of the working thread; the time in which it waits for a save goes to the phase "wait for save".
+      stalled_after_s: longest wait for a save that frees nothing; then it is given up.
+      raise_if_aborted: called often, by both threads; raises to end the save or the wait.
+      tracks_changes: whether changes are noted between saves, too, from the first moment on.
+      undo: told every change, from the first moment on; None keeps no undo log.
+
+    Attributes:
+      turn: the lock, on which the working thread waits for room.
+      is_running: whether a moment is frozen and its save has not ended.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        buffer_bytes: int,
+        tracker: Tracker,
+        stalled_after_s: float,
+        raise_if_aborted: Callable[[], None],
+        tracks_changes: bool,
+        undo: Undo | None,
+    ) -> None:
+        self._tables = tuple(tables)
+        self._tracker = tracker
+        self._stalled_after_s = stalled_after_s
+        self._raise_if_aborted = raise_if_aborted
+        self._tracks_changes = tracks_changes
+        self._undo = undo
+        shares = share_out(
+            num_rows=[table.num_rows for table in tables],
+            row_bytes=[table.spec.row_bytes + ENTRY_BYTES for table in tables],
+            budget_bytes=buffer_bytes,
+        )
+        self._snapshots = {
+            table.spec.name: table.store.freeze(max_rows=max_rows)
+            for table, max_rows in zip(tables, shares, strict=True)
+        }
+        self.turn: Any = threading.Condition()
+        self.is_running = False
+        self._given_up: SaveStalled | None = None
+        self._num_pieces = 0
+        self._compile()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(snapshot.size_bytes for snapshot in self._snapshots.values())
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether training would soon wait for room. Without the lock: numbers may be a moment old."""
+        return any(snapshot.is_half_full for snapshot in self._snapshots.values())
+
+    # ------------------------------------------------------------------ the working thread
+
+    def freeze(self, *, joins_before: bool) -> None:
+        """Makes this moment the one that is read.
+
+        Args:
+          joins_before: as in `Snapshot.freeze`.
+        """
+        self._given_up = None
+        for table in self._tables:
+            self._snapshots[table.spec.name].freeze(joins_before=joins_before)
+            table.before_change = self._guard(table)
+        with self.turn:
+            self.is_running = True
+            self.turn.notify_all()
+
+    def note_changes(self) -> None:
+        """From now on changes are noted, for `changed` and for undo. No moment is read before the next freeze."""
+        for table in self._tables:
+            if self._tracks_changes:
+                snapshot = self._snapshots[table.spec.name]
+                snapshot.freeze()
+                snapshot.release(table.num_rows)
+            table.before_change = self._guard(table)
+
+    def _guard(self, table: Table) -> Callable[[np.ndarray], None]:
+        snapshot = self._snapshots[table.spec.name]
+        write_down = None if self._undo is None else self._undo.preserve_of(table)
+
+        def preserve(rows: np.ndarray) -> None:
+            if write_down is not None:
+                write_down(rows)
+            # Only this thread begins a save; one that ends meanwhile is seen under the lock.
+            if not self.is_running and not self._tracks_changes:
+                return
+            done = 0
+            with self.turn:
+                while self.is_running or self._tracks_changes:
+                    done += snapshot.preserve(rows[done:])
+                    if done == len(rows):
+                        return
+                    self._wait_for_room()
+
+        return preserve
+
+    def _wait_for_room(self) -> None:
+        """Waits until the saving thread has copied something, which may have been what is in the way; or gives the save
+        up.
+        """
+        seen, deadline_s = self._num_pieces, time.monotonic() + self._stalled_after_s
+        with self._tracker.phase(Phase.WAIT_FOR_SAVE):
+            while self.is_running and self._num_pieces == seen:
+                self._raise_if_aborted()
+                if time.monotonic() > deadline_s:
+                    self._give_up()
+                    return
+                self.turn.wait(_LOOK_S)
+
+    def _give_up(self) -> None:
+        """Keeps nothing for the save any more; it learns of that when it asks for the next piece."""
+        self._given_up = SaveStalled(
+            f"Found a save that wrote nothing for {self._stalled_after_s:.0f} s, while its buffer for changed rows "
+            f"({self.size_bytes:,} bytes) was full. Expected the storage to take files. Look at the storage; the last "
+            "commit stands."
+        )
+        self._release_all()
+
+    # ------------------------------------------------------------------ the saving thread
+
+    def await_freeze(self) -> None:
+        """The driver asks for the moment and for its files at once, of two threads."""
+        deadline_s = time.monotonic() + self._stalled_after_s
+        with self.turn:
+            while not self.is_running:
+                self._raise_if_aborted()
+                if time.monotonic() > deadline_s:
+                    raise RuntimeError(
+                        "A save was to be written and no moment was frozen. Expected begin_save with it."
+                    )
+                self.turn.wait(_LOOK_S)
+
+    def end(self) -> None:
+        """Nothing is kept any more, and no thread waits."""
+        with self.turn:
+            self.is_running = False
+            self._release_all()
+            for table in self._tables:
+                if not self._tracks_changes and self._undo is None:
+                    table.before_change = None
+            self.turn.notify_all()
+
+    def read(self, table: Table, first: int, out: Sequence[np.ndarray]) -> None:
+        """Copies frozen rows and slots from local row `first` on, and lets go of them.
+
+        Args:
+          out: float32 `[length, width]` for each array of the table.
+
+        Raises:
+          SaveStalled: training has given the save up.
+        """
+        snapshot, length = self._snapshots[table.spec.name], len(out[0])
+        step = max(1, PIECE_BYTES // table.spec.row_bytes)
+        for start in range(0, length, step):
+            stop = min(start + step, length)
+            self._raise_if_aborted()
+            with self.turn:
+                self.raise_if_given_up()
+                snapshot.read(first + start, first + stop, [values[start:stop] for values in out])
+                self._let_go(snapshot, first + stop)
+
+    def skip(self, table: Table, stop: int) -> None:
+        """Lets go of rows below `stop` without reading them."""
+        self._raise_if_aborted()
+        with self.turn:
+            self.raise_if_given_up()
+            self._let_go(self._snapshots[table.spec.name], stop)
+
+    def changed(self, table: Table, start: int, stop: int) -> np.ndarray:
+        """Which of the local rows `start` to `stop - 1` changed between the last two freezes, as `Snapshot.changed`."""
+        return self._snapshots[table.spec.name].changed(start, stop)
+
+    def raise_if_given_up(self) -> None:
+        if self._given_up is not None:
+            raise self._given_up
+
+    def _let_go(self, snapshot: Snapshot, stop: int) -> None:
+        snapshot.release(stop)
+        self._num_pieces += 1
+        self.turn.notify_all()
+
+    def _release_all(self) -> None:
+        for table in self._tables:
+            self._snapshots[table.spec.name].release(table.num_rows)
+
+    def _compile(self) -> None:
+        """Runs the kernels on nothing, so that the first save does not wait for a compiler."""
+        for table in self._tables[:1]:
+            empty = [np.empty((0, width), np.float32) for width in table.spec.widths.values()]
+            snapshot = Snapshot(empty, max_rows=0)
+            snapshot.preserve(np.empty(0, np.int64))
+            snapshot.read(0, 0, empty)
+            snapshot.release(0)
