@@ -29,8 +29,9 @@ from benchmarks import dlrm, workloads  # noqa: E402
 from podembed.embedding.costs.work import TableWay  # noqa: E402
 from podembed.embedding.lookup.pooling_choice import why_not_pooled  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
-from podembed.jobs.cli.forecasting import dense_half  # noqa: E402
+from podembed.orchestrator.api.result import Prediction  # noqa: E402
 from podembed.orchestrator.prediction.demand import TableDemand  # noqa: E402
+from podembed.orchestrator.prediction.dense_half import dense_half  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
 from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
 from podembed.orchestrator.prediction.step import PredictedStep, predict  # noqa: E402
@@ -128,8 +129,13 @@ def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> di
                 group.close()
             finally:
                 group.stop()
-    phase_s = {name: value / 1e3 for name, value in measured["phase_ms"].items()}
-    print(f"{bench}\n{render_comparison(step, phase_s)}", file=sys.stderr)
+    compared = Prediction(
+        step_s=step.step_s,
+        phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
+        measured_step_s=measured["step_ms"] / 1e3,
+        measured_phase_s={name: value / 1e3 for name, value in measured["phase_ms"].items()},
+    )
+    print(f"{bench}\n{render_comparison(compared)}", file=sys.stderr)
     return {"bench": bench, "placement": arguments.placement, **errors(step, measured)}
 
 

@@ -17,11 +17,11 @@ from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
+from podembed.orchestrator.prediction.of_run import with_prediction
 from podembed.orchestrator.run.finished import finished, untrained
 from podembed.orchestrator.run.opening import create_run
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.job.job import JobConfig
-from podembed.workers.job.reference import JobReference
+from podembed.workers.job.reference import AnyJob, JobReference
 
 
 class Trainer:
@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(
         self,
-        job: JobConfig | JobReference,
+        job: AnyJob,
         *,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
@@ -117,8 +117,10 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 emit=emit,
                 stop=place.stop,
             )
-            return driver.run()
+            result = driver.run()
         except StoppedAtStart as stopped:
             # Before there was a cluster, or a lease: no other process has to hear of it.
             reporter.close()
             return untrained(run, config, head, stopped_by=stopped.reason)
+    # The hosts are gone by now, so what has to be measured for it has the machine for itself.
+    return with_prediction(run, result, scaling, emit=emit)

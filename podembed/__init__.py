@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         WarmStart,
     )
     from podembed.orchestrator.api.errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
-    from podembed.orchestrator.api.result import Evaluation, HostsChange, Recovery, Result
+    from podembed.orchestrator.api.result import Evaluation, HostsChange, Prediction, Recovery, Result
     from podembed.orchestrator.commit.holder import RunIsHeld
     from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
@@ -78,6 +78,7 @@ _WHERE = {
     "PodStrategy": "orchestrator.strategy",
     "ReadOrder": "workers.data.config",
     "RecallAt": "workers.job.ranking",
+    "Prediction": "orchestrator.api.result",
     "Recovery": "orchestrator.api.result",
     "Reporter": "orchestrator.events.reporter",
     "Result": "orchestrator.api.result",
@@ -122,6 +123,7 @@ __all__ = [
     "ParquetData",
     "PodLost",
     "PodStrategy",
+    "Prediction",
     "ReadOrder",
     "RecallAt",
     "Recovery",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +20,6 @@ class Calibrate:
     """Threads of a host's kernels and CPU device, as for train."""
 
 
-def default_path() -> Path:
-    """Where the constants of this machine lie if --out does not say otherwise."""
-    return Path("~/.podembed/calibration.json").expanduser()
-
-
-def children_environment(threads: int) -> dict[str, str]:
-    """That of a run's workers on this machine, for processes that measure."""
-    from podembed.orchestrator.cluster.worker_environment import worker_environment
-
-    environment = dict(os.environ)
-    # Jobs are imported by name, from the folder that the command was called in.
-    places = [os.getcwd(), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    return environment | worker_environment("host", resources={}, threads=threads, environ=environment)
-
-
 def calibrate(command: Calibrate) -> int:
     """Carries out the command. Returns the exit code.
 
@@ -46,6 +29,7 @@ def calibrate(command: Calibrate) -> int:
     """
     # Imported late: `--help` should not wait for them.
     from podembed.orchestrator.prediction.constants_table import rendered
+    from podembed.orchestrator.prediction.dense_half import children_environment, default_path
     from podembed.version import version
     from podembed.workers.calibration.measure import calibrate as measure
     from podembed.workers.calibration.record import this_machine, write_calibration

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from podembed.jobs.cli.forecasting import comparison
 from podembed.jobs.cli.planning import planned
 from podembed.jobs.cli.settings import run_config
 from podembed.jobs.cli.summary import show_summary
@@ -16,6 +15,7 @@ from podembed.orchestrator.api.text import format_bytes, plural
 from podembed.orchestrator.decisions.table_plan import summary
 from podembed.orchestrator.driver.console import ConsoleReporter
 from podembed.orchestrator.events.reporter import tell
+from podembed.orchestrator.prediction.report import render_comparison
 from podembed.orchestrator.run.finished import finished
 from podembed.orchestrator.run.policy_record import policies_to_keep
 from podembed.orchestrator.run.run import OpenRun
@@ -44,18 +44,8 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
     is_whole = result.stopped_by is None and result.step >= run.total_steps
     seconds = time.monotonic() - started
     show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
-    # A short run says little, and one whose hosts changed had no one setting to compare with.
-    if not (result.is_short or scaling.is_range or result.changes):
-        text = comparison(
-            run.job,
-            run.job_for_workers,
-            run.train_index,
-            found=planned(run, run.newest_commit(), num_hosts=scaling.least_hosts),
-            phase_s=result.phase_s,
-            num_steps=result.num_samples / run.job.batch_size,
-        )
-        if text is not None:
-            reporter.notice(f"\n{text}")
+    if result.prediction is not None:
+        reporter.notice(f"\n{render_comparison(result.prediction)}")
     return EXIT_STOPPED if result.stopped_by else 0
 
 

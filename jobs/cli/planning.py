@@ -39,8 +39,15 @@ def plan(command: Plan) -> int:
         reference = job_reference(job_name, command.set, plan_arguments(job_name, command.data))
         job = reference.resolve()
         check_hosts(job, scaling)
-        index = index_at_hand(job)
-        show(command, job, reference, index, plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index))
+        index, problem = index_at_hand(job)
+        show(
+            command,
+            job,
+            reference,
+            index,
+            plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index),
+            problem=problem,
+        )
         return 0
     if command.job or command.data or command.set:
         raise ConfigurationError(

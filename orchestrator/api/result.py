@@ -132,6 +132,34 @@ class HostsChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The steps of a run as they were predicted and as they were measured. Phases are those of host 0.
+
+    Attributes:
+      step_s: predicted seconds of a step.
+      phase_s: predicted seconds of each phase in a step.
+      measured_step_s: of the median window of steps.
+      measured_phase_s: means over all steps.
+    """
+
+    step_s: float
+    phase_s: Mapping[str, float]
+    measured_step_s: float
+    measured_phase_s: Mapping[str, float]
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, less 1: 0.1 is a tenth too long."""
+        return self.step_s / self.measured_step_s - 1
+
+    @property
+    def phases_off(self) -> Mapping[str, float]:
+        """The same of each phase that took time."""
+        found = {name: (self.phase_s.get(name, 0.0), spent) for name, spent in self.measured_phase_s.items()}
+        return {name: expected / spent - 1 for name, (expected, spent) in found.items() if spent > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How a run ended.
 
@@ -153,6 +181,8 @@ class Result:
       stopped_by: None when all steps are done, else the reason.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
+      prediction: predicted and measured steps side by side. None where this machine has no constants (`podembed
+        calibrate`), where the job has no name, and where the call was short, stopped or changed its hosts.
     """
 
     path: str
@@ -172,6 +202,7 @@ class Result:
     trained_s: float = 0.0
     median_samples_per_s: float = 0.0
     num_windows: int = 0
+    prediction: Prediction | None = None
 
     @property
     def is_short(self) -> bool:

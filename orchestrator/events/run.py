@@ -59,6 +59,13 @@ class FilesInOrder(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotPredicted(Event):
+    """The run has ended, and its steps cannot be compared with a prediction although this machine has constants."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted(Event):
     """A generation runs, and no fault came before it. After a fault `Recovered` says so.
 

@@ -71,6 +71,7 @@ _TEMPLATES: dict[type[Event], str] = {
     run.DriverBegan: "a driver begins",
     run.RunOpened: "run folder {url}",
     run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
+    run.NotPredicted: "not compared with a prediction: {reason}",
     run.GenerationLost: "fault: {cause}",
     run.GenerationEnded: "generation {generation} ends for other hosts: {reason}",
     run.SurvivorsDropped: "the hosts that lived on are ended and all processes are started anew: {reason}",

@@ -52,6 +52,7 @@ class TableDemand:
       owner: the host that has all of it; None where it is cut.
       num_features: that look up in it.
       num_divided: of these, those whose combiner divides.
+      must_travel: its rows go to the samples as they are, whatever else would be faster.
     """
 
     spec: TableSpec
@@ -60,6 +61,7 @@ class TableDemand:
     num_features: int
     num_divided: int
     profile: TableProfile
+    must_travel: bool = False
 
     def traffic(self, setting: Setting) -> TableTraffic:
         """What one step asks of it."""

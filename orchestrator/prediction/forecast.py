@@ -9,12 +9,13 @@ from podembed.embedding.costs.profile import TableProfile
 from podembed.embedding.costs.work import TableWay
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.table_plan import Plan, PlannedTable
+from podembed.orchestrator.prediction.choices import Choice, TableChoice, setting_choices, table_choices
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand, traffic_of
 from podembed.orchestrator.prediction.memory import HostMemory, host_memory
 from podembed.orchestrator.prediction.step import PredictedStep, predict
 from podembed.workers.calibration.record import Calibration
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import feature_bindings
+from podembed.workers.job.tables import feature_bindings, needs_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +24,16 @@ class Forecast:
 
     Attributes:
       step: as it is declared.
-      others: what would change, and the step then.
+      choices: overlap, staleness and the wire's type, with what each alternative would take.
+      tables: the way of each table, with what the others would cost.
+      others: other numbers of hosts, and the step then.
       memory: of the host that holds most.
       is_measured: whether all tables' data was looked at.
     """
 
     step: PredictedStep
+    choices: tuple[Choice, ...]
+    tables: tuple[TableChoice, ...]
     others: tuple[tuple[str, PredictedStep], ...]
     memory: HostMemory
     is_measured: bool
@@ -52,14 +57,15 @@ def forecast(
       undo_share: of the run's settings.
     """
 
+    declared = plan(setting.num_hosts)
+    here = demands(job, declared, profiles)
+
     def step(one: Setting) -> PredictedStep:
-        tables = demands(job, plan(one.num_hosts), profiles)
+        tables = here if one.num_hosts == setting.num_hosts else demands(job, plan(one.num_hosts), profiles)
         return predict(tables, one, calibration=calibration, dense=dense)
 
-    declared = plan(setting.num_hosts)
-    traffic = traffic_of(demands(job, declared, profiles), setting)
     memory = host_memory(
-        traffic,
+        traffic_of(here, setting),
         shard_bytes=max(host.shard_bytes for host in declared.hosts),
         num_hosts=setting.num_hosts,
         undo_share=undo_share,
@@ -67,27 +73,22 @@ def forecast(
     )
     return Forecast(
         step=step(setting),
-        others=tuple((name, step(one)) for name, one in _alternatives(setting, most_hosts=job.num_lanes)),
+        choices=setting_choices(setting, step),
+        tables=table_choices(here, setting, whys=[table.why for table in declared.tables], calibration=calibration),
+        others=tuple((name, step(one)) for name, one in _other_hosts(setting, most_hosts=job.num_lanes)),
         memory=memory,
         is_measured=all(profile.is_measured for profile in profiles),
     )
 
 
-def _alternatives(setting: Setting, *, most_hosts: int) -> list[tuple[str, Setting]]:
-    """What could be changed, in words, and the setting then."""
+def _other_hosts(setting: Setting, *, most_hosts: int) -> list[tuple[str, Setting]]:
+    """Half as many, one more and twice as many, as far as the job has lanes for them."""
     hosts = setting.num_hosts
-    found = [
+    return [
         (plural(count, "host"), replace(setting, num_hosts=count))
         for count in dict.fromkeys((hosts // 2, hosts + 1, 2 * hosts))
         if 1 <= count <= most_hosts and count != hosts
     ]
-    if not setting.staleness:
-        found.append(("staleness 1", replace(setting, staleness=1)))
-        if setting.overlap is not None:
-            found.append(("overlap where it pays", replace(setting, overlap=None)))
-    if setting.wire_bytes == 4 and hosts > 1:
-        found.append(("bfloat16 on the wire", replace(setting, wire_bytes=2)))
-    return found
 
 
 def setting_of(job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_files: bool) -> Setting:
@@ -106,7 +107,7 @@ def setting_of(job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_fi
 def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> list[TableDemand]:
     """The tables of a job as a plan places them."""
     bindings = feature_bindings(job)
-    divided = [0] * len(job.tables)
+    divided, travels = [0] * len(job.tables), needs_rows(job)
     for feature in bindings:
         divided[feature.table] += feature.combiner != "sum"
     return [
@@ -117,6 +118,7 @@ def demands(job: JobConfig, plan: Plan, profiles: Sequence[TableProfile]) -> lis
             num_features=table.num_features,
             num_divided=divided[at],
             profile=profile,
+            must_travel=travels[at],
         )
         for at, (table, profile) in enumerate(zip(plan.tables, profiles, strict=True))
     ]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from podembed.embedding.costs.profile import HOT_ROWS, TableProfile
+from podembed.embedding.costs.work import TableWay
+from podembed.orchestrator.api.result import Prediction
 from podembed.orchestrator.api.text import columns, format_bytes, printable
+from podembed.orchestrator.prediction.choices import TableChoice, WayCost
 from podembed.orchestrator.prediction.forecast import Forecast
-from podembed.orchestrator.prediction.step import PredictedStep
 
 _LEAST_SHARE = 0.005
+_LEAST_COMPARED = 0.02
 _FASTER = 1.02
+_CHEAPER = 1.1
+_MOST_LINES = 40
 
 
 def render_forecast(found: Forecast) -> str:
@@ -34,6 +39,8 @@ def render_forecast(found: Forecast) -> str:
         columns(rows),
         f"predicted: {step.samples_per_s:,.0f} samples/s; a host sends {format_bytes(step.sent_bytes)} a step",
         columns([("memory of the fullest host", ""), *((name, format_bytes(size)) for name, size in held)]),
+        _choices(found),
+        _ways(found.tables),
         _faster(found),
     ]
     if not found.is_measured:
@@ -41,11 +48,53 @@ def render_forecast(found: Forecast) -> str:
     return printable("\n\n".join(parts))
 
 
+def _choices(found: Forecast) -> str:
+    """Overlap, staleness and the wire's type, each with what its alternatives would take."""
+    rows = [("choice", "", "predicted ms of a step", "why")]
+    for choice in found.choices:
+        steps = ", ".join(f"{name} {1e3 * step.step_s:.2f}" for name, step in choice.steps)
+        rows.append((choice.name, choice.chosen, steps, choice.why))
+    return columns(rows)
+
+
+def _ways(tables: Sequence[TableChoice]) -> str:
+    """The way of each table and what the others would cost, the most expensive table first. Alike ones share a line."""
+    rows: list[tuple[str, ...]] = [("table", "way", *(f"{way} ms" for way in TableWay), "sends", "why", "cheaper")]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for table in sorted(tables, key=lambda table: -table.cost.host_s):
+        costs = dict(table.costs)
+        cheapest = table.cheapest
+        is_better = costs[cheapest].host_s * _CHEAPER < table.cost.host_s
+        cells = (
+            str(table.way),
+            *(_cost(costs.get(way)) for way in TableWay),
+            format_bytes(table.cost.sent_bytes),
+            table.why,
+            str(cheapest) if is_better else "-",
+        )
+        alike.setdefault(cells, []).append(table.name)
+    for cells, names in list(alike.items())[:_MOST_LINES]:
+        rows.append((names[0] if len(names) == 1 else f"{len(names)} tables: {names[0]} ... {names[-1]}", *cells))
+    more = sum(len(names) for names in list(alike.values())[_MOST_LINES:])
+    note = "ms: of a host in the mean, for lookup, update and messages of the table; in brackets its owner"
+    return columns(rows) + (f"\n  ... {more} more tables" if more else "") + f"\n{note}"
+
+
+def _cost(cost: WayCost | None) -> str:
+    if cost is None:
+        return "-"
+    owner = "" if cost.owner_s is None else f" ({1e3 * cost.owner_s:.3f})"
+    return f"{1e3 * cost.host_s:.3f}{owner}"
+
+
 def _faster(found: Forecast) -> str:
     """Every other setting with its step, the fastest first."""
     declared = found.step.step_s
     rows = [("with", "predicted ms", "samples/s", "against the plan")]
-    for name, step in sorted(found.others, key=lambda other: other[1].step_s):
+    others = list(found.others)
+    for choice in found.choices:
+        others += [(f"{choice.name} {name}", step) for name, step in choice.steps if name != choice.chosen]
+    for name, step in sorted(others, key=lambda other: other[1].step_s):
         ratio = declared / step.step_s if step.step_s else 1.0
         verdict = f"{ratio:.2f} x as fast" if ratio >= _FASTER or ratio <= 1 / _FASTER else "the same"
         rows.append((name, f"{1e3 * step.step_s:.2f}", f"{step.samples_per_s:,.0f}", verdict))
@@ -70,20 +119,15 @@ def render_profiles(names: Sequence[str], profiles: Sequence[TableProfile], *, m
     return printable(columns(rows) + more)
 
 
-def render_comparison(predicted: PredictedStep, measured_s: Mapping[str, float]) -> str:
-    """Predicted and measured side by side, by phase.
-
-    Args:
-      measured_s: seconds a step of each phase on host 0.
-    """
-    total = sum(measured_s.values())
+def render_comparison(found: Prediction) -> str:
+    """Predicted and measured side by side, by phase."""
+    longest_s = max(found.step_s, found.measured_step_s)
     rows = [("phase of a step", "predicted ms", "measured ms", "off by")]
-    by_name = {str(phase): seconds for phase, seconds in predicted.phase_s.items()}
-    for name in dict.fromkeys((*by_name, *map(str, measured_s))):
-        expected, found = by_name.get(name, 0.0), measured_s.get(name, 0.0)
-        if max(expected, found) >= 0.02 * max(total, predicted.step_s):
-            rows.append(_pair(name, expected, found))
-    rows.append(_pair("all", predicted.step_s, total))
+    for name in dict.fromkeys((*found.phase_s, *found.measured_phase_s)):
+        expected, spent = found.phase_s.get(name, 0.0), found.measured_phase_s.get(name, 0.0)
+        if max(expected, spent) >= _LEAST_COMPARED * longest_s:
+            rows.append(_pair(name, expected, spent))
+    rows.append(_pair("all", found.step_s, found.measured_step_s))
     return printable(columns(rows))
 
 

@@ -117,27 +117,40 @@ def _is_worthwhile(traffic: Sequence[TableTraffic], setting: Setting, *, of_rows
     return sum(free) > 0 and sum(free) >= MIN_PREFETCH_SHARE * sum(floats)
 
 
+def _bytes_of(traffic: Sequence[TableTraffic], setting: Setting) -> tuple[float, float, float]:
+    """Bytes of ids, of pooled vectors one way, and of rows one way, that a host sends in the mean."""
+    hosts = setting.num_hosts
+    others = 1 - 1 / hosts
+    pooled = [table for table in traffic if table.way is not TableWay.ROWS]
+    rows = [table for table in traffic if table.way is TableWay.ROWS]
+    ids = others * sum(
+        _ROW_BYTES * table.ids + _SPLIT_BYTES * table.bags * (hosts if table.way is TableWay.PARTIAL else 1)
+        for table in pooled
+    ) + others * sum(_ID_BYTES * table.host_rows for table in rows)
+    # Hosts of one machine find pooled vectors where they are needed.
+    width = 0 if setting.is_one_machine else setting.wire_bytes
+    vectors = width * sum(
+        table.bags * table.dim * ((hosts - 1) if table.way is TableWay.PARTIAL else others) for table in pooled
+    )
+    return ids, vectors, setting.wire_bytes * others * sum(table.host_rows * table.dim for table in rows)
+
+
+def sent_bytes(traffic: Sequence[TableTraffic], setting: Setting) -> float:
+    """That a host sends in a step, in the mean: ids, and vectors and rows both ways."""
+    ids, vectors, rows = _bytes_of(traffic, setting)
+    return ids + 2 * vectors + 2 * rows
+
+
 class _Wire:
     """Seconds of the exchanges, and bytes that a host sends in them."""
 
     def __init__(self, traffic: Sequence[TableTraffic], setting: Setting, calibration: Calibration) -> None:
         self._setting, self._calibration = setting, calibration
-        hosts = setting.num_hosts
-        others = 1 - 1 / hosts
         self.ids = sum(table.ids for table in traffic)
         pooled = [table for table in traffic if table.way is not TableWay.ROWS]
         rows = [table for table in traffic if table.way is TableWay.ROWS]
         self.has_pooled, self.row_exchanges = bool(pooled), len({table.dim for table in rows})
-        self.id_bytes = others * sum(
-            _ROW_BYTES * table.ids + _SPLIT_BYTES * table.bags * (hosts if table.way is TableWay.PARTIAL else 1)
-            for table in pooled
-        ) + others * sum(_ID_BYTES * table.host_rows for table in rows)
-        # Hosts of one machine find pooled vectors where they are needed.
-        width = 0 if setting.is_one_machine else setting.wire_bytes
-        self.vector_bytes = width * sum(
-            table.bags * table.dim * ((hosts - 1) if table.way is TableWay.PARTIAL else others) for table in pooled
-        )
-        self.row_bytes = setting.wire_bytes * others * sum(table.host_rows * table.dim for table in rows)
+        self.id_bytes, self.vector_bytes, self.row_bytes = _bytes_of(traffic, setting)
         self._free_vectors, self._free_rows = (_mean_share(part) for part in (pooled, rows))
 
     def exchange(self, num_bytes: float, *, count: int = 1) -> float:

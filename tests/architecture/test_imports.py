@@ -45,7 +45,7 @@ NOT_IN_EMBEDDING = {
     "time",
 }
 READS_ENVIRONMENT = {
-    "jobs/cli/calibrating.py",
+    "orchestrator/prediction/dense_half.py",
     "jobs/chaos/command.py",
     "jobs/cli/main.py",
     "jobs/search_path.py",

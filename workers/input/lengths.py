@@ -39,15 +39,18 @@ def _length(data: InputData, source: IdColumn, index: InputIndex | None) -> floa
     return sum(count * length for count, length in found if length is not None) / rows if rows else None
 
 
-def index_at_hand(job: JobConfig) -> InputIndex | None:
-    """The index of files with footers on this machine, whose footers say how long bags are; None where there are none.
+def index_at_hand(job: JobConfig) -> tuple[InputIndex | None, str | None]:
+    """The index of files with footers on this machine, whose footers say how long bags are.
 
     Other data is not looked at: a store may be away, and a CSV file would have to be read.
+
+    Returns:
+      The index and None; or None, and what is wrong with the files if they were looked at.
     """
     data = job.resolved_data
     if not data.has_footers or isinstance(data, ReaderSource) or any("://" in path for path in data.paths):
-        return None
+        return None, None
     try:
-        return build_index(data)
-    except InputError:
-        return None
+        return build_index(data), None
+    except InputError as error:
+        return None, str(error)

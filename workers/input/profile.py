@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +22,19 @@ from podembed.workers.job.tables import feature_bindings
 MAX_SAMPLES = 1 << 15
 """Of a batch, more are not looked at; what more of them name follows from the curve."""
 _HALVINGS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilesAtHand:
+    """What is known of the data of each table.
+
+    Attributes:
+      why_assumed: what kept the files from being read, with their names; None where they were read, and where there are
+        none.
+    """
+
+    tables: tuple[TableProfile, ...]
+    why_assumed: str | None = None
 
 
 def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
@@ -49,14 +63,16 @@ def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
     return profiles_of(job, batches)
 
 
-def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> list[TableProfile]:
+def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> ProfilesAtHand:
     """Per table of the job, measured where the files can be read here, else assumed from lengths."""
+    why = None
     if index is not None:
         try:
-            return measure_profile(job, index)
-        except (InputError, OSError):
-            pass  # as for files that are away: the plan of the tables needs none
-    return assumed_profiles(job, bag_lengths(job, index))
+            return ProfilesAtHand(tables=tuple(measure_profile(job, index)))
+        except (InputError, OSError) as error:
+            # A plan of the tables needs no data, so it goes on and says what is missing.
+            why = str(error)
+    return ProfilesAtHand(tables=tuple(assumed_profiles(job, bag_lengths(job, index))), why_assumed=why)
 
 
 def assumed_profiles(job: JobConfig, lengths: Sequence[float | None]) -> list[TableProfile]:

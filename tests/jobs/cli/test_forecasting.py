@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from podembed.jobs.cli.forecasting import comparison
-from podembed.orchestrator.decisions.table_plan import plan as plan_tables
 from podembed.workers.calibration.record import this_machine, write_calibration
 from podembed.workers.input.index import build_index
-from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 from tests.jobs.cli.test_main import run
 from tests.workers.calibration.constants import CALIBRATION
@@ -51,22 +49,21 @@ def test_damaged_constants_are_refused(small_data: str, constants: Path) -> None
     assert "Measure again with podembed calibrate" in err
 
 
-def test_the_phases_of_a_run_stand_beside_the_predicted_ones(small_data: str, constants: Path) -> None:
-    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data})
-    job = reference.resolve()
-    index = build_index(job.resolved_data)
-    found = plan_tables(job, num_hosts=1, index=index)
+def test_a_damaged_data_file_is_named(small_data: str, constants: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(small_data, folder)
+    job = JobReference(function="tests.small_job:small_job", arguments={"folder": str(folder)}).resolve()
 
-    def compared(path: Path, named: JobReference | JobConfig = reference) -> str | None:
-        return comparison(
-            job, named, index, found=found, phase_s={"update": 20.0}, num_steps=10.0, calibration_path=path
-        )
-
-    text = compared(constants)
-    assert text is not None
-    (line,) = [line for line in text.splitlines() if line.split()[:1] == ["update"]]
-    assert "2000.00" in line
-    assert compared(constants.with_name("none.json")) is None
-    assert compared(constants, job) is None
-    constants.write_bytes(b"")
-    assert "not compared with a prediction" in (compared(constants) or "")
+    (first, *_) = (Path(file.path) for file in build_index(job.resolved_data).files)
+    data = first.read_bytes()
+    # The footer stays, so only who reads the rows sees the damage.
+    first.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])
+    code, out, err = plan(str(folder), constants, "--hosts", "2")
+    assert (code, err) == (0, "")
+    assert "the data could not be read" in out
+    assert first.name in out
+    assert "ids are taken to be spread evenly" in out
+    first.write_bytes(data[: len(data) // 2])
+    code, out, _ = plan(str(folder), constants, "--hosts", "2")
+    assert code == 0
+    assert first.name in out

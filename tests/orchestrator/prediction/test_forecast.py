@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from podembed.embedding.costs.work import TableWay
+from podembed.orchestrator.api.result import Prediction
 from podembed.orchestrator.decisions.table_plan import plan
+from podembed.orchestrator.prediction.choices import setting_choices
 from podembed.orchestrator.prediction.demand import DenseHalf
 from podembed.orchestrator.prediction.forecast import Forecast, forecast, setting_of
 from podembed.orchestrator.prediction.report import render_comparison, render_forecast, render_profiles
 from podembed.workers.input.profile import assumed_profiles
-from podembed.workers.liveness.progress import Phase
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.calibration.constants import CALIBRATION
 
 
 def found_for(folder: Path, num_hosts: int) -> Forecast:
-    job = small_job(folder=str(folder))
+    # Overlap is open, as where a job says nothing.
+    job = replace(small_job(folder=str(folder)), overlap=None)
     return forecast(
         job,
         setting_of(job, num_hosts=num_hosts, hosts_a_machine=1, reads_files=False),
@@ -29,26 +33,68 @@ def found_for(folder: Path, num_hosts: int) -> Forecast:
     )
 
 
-def test_other_settings_are_predicted_as_if_they_were_declared(tmp_path: Path) -> None:
+def test_other_numbers_of_hosts_are_predicted_as_if_they_were_declared(tmp_path: Path) -> None:
     found = found_for(tmp_path, 2)
     others = dict(found.others)
-    assert {"1 host", "3 hosts", "4 hosts", "staleness 1", "overlap where it pays", "bfloat16 on the wire"} == set(
-        others
-    )
+    assert {"1 host", "3 hosts", "4 hosts"} == set(others)
     assert others["3 hosts"] == found_for(tmp_path, 3).step
     assert found.step.setting.num_hosts == 2
     assert not found.is_measured
 
 
-def test_overlap_that_is_measured_is_predicted_as_the_faster_way(tmp_path: Path) -> None:
-    declared = found_for(tmp_path, 2)
-    auto = dict(declared.others)["overlap where it pays"]
-    assert auto.setting.overlap in (True, False)
-    assert auto.step_s <= declared.step.step_s
+def test_every_part_of_a_setting_is_chosen_with_its_alternatives(tmp_path: Path) -> None:
+    found = found_for(tmp_path, 2)
+    choices = {choice.name: choice for choice in found.choices}
+    assert {name: choice.chosen for name, choice in choices.items() if name != "overlap"} == {
+        "staleness": "0",
+        "wire_dtype": "float32",
+    }
+    assert {name: [alternative for alternative, _ in choice.steps] for name, choice in choices.items()} == {
+        "overlap": ["off", "on"],
+        "staleness": ["0", "1"],
+        "wire_dtype": ["float32", "bfloat16"],
+    }
+    for choice in found.choices:
+        assert dict(choice.steps)[choice.chosen].step_s == found.step.step_s
+    overlap = dict(choices["overlap"].steps)
+    assert found.step.step_s == min(step.step_s for step in overlap.values())
+    assert choices["overlap"].why.startswith("auto: ")
+    assert "wire_dtype" not in {choice.name for choice in found_for(tmp_path, 1).choices}
+
+
+def test_what_is_declared_is_not_chosen(tmp_path: Path) -> None:
+    job = small_job(folder=str(tmp_path))
+    setting = setting_of(job, num_hosts=2, hosts_a_machine=1, reads_files=False)
+    found = found_for(tmp_path, 2)
+    for overlap, staleness, chosen, why in [
+        (False, 0, "off", "declared"),
+        (True, 0, "on", "declared"),
+        (None, 1, "on", "with staleness a lookup waits for no update"),
+    ]:
+        declared = replace(setting, overlap=overlap, staleness=staleness)
+        choice = setting_choices(declared, lambda one: replace(found.step, setting=one))[0]
+        assert (choice.chosen, choice.why) == (chosen, why)
+
+
+def test_each_way_of_a_table_has_its_cost(tmp_path: Path) -> None:
+    found = found_for(tmp_path, 2)
+    tables = {table.name: table for table in found.tables}
+    assert set(tables) == {table.spec.name for table in plan(small_job(folder=str(tmp_path)), num_hosts=2).tables}
+    for table in tables.values():
+        costs = dict(table.costs)
+        assert table.way in costs
+        assert table.why
+        assert all(cost.host_s > 0 for cost in costs.values())
+        assert costs[table.cheapest].host_s == min(cost.host_s for cost in costs.values())
+        if TableWay.WHOLE in costs:
+            # An owner does all of what falls to the hosts in the mean, and more.
+            assert (costs[TableWay.WHOLE].owner_s or 0.0) > costs[TableWay.WHOLE].host_s
+    alone = found_for(tmp_path, 1)
+    assert all(len(table.costs) == 1 and table.cost.sent_bytes == 0 for table in alone.tables)
 
 
 def test_no_more_hosts_than_lanes_are_proposed(tmp_path: Path) -> None:
-    found = found_for(tmp_path, NUM_LANES)
+    found = found_for(tmp_path, NUM_LANES - 1)
     assert max(step.setting.num_hosts for _, step in found.others) == NUM_LANES
 
 
@@ -64,7 +110,7 @@ def test_memory_is_that_of_the_fullest_host(tmp_path: Path) -> None:
 
 def test_the_text_has_phases_memory_and_what_is_faster(tmp_path: Path) -> None:
     text = render_forecast(found_for(tmp_path, 2))
-    for words in ("dedup", "undo log, when full", "hash slots", "staleness 1", "spread evenly", "samples/s"):
+    for words in ("dedup", "undo log, when full", "hash slots", "staleness 1", "spread evenly", "samples/s", "auto: "):
         assert words in text
     job = small_job(folder=str(tmp_path))
     profiles = assumed_profiles(job, [3.0] * len(job.features))
@@ -72,10 +118,17 @@ def test_the_text_has_phases_memory_and_what_is_faster(tmp_path: Path) -> None:
     assert "more tables" in render_profiles(job.table_names, profiles, most=1)
 
 
-def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
-    found = found_for(tmp_path, 2).step
-    measured = {Phase.UPDATE: 2 * found.phase_s[Phase.UPDATE], Phase.READ: found.step_s}
-    lines = {line.split("  ")[1]: line for line in render_comparison(found, measured).splitlines()}
+def test_predicted_and_measured_stand_side_by_side() -> None:
+    found = Prediction(
+        step_s=0.003,
+        phase_s={"update": 0.001, "device": 0.002, "split": 1e-5},
+        measured_step_s=0.004,
+        measured_phase_s={"update": 0.002, "read": 0.002, "split": 0.0},
+    )
+    lines = {line.split("  ")[1]: line for line in render_comparison(found).splitlines()}
     assert lines["update"].endswith("-50%")
-    assert "read" in lines
-    assert float(lines["all"].split()[1]) == pytest.approx(1e3 * found.step_s, abs=0.01)
+    assert lines["device"].endswith("-")
+    assert set(lines) == {"phase of a step", "update", "device", "read", "all"}
+    assert lines["all"].split() == ["all", "3.00", "4.00", "-25%"]
+    assert found.off == pytest.approx(-0.25)
+    assert found.phases_off == {"update": pytest.approx(-0.5), "read": -1.0}

@@ -39,8 +39,10 @@ def test_a_footer_says_how_long_lists_are(tmp_path: Path) -> None:
     assert recorded == index
     assert bag_lengths(job, recorded)[0] is None
     assert bag_lengths(job, None) == (None,) * len(names)
-    assert index_at_hand(job) == index
-    assert index_at_hand(replace(job, data=replace(data, paths=f"{tmp_path}/none/*.parquet"))) is None
+    assert index_at_hand(job) == (index, None)
+    found, problem = index_at_hand(replace(job, data=replace(data, paths=f"{tmp_path}/none/*.parquet")))
+    assert found is None
+    assert "none/*.parquet" in (problem or "")
 
 
 def test_a_declaration_may_say_that_there_are_no_lists(tmp_path: Path) -> None:

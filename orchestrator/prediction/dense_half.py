@@ -1,0 +1,63 @@
+"""The dense half of a job, measured in child processes that have the environment of a run's workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from podembed.orchestrator.cluster.worker_environment import worker_environment
+from podembed.orchestrator.prediction.demand import DenseHalf
+from podembed.workers.calibration.measure import MAX_SIDE_BY_SIDE, measure_models
+from podembed.workers.calibration.record import Calibration
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
+
+
+def default_path() -> Path:
+    """Where the constants of this machine lie if nothing else is said."""
+    return Path("~/.podembed/calibration.json").expanduser()
+
+
+def children_environment(threads: int) -> dict[str, str]:
+    """That of a run's workers on this machine, for processes that measure."""
+    environ = dict(os.environ)
+    # Jobs are imported by name, from the folder that the program was called in.
+    places = [os.getcwd(), environ.get("PYTHONPATH", "")]
+    environment = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    return environment | worker_environment("host", resources={}, threads=threads, environ=environment)
+
+
+def dense_half(
+    job: JobConfig,
+    reference: JobReference | None,
+    calibration: Calibration,
+    *,
+    num_hosts: int,
+    num_processes: int,
+) -> DenseHalf:
+    """The job's own training step, measured with a host's samples. Its overhead is that of this machine's device.
+
+    Args:
+      reference: by which a child builds the job; None leaves the dense half out.
+      num_processes: that work side by side on one machine.
+
+    Raises:
+      MeasuringFailed: a child ended without an answer.
+    """
+    if reference is None:
+        return DenseHalf(step_s=0.0, sample_s=0.0)
+    samples = max(1, job.batch_size // num_hosts)
+    (time,) = measure_models(
+        reference,
+        [samples],
+        num_processes=min(num_processes, MAX_SIDE_BY_SIDE),
+        environment=children_environment(calibration.threads),
+    )
+    step_s = min(time.step_s, calibration.dense_for(num_processes).step_s)
+    sample_s = (time.step_s - step_s) / samples
+    return DenseHalf(step_s=step_s, sample_s=sample_s, gradient_bytes=time.gradient_bytes)
+
+
+def hosts_together(num_hosts: int, cpus: int) -> int:
+    """Hosts a machine, where nothing else is said: all of them if it has as many processors, else one."""
+    return num_hosts if num_hosts <= cpus else 1

@@ -1,0 +1,85 @@
+"""Predicted beside measured, when a run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from podembed.orchestrator.api.config import ScalingConfig
+from podembed.orchestrator.api.result import Prediction, Result
+from podembed.orchestrator.decisions.table_plan import plan
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.run import NotPredicted
+from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
+from podembed.orchestrator.prediction.forecast import demands, setting_of
+from podembed.orchestrator.prediction.step import predict
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.calibration.record import CalibrationError, read_calibration, this_machine
+from podembed.workers.input.profile import profiles_at_hand
+
+
+def with_prediction(run: OpenRun, result: Result, scaling: ScalingConfig, *, emit: Callable[[Event], None]) -> Result:
+    """The result with its steps compared to a prediction, where that is possible. As `prediction_of`."""
+    try:
+        return replace(result, prediction=prediction_of(run, result, scaling))
+    except (CalibrationError, OSError) as error:
+        # The run ended well; constants that are of no use do not turn that into an error.
+        emit(NotPredicted(reason=str(error)))
+        return result
+
+
+def prediction_of(
+    run: OpenRun,
+    result: Result,
+    scaling: ScalingConfig,
+    *,
+    calibration_path: Path | None = None,
+) -> Prediction | None:
+    """What the steps of a run should have taken, and what they took.
+
+    Args:
+      calibration_path: None for the default.
+
+    Returns:
+      None where this machine has no constants, or the run nothing to compare. A short run says little, and one whose
+      hosts changed had no one setting. One that was stopped may have to end soon. A job without a name cannot be built
+      where its dense half is measured.
+
+    Raises:
+      CalibrationError: constants cannot be used, or a child failed.
+      OSError: they cannot be read.
+    """
+    is_comparable = not (result.is_short or result.changes or result.stopped_by or scaling.is_range)
+    if not is_comparable or run.reference is None or not result.median_samples_per_s:
+        return None
+    calibration = read_calibration(calibration_path or default_path(), this_machine())
+    if calibration is None:
+        return None
+    job, num_hosts, cpus = run.job, scaling.least_hosts, calibration.machine.cpus
+    base = run.newest_commit()
+    found = plan(
+        job,
+        num_hosts=num_hosts,
+        table_buckets=run.table_buckets,
+        previous=base.placement if base else None,
+        index=run.train_index,
+    )
+    together = hosts_together(num_hosts, cpus)
+    setting = setting_of(job, num_hosts=num_hosts, hosts_a_machine=together, reads_files=True)
+    dense = dense_half(
+        job,
+        run.reference,
+        calibration,
+        num_hosts=num_hosts,
+        num_processes=min(together, cpus),
+    )
+    profiles = profiles_at_hand(job, run.train_index).tables
+    step = predict(demands(job, found, profiles), setting, calibration=calibration, dense=dense)
+    num_steps = result.num_samples / job.batch_size
+    return Prediction(
+        step_s=step.step_s,
+        phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
+        measured_step_s=job.batch_size / result.median_samples_per_s,
+        measured_phase_s={str(phase): seconds / num_steps for phase, seconds in result.phase_s.items()},
+    )

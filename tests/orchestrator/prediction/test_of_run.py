@@ -1,0 +1,85 @@
+"""A run that ended, beside what was predicted for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.run import NotPredicted
+from podembed.orchestrator.prediction.of_run import prediction_of, with_prediction
+from podembed.orchestrator.run.finished import untrained
+from podembed.orchestrator.run.opening import create_run
+from podembed.orchestrator.run.run import OpenRun
+from podembed.workers.calibration.record import this_machine, write_calibration
+from podembed.workers.job.reference import JobReference
+from tests.small_job import BATCH_SIZE
+from tests.workers.calibration.constants import CALIBRATION
+
+ONE = ScalingConfig(num_hosts=1)
+
+
+@pytest.fixture
+def run(small_data: str, tmp_path: Path) -> OpenRun:
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data})
+    return create_run(str(tmp_path / "run"), reference.resolve(), reference)
+
+
+@pytest.fixture
+def result(run: OpenRun) -> Result:
+    """Of ten steps of 20 ms, all of it in the update."""
+    empty = untrained(run, RunConfig(), None)
+    return replace(
+        empty,
+        num_samples=10 * BATCH_SIZE,
+        trained_s=100.0,
+        num_windows=100,
+        median_samples_per_s=BATCH_SIZE / 0.02,
+        phase_s={"update": 0.2},
+    )
+
+
+@pytest.fixture
+def constants(tmp_path: Path) -> Path:
+    path = tmp_path / "constants.json"
+    write_calibration(path, replace(CALIBRATION, machine=this_machine()))
+    return path
+
+
+def test_phases_stand_beside_those_that_were_predicted(run: OpenRun, result: Result, constants: Path) -> None:
+    found = prediction_of(run, result, ONE, calibration_path=constants)
+    assert found is not None
+    assert found.measured_step_s == pytest.approx(0.02)
+    assert found.measured_phase_s == {"update": pytest.approx(0.02)}
+    assert found.phase_s["update"] > 0
+    assert found.step_s >= found.phase_s["update"]
+    assert found.phases_off["update"] == pytest.approx(found.phase_s["update"] / 0.02 - 1)
+
+
+def test_what_has_no_one_setting_is_not_compared(run: OpenRun, result: Result, constants: Path) -> None:
+    def is_compared(run: OpenRun, result: Result, scaling: ScalingConfig = ONE, path: Path = constants) -> bool:
+        return prediction_of(run, result, scaling, calibration_path=path) is not None
+
+    assert not is_compared(run, result, path=constants.with_name("none.json"))
+    assert not is_compared(replace(run, reference=None), result)
+    assert not is_compared(run, replace(result, num_windows=1))
+    assert not is_compared(run, replace(result, stopped_by="SIGTERM"))
+    assert not is_compared(run, result, ScalingConfig(num_hosts=(1, 2)))
+
+
+def test_constants_of_no_use_end_no_run_in_an_error(
+    run: OpenRun, result: Result, constants: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    monkeypatch.setenv("HOME", str(constants.parent))
+    path = constants.parent / ".podembed" / "calibration.json"
+    path.parent.mkdir()
+    path.write_bytes(b"{")
+    assert with_prediction(run, result, ONE, emit=told.append) is result
+    (event,) = told
+    assert isinstance(event, NotPredicted)
+    assert str(path) in event.reason
