@@ -62,6 +62,7 @@ _INSIDE = "PODEMBED_BENCHMARK_INSIDE_NETWORK"
 _SHOWN = (
     "bench",
     "hosts",
+    "threads",
     "resources",
     "emb_opt",
     "placement",
@@ -189,7 +190,7 @@ def start_group(
     from podembed.workers.host.spec import HostReady, HostSpec
     from podembed.workers.job.tables import choose_buckets
 
-    job, num_hosts = reference.resolve(), arguments.hosts
+    job, num_hosts, threads = reference.resolve(), arguments.hosts, getattr(arguments, "threads", 1)
     buckets = choose_buckets(job)
     num_rows = NUM_BATCHES * job.batch_size
     file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(num_rows,))
@@ -217,6 +218,7 @@ def start_group(
             shares_memory=shares_memory,
             tracks_changes=tracks_changes,
             lease_timeout_s=SILENCE_S,
+            threads=threads,
         )
         for host in range(num_hosts)
     ]
@@ -233,10 +235,11 @@ def start_group(
             start_timeout_s=300.0,
             step_timeout_s=120.0,
             lease_timeout_s=SILENCE_S,
+            threads=threads,
         )
 
     resources = parse_resources(getattr(arguments, "resources", ()))
-    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=1, resources_per_host=resources)
+    scaling = ScalingConfig(num_hosts=num_hosts, threads_per_host=threads, resources_per_host=resources)
     backend = RayBackend(scaling, lambda event: print(sentence(event), file=sys.stderr))
     group = WorkerGroup.start(backend, hosts, device, deadlines=Deadlines(), on_poll=lambda: None)
     try:
@@ -301,6 +304,7 @@ def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A"
     """The options of what is trained, and where."""
     parser.add_argument("--bench", default="A", choices=names)
     parser.add_argument("--hosts", type=int, default=2, help="each is a host process and a device process")
+    parser.add_argument("--threads", type=int, default=1, help="of each of the two processes of a host")
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     parser.add_argument(

@@ -1,11 +1,10 @@
-"""Lookup and update alone, on one thread: what an embedding step costs without input, dense half and network. Prints
-one JSON line.
+"""Lookup and update alone: what an embedding step costs without input, dense half and network. Prints one JSON line.
 
     python benchmarks/engine.py --bench A --emb-opt rowwise
 
 One host holds all tables of the workload. `request` finds rows, `group` sorts the batch by row, `pool` writes
 activations, and `update` sums gradients and applies the optimizer. Times are medians over the batches, which take
-turns.
+turns. With one thread the rate is that of its CPU time, with several that of wall time.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ from podembed.embedding.optimizers import Adagrad, RowWiseAdagrad  # noqa: E402
 from podembed.embedding.ragged import Ragged  # noqa: E402
 from podembed.embedding.table.table import Table  # noqa: E402
 from podembed.embedding.table_spec import TableSpec  # noqa: E402
+from podembed.workers.crew import ThreadCrew  # noqa: E402
 
 NUM_BATCHES = 8
 
 
-def build(shape: Workload, emb_opt: str) -> tuple[PooledLookup, ActivationLayout]:
+def build(shape: Workload, emb_opt: str, threads: int) -> tuple[PooledLookup, ActivationLayout]:
     """All tables on one host, with the workload's first values in the order of the ids."""
     rate, epsilon = shape.learning_rate, shape.epsilon
     rule = RowWiseAdagrad(rate, epsilon=epsilon) if emb_opt == "rowwise" else Adagrad(rate, 0.0, epsilon=epsilon)
@@ -53,13 +53,14 @@ def build(shape: Workload, emb_opt: str) -> tuple[PooledLookup, ActivationLayout
     layout = ActivationLayout(
         num_samples=shape.batch_size, widths=(shape.dim,) * len(tables), owners=(0,) * len(tables)
     )
-    return PooledLookup(tables, features, layout, host=0, num_hosts=1), layout
+    return PooledLookup(tables, features, layout, host=0, num_hosts=1, crew=ThreadCrew(threads)), layout
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", default="A", choices=["A", "B", "tiny"])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     arguments = parser.parse_args()
     measuring.tune_allocator()
@@ -68,37 +69,42 @@ def main() -> None:
     steps = [
         {f"f{at:02d}": Ragged.of_dense(ids[step]) for at, ids in enumerate(batches.ids)} for step in range(NUM_BATCHES)
     ]
-    lookup, layout = build(shape, arguments.emb_opt)
+    lookup, layout = build(shape, arguments.emb_opt, arguments.threads)
     activations, gradients = aligned_empty((layout.num_floats,)), aligned_empty((layout.num_floats,))
     gradients[:] = np.random.default_rng(0).standard_normal(layout.num_floats, dtype=np.float32) * 1e-3
     activation_blocks, gradient_blocks = layout.blocks(activations), layout.blocks(gradients)
     rates = [shape.learning_rate] * shape.num_tables
+    # The CPU time of one thread leaves out what other programs take.
+    now = time.thread_time if arguments.threads == 1 else time.perf_counter
     parts: dict[str, list[float]] = {"request": [], "group": [], "pool": [], "update": []}
     stop = time.perf_counter() + arguments.seconds
     number = 0
+    cpu_s = 0.0
     while time.perf_counter() < stop or number < 2 * NUM_BATCHES:
-        clock = [time.thread_time()]
+        before_s = time.process_time()
+        clock = [now()]
         request = lookup.request(steps[number % NUM_BATCHES])
-        clock.append(time.thread_time())
+        clock.append(now())
         lookup.accept(request, [np.empty(0, np.int64)])
         lookup.group(request, gradient_blocks)
-        clock.append(time.thread_time())
+        clock.append(now())
         lookup.pool_own(request, activation_blocks)
-        clock.append(time.thread_time())
+        clock.append(now())
         lookup.update(request, gradient_blocks, rates)
-        clock.append(time.thread_time())
+        clock.append(now())
         number += 1
         # The first steps compile, and touch memory for the first time.
         if number > NUM_BATCHES:
+            cpu_s += time.process_time() - before_s
             for part, seconds in zip(parts, np.diff(clock), strict=True):
                 parts[part].append(1e3 * seconds)
     found = {part: round(float(np.median(values)), 2) for part, values in parts.items()}
     total = float(np.median(np.sum(list(parts.values()), axis=0)))
-    line = {"benchmark": "engine", "bench": arguments.bench, "emb_opt": arguments.emb_opt, "cpu_ms": round(total, 2)}
+    line = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "threads")}
     rate = round(shape.batch_size / total * 1e3, 0)
-    # One thread that waits for no other: its wall time differs from its CPU time only by what other programs take.
-    rates = {"samples_per_s": rate, "samples_per_cpu_s": rate}
-    print(json.dumps({**line, "parts_cpu_ms": found, **rates, "load1": os.getloadavg()[0]}))
+    per_cpu = rate if arguments.threads == 1 else round(shape.batch_size * len(parts["pool"]) / cpu_s, 0)
+    times = {"ms": round(total, 2), "parts_ms": found, "samples_per_s": rate, "samples_per_cpu_s": per_cpu}
+    print(json.dumps({"benchmark": "engine", **line, **times, "load1": os.getloadavg()[0]}))
 
 
 if __name__ == "__main__":

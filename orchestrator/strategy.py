@@ -43,7 +43,8 @@ class PodStrategy(CrossReplica):
       seed: of the first values of the rows.
       resources_per_host: Ray resources reserved for each host; None takes an even part of the cluster's CPUs, at most
         one.
-      threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
+      threads_per_host: threads of a host's kernels and of its CPU device. None is one for the kernels and the
+        library's own choice for the device.
       start_timeout_s: for processes to start and join.
       step_timeout_s: longest wait of a host for its peers within a call.
       run_timeout_s: longest time that a function may run.

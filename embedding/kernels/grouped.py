@@ -13,6 +13,9 @@ from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
+FLOATS_PER_ENTRY = 16
+"""What grouping an entry takes, as floats that pooling reads in the same time."""
+
 _AHEAD = 16
 
 

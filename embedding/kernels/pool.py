@@ -119,6 +119,7 @@ def pool(
     *,
     bags: np.ndarray | None = None,
     is_packed: bool = False,
+    streams: bool | None = None,
 ) -> None:
     """Combines the rows of each bag into one vector.
 
@@ -135,6 +136,7 @@ def pool(
       bags: int64, those to combine; None for all. The others' vectors are left alone.
       is_packed: whether the vectors of `bags` are written one after another from the start of `out`, instead of each to
         its place.
+      streams: whether `out` is a part of what `can_stream` allows to write past the caches; None asks it of `out`.
 
     Raises:
       ValueError: shapes or dtypes that do not fit.
@@ -143,7 +145,8 @@ def pool(
     arguments = _bags(index, row_splits, weights, combiner, len(row_splits) - 1 if is_packed else len(out))
     target = matrix_of(out, dim)
     if bags is None:
-        _pool(width_of(dim), dim, matrix_of(rows), *arguments, can_stream(out, dim), target)
+        streams = can_stream(out, dim) if streams is None else streams
+        _pool(width_of(dim), dim, matrix_of(rows), *arguments, streams, target)
         return
     if len(bags) and (bags[0] < 0 or bags[-1] >= len(row_splits) - 1 or len(bags) > len(out)):
         raise ValueError(
@@ -151,7 +154,7 @@ def pool(
             "Expected rising numbers of "
             "bags, and room for them."
         )
-    streams = is_packed and can_stream(out[: len(bags)], dim)
+    streams = is_packed and (can_stream(out[: len(bags)], dim) if streams is None else streams)
     _pool_some(width_of(dim), dim, matrix_of(rows), *arguments, streams, target, plain(bags, np.int64), is_packed)
 
 

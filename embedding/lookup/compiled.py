@@ -12,6 +12,7 @@ import numpy as np
 
 from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
+from podembed.embedding.kernels.crew import column_parts
 from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
@@ -36,10 +37,13 @@ __all__ = [
 ]
 
 
-def compile_kernels(specs: Iterable[TableSpec]) -> None:
+def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None:
     """Compiles, or loads from numba's cache, what these tables need, by running everything on nothing.
 
     Without a cache a few seconds for each distinct (dim, optimizer class); then a fraction of one.
+
+    Args:
+      num_threads: of the crew that will work. Some kernels then run over fewer columns.
     """
     ids, positions = np.zeros(0, np.int64), np.zeros(0, np.int32)
     marks, flags = np.zeros(0, np.int32), np.zeros(0, bool)
@@ -65,7 +69,9 @@ def compile_kernels(specs: Iterable[TableSpec]) -> None:
         table.gather_to(ids, ids)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
         pool(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows, bags=ids)
-        sum_gradients(no_rows, positions, np.zeros(1, np.int64), None, "sum", no_rows)
+        for columns in column_parts(spec.dim, num_threads)[:1]:
+            some = no_rows[:, columns]
+            sum_gradients(some, positions, np.zeros(1, np.int64), None, "sum", some)
         if spec.optimizer is not None:
             table.update(ids, no_rows, 0.0)
             if spec.optimizer.use_gradient_accumulation and not spec.optimizer.touches_all_rows:

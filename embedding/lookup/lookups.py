@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, pooling_owners
 from podembed.embedding.lookup.owner_pooled import PooledLookup
 from podembed.embedding.lookup.pooling_choice import can_pool_at_owner
@@ -59,6 +60,7 @@ class Lookups:
         quantization: Sequence[QuantizationConfig | None],
         num_buffers: int = 1,
         tables: Sequence[Table] | None = None,
+        crew: Crew = ONE_THREAD,
     ) -> Lookups:
         """Decides for each table what will cross the network: vectors pooled at its owner, or rows.
 
@@ -72,6 +74,7 @@ class Lookups:
           quantization: per table, or None.
           num_buffers: batches that may be in flight at once.
           tables: the shard, where it is here already; None allocates it.
+          crew: the threads of the host.
         """
         whole = pooling_owners(placement)
         owners = [ROWS_TRAVEL] * len(specs)
@@ -96,6 +99,7 @@ class Lookups:
             elsewhere={at for at, owner in enumerate(owners) if owner != ROWS_TRAVEL},
             tables=tables,
             quantization=quantization,
+            crew=crew,
         )
         pooled = PooledLookup(
             sharded.tables,
@@ -105,6 +109,7 @@ class Lookups:
             num_hosts=num_hosts,
             placement=placement,
             num_buffers=num_buffers,
+            crew=crew,
         )
         return Lookups(specs=tuple(specs), features=tuple(features), layout=layout, sharded=sharded, pooled=pooled)
 

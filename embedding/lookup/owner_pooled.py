@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
-from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, bag_addresses
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
@@ -30,6 +32,7 @@ from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import GroupedRows, Table
+from podembed.embedding.table.together import Pooling, pool_together, update_together
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,7 @@ class PooledLookup:
       host, num_hosts: this host's number, 0-based, and how many there are.
       placement: per table, the owner of each bucket; left out where no feature is pooled by every host.
       num_buffers: memories that every host has for the activations and gradients of its batches, to be used in turn.
+      crew: its threads do the work.
 
     Attributes:
       on_same_machine: hosts that share memory with this one.
@@ -87,7 +91,9 @@ class PooledLookup:
         num_hosts: int,
         placement: Sequence[np.ndarray] = (),
         num_buffers: int = 1,
+        crew: Crew = ONE_THREAD,
     ) -> None:
+        self._crew = crew
         self.host = host
         self.num_hosts = num_hosts
         self.layout = layout
@@ -235,13 +241,19 @@ class PooledLookup:
         Raises:
           ValueError: a row is not held here.
         """
-        for table, features in self._own_tables.items():
-            entries = [(host, at) for host in range(self.num_hosts) for at in features]
-            rows = [request.bags[host][at].rows for host, at in entries]
-            addresses = np.empty(sum(map(len, rows)), np.int64)
-            self._write_addresses(request, entries, own_gradients, addresses)
-            all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
-            request.grouped[table] = self._tables[table].group(all_rows, addresses)
+        gradients = {host: self._gradients_of(request, host) for host in self._gradients}
+        gradients[self.host] = dict(enumerate(own_gradients))
+        calls = [partial(self._group, request, table, gradients) for table in self._own_tables]
+        num_ids = sum(len(bags.rows) for of_host in request.bags for bags in of_host.values())
+        self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
+
+    def _group(self, request: PooledRequest, table: int, gradients: Mapping[int, Mapping[int, np.ndarray]]) -> None:
+        entries = [(host, at) for host in range(self.num_hosts) for at in self._own_tables[table]]
+        rows = [request.bags[host][at].rows for host, at in entries]
+        addresses = np.empty(sum(map(len, rows)), np.int64)
+        self._write_addresses(request, entries, gradients, addresses)
+        all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        request.grouped[table] = self._tables[table].group(all_rows, addresses)
 
     def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
         # This host's own rows are those of ids that were looked up in an index.
@@ -252,11 +264,10 @@ class PooledLookup:
         self,
         request: PooledRequest,
         entries: Sequence[tuple[int, int]],
-        own: Sequence[np.ndarray],
+        gradients: Mapping[int, Mapping[int, np.ndarray]],
         out: np.ndarray,
     ) -> None:
         """The address of the gradient of every id, for entries (host, feature) in their order."""
-        gradients = {host: self._gradients_of(request, host) for host in self._gradients}
         first = 0
         for host, at in entries:
             bags = request.bags[host][at]
@@ -267,7 +278,7 @@ class PooledLookup:
                 part[:] = scaled.ctypes.data + scaled.strides[0] * np.arange(len(bags.rows))
                 continue
             if self._features[at].combiner == "sum":
-                matrix = own[at] if host == self.host else gradients[host][at]
+                matrix = gradients[host][at]
             else:
                 shape = bags.num_bags, self.layout.widths[at]
                 matrix = request.scaled[host, at] = aligned_empty(shape)
@@ -309,28 +320,30 @@ class PooledLookup:
         Args:
           part: of the bags; for a host without a split, all belong to the rest.
         """
-        for other in self._answers:
-            self._pool(request, other, self._answers_of(request, other), part)
+        found = [self._poolings(request, other, self._answers_of(request, other), part) for other in self._answers]
+        pool_together([pooling for of_host in found for pooling in of_host], self._crew)
 
     def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:
         """Combines what this host asked of itself, into its blocks of the activations, one a feature."""
         own = {at: activations[at] for at in self._of_owner[self.host]}
-        self._pool(request, self.host, own, part)
+        pool_together(self._poolings(request, self.host, own, part), self._crew)
 
-    def _pool(self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part) -> None:
+    def _poolings(
+        self, request: PooledRequest, host: int, blocks: Mapping[int, np.ndarray], part: Part
+    ) -> list[Pooling]:
         split = request.splits[host]
         if split is None and part is Part.PREFETCHED:
-            return
+            return []
+        found: list[Pooling] = []
         in_place = host == self.host or host in self.on_same_machine
         for number, (at, block) in enumerate(blocks.items()):
             bags, feature = request.bags[host][at], self._features[at]
-            some = {}
-            if split is not None:
-                if not in_place:
-                    block = split.packed(part, list(blocks.values()))[number]
-                some = {"bags": split.positions(part)[number], "is_packed": not in_place}
-            store = self._tables[feature.table].store
-            store.pool(bags.rows, bags.row_splits, bags.weights, self._combiners[at], block, **some)
+            if split is not None and not in_place:
+                block = split.packed(part, list(blocks.values()))[number]
+            some = {} if split is None else {"bags": split.positions(part)[number], "is_packed": not in_place}
+            pool, combiner = self._tables[feature.table].store.pool, self._combiners[at]
+            found.append(Pooling(pool, bags.rows, bags.row_splits, bags.weights, combiner, block, **some))
+        return found
 
     def add_partial_sums(self, request: PooledRequest, activations: Blocks) -> None:
         """Adds up what the owners of cut tables pooled, in the order of the hosts, once all of it is there. Divides by
@@ -381,5 +394,4 @@ class PooledLookup:
         blocks[self.host] = dict(enumerate(own_gradients))
         for (host, at), scaled in request.scaled.items():
             scale_gradients(blocks[host][at], request.bags[host][at], self._features[at].combiner, scaled)
-        for table, grouped in request.grouped.items():
-            self._tables[table].update_grouped(grouped, learning_rates[table])
+        update_together(self._tables, request.grouped, learning_rates, self._crew)

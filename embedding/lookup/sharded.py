@@ -14,13 +14,16 @@ in place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.crew import ONE_THREAD, Crew, column_parts, cut
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.kernels.wanted import rows_by_host
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.prefetch import Part
@@ -37,6 +40,7 @@ from podembed.embedding.lookup.wanted_rows import listed, split_rows, starts_by_
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import Table
+from podembed.embedding.table.together import Pooling, pool_together, update_rows_together
 from podembed.embedding.table_spec import TableSpec
 
 
@@ -53,6 +57,7 @@ class ShardedLookup:
         features.
       tables: the shard, where it is here already; None allocates it.
       quantization: per table how looked-up rows are rounded before they are combined, or None; empty for none at all.
+      crew: its threads do the work.
     """
 
     def __init__(
@@ -66,7 +71,9 @@ class ShardedLookup:
         elsewhere: Collection[int] = (),
         tables: Sequence[Table] | None = None,
         quantization: Sequence[QuantizationConfig | None] = (),
+        crew: Crew = ONE_THREAD,
     ) -> None:
+        self._crew = crew
         self.host = host
         self.num_hosts = num_hosts
         self.features = tuple(feature for feature in features if feature.table not in elsewhere)
@@ -91,7 +98,8 @@ class ShardedLookup:
             if num_hosts == 1 and self._quantization[at] is None and table.num_rows < 1 << 31
         )
         self._sums = [np.empty((0, group.dim), np.float32) for group in self.groups]
-        self._hash_slots = np.zeros((kernels.num_hash_slots(0), 2), np.int64)
+        # Scratch of `unique_ids`, as much as threads have wanted at a time.
+        self._hash_slots: list[np.ndarray] = []
 
     def prepare(self, batch: Mapping[str, Ragged]) -> Prepared:
         """Finds each stream's distinct ids and who owns their rows. Touches no table."""
@@ -100,8 +108,9 @@ class ShardedLookup:
         num_unique = np.zeros(num_streams, np.int64)
         local_rows: list[np.ndarray] = [np.zeros(0, np.int64)] * num_streams
         place: list[np.ndarray] = [np.zeros(0, np.int32)] * num_streams
-        own_rows: dict[str, np.ndarray] = {}
-        for number in self._order:
+        own_rows: list[np.ndarray | None] = [None] * num_streams
+
+        def find(number: int) -> None:
             stream = self._streams[number]
             values = [batch[feature.name].values for feature in stream.features]
             ids = values[0] if len(values) == 1 else np.concatenate(values)
@@ -114,15 +123,20 @@ class ShardedLookup:
             if stream.table in self._in_place:
                 rows = np.empty(len(ids), np.int32)
                 kernels.row_of_each_id(local_rows[number].astype(np.int32), inverse, rows)
-                own_rows |= by_feature(rows, stream, batch)
+                own_rows[number] = rows
             if self.num_hosts == 1:
                 # One owner keeps the order of the distinct ids.
                 place[number] = inverse
-                continue
-            place[number] = np.empty(len(ids), np.int32)
-            kernels.row_of_each_id(position, inverse, place[number])
+            else:
+                place[number] = np.empty(len(ids), np.int32)
+                kernels.row_of_each_id(position, inverse, place[number])
+
+        num_ids = sum(batch[feature.name].num_ids for feature in self.features)
+        self._crew.run([partial(find, number) for number in self._order], size=FLOATS_PER_ENTRY * num_ids)
         prepared = self._arrange(batch, num_unique, counts, local_rows, place)
-        prepared.own_rows = own_rows
+        for number, rows in enumerate(own_rows):
+            if rows is not None:
+                prepared.own_rows |= by_feature(rows, self._streams[number], batch)
         return prepared
 
     def rows_by_table(self, counts: np.ndarray) -> np.ndarray:
@@ -135,10 +149,15 @@ class ShardedLookup:
         """The distinct ids in order of appearance, and which of them each id is."""
         if not stream.is_distinct:
             return ids, np.arange(len(ids), dtype=np.int32)
-        if len(self._hash_slots) < kernels.num_hash_slots(len(ids)):
-            self._hash_slots = np.zeros((kernels.num_hash_slots(len(ids)), 2), np.int64)
         unique, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
-        num_unique = kernels.unique_ids(ids, self._hash_slots, unique, inverse)
+        try:
+            slots = self._hash_slots.pop()
+        except IndexError:
+            slots = np.zeros((0, 2), np.int64)
+        if len(slots) < kernels.num_hash_slots(len(ids)):
+            slots = np.zeros((kernels.num_hash_slots(len(ids)), 2), np.int64)
+        num_unique = kernels.unique_ids(ids, slots, unique, inverse)
+        self._hash_slots.append(slots)
         return unique[:num_unique], inverse
 
     def _arrange(
@@ -244,6 +263,8 @@ class ShardedLookup:
         Raises:
           ValueError: a row is not held here.
         """
+        calls: list[Callable[[], None]] = []
+        size = 0
         for number, wanted in enumerate(prepared.wanted):
             if all(table in self._in_place for table, _, _ in self._tables_of[number]):
                 continue
@@ -256,10 +277,12 @@ class ShardedLookup:
                     continue
                 rows = wanted.of_streams(first, stop)
                 if entries is None:
-                    self.tables[table].gather_to(wanted.rows[rows], addresses[rows])
+                    calls.append(partial(self.tables[table].gather_to, wanted.rows[rows], addresses[rows]))
                 else:
                     some = slice(*np.searchsorted(entries, (rows.start, rows.stop)).tolist())
-                    self.tables[table].gather_to(wanted.rows[entries[some]], addresses[some])
+                    calls.append(partial(self.tables[table].gather_to, wanted.rows[entries[some]], addresses[some]))
+            size += 2 * len(addresses) * self.groups[number].dim
+        self._crew.run(calls, size=size)
 
     def _memory(self, prepared: Prepared, number: int) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Where the rows of a group lie: served ones, asked ones, this host, where its own begin among the asked."""
@@ -286,14 +309,18 @@ class ShardedLookup:
         if any(self._quantization):
             self._quantize(prepared)
         rows = self._group_arrays(prepared.rows)
+        poolings = []
         for feature in self.features:
             ragged = prepared.features[feature.name]
             block = out[feature.name][: ragged.num_samples]
             bags = ragged.row_splits, ragged.weights, feature.combiner, block
             if feature.table in self._in_place:
-                self.tables[feature.table].store.pool(prepared.own_rows[feature.name], *bags)
+                pool = self.tables[feature.table].store.pool
+                poolings.append(Pooling(pool, prepared.own_rows[feature.name], *bags))
             else:
-                kernels.pool(rows[feature.table], prepared.index[feature.name], *bags)
+                pool = partial(kernels.pool, rows[feature.table])
+                poolings.append(Pooling(pool, prepared.index[feature.name], *bags))
+        pool_together(poolings, self._crew)
 
     def _quantize(self, prepared: Prepared) -> None:
         """Rounds the rows that came for this step, where their table says so; the tables keep theirs."""
@@ -316,19 +343,33 @@ class ShardedLookup:
         """
         if self.num_hosts == 1:
             prepared.rows = [self._scratch(number, len(rows)) for number, rows in enumerate(prepared.rows)]
-        for array in prepared.rows:
-            array.fill(0.0)
         sums = self._group_arrays(prepared.rows)
-        for feature in self.features:
-            ragged = prepared.features[feature.name]
-            kernels.sum_gradients(
-                gradients[feature.name][: ragged.num_samples],
-                prepared.index[feature.name],
-                ragged.row_splits,
-                ragged.weights,
-                feature.combiner,
-                sums[feature.table],
-            )
+
+        def add(stream: Stream, columns: slice) -> None:
+            """All gradients of a stream, for some columns: sums of a row stay in the order of its ids."""
+            for feature in stream.features:
+                ragged = prepared.features[feature.name]
+                kernels.sum_gradients(
+                    gradients[feature.name][: ragged.num_samples, columns],
+                    prepared.index[feature.name],
+                    ragged.row_splits,
+                    ragged.weights,
+                    feature.combiner,
+                    sums[stream.table][:, columns],
+                )
+
+        num_threads = self._crew.num_threads
+        cleared = [array for array in prepared.rows if array.size]
+        parts = cut([len(array) for array in cleared], [array.size for array in cleared], num_threads)
+        size = sum(array.size for array in cleared)
+        self._crew.run([partial(cleared[at][first:stop].fill, 0.0) for at, first, stop in parts], size=size)
+        calls = [
+            partial(add, self._streams[number], columns)
+            for number in self._order
+            for columns in column_parts(sums[self._streams[number].table].shape[1], num_threads)
+        ]
+        num_ids = sum(prepared.features[feature.name].num_ids for feature in self.features)
+        self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
 
     def _scratch(self, group: int, num_rows: int) -> np.ndarray:
         """Room for sums that are used up before the next step's; it is kept, since new memory costs page faults."""
@@ -342,11 +383,13 @@ class ShardedLookup:
         Args:
           learning_rates: one a table.
         """
+        found = {}
         for number, wanted in enumerate(prepared.wanted):
             addresses = wanted.addresses(*self._memory(prepared, number))
             for table, first, stop in self._tables_of[number]:
                 rows = wanted.of_streams(first, stop)
-                self.tables[table].update_at(wanted.rows[rows], addresses[rows], learning_rates[table])
+                found[table] = wanted.rows[rows], addresses[rows]
+        update_rows_together(self.tables, found, learning_rates, self._crew)
 
     def _group_arrays(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         """By table, the array of its group."""

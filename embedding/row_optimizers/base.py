@@ -138,6 +138,11 @@ class Optimizer:
         """Whether a step also changes rows that no sample named."""
         return False
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `run` is a kernel, which several threads may call at once for rows of their own."""
+        return True
+
     def kernel(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
         """The compiled rule and the constants of its update, the last arguments of the rule.
 

@@ -82,6 +82,11 @@ class CustomRowOptimizer(Optimizer):
         object.__setattr__(self, "hyperparameters", pairs)
         object.__setattr__(self, "slots", tuple(self.slots))
 
+    @property
+    def is_compiled(self) -> bool:
+        """False: a rule of the user may run in Python, and then it may keep something between two rows."""
+        return False
+
     def run(self, step: RowStep) -> None:
         summed = step.summed_gradients()
         if len(step.touched.rows):

@@ -33,6 +33,11 @@ class TouchedRows:
     head: np.ndarray
     following: np.ndarray | None
 
+    def run(self, first: int, stop: int) -> TouchedRows:
+        """Those from `first` to `stop - 1`."""
+        head = self.head[first : stop + 1] if self.following is None else self.head[first:stop]
+        return TouchedRows(rows=self.rows[first:stop], head=head, following=self.following)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStep:

@@ -35,6 +35,10 @@ class GroupedRows:
     starts: np.ndarray
     addresses: np.ndarray
 
+    @property
+    def touched(self) -> TouchedRows:
+        return TouchedRows(rows=self.rows, head=self.starts, following=None)
+
 
 class Table:
     """One host's part of one table.
@@ -184,14 +188,9 @@ class Table:
         Raises:
           ValueError: a row is not held here, or the table has no optimizer. Nothing has changed then.
         """
-        optimizer = self.spec.optimizer
-        if optimizer is None:
-            raise ValueError(
-                f"Table '{self.spec.name}' has no optimizer. Expected one to train it. Set TableConfig.optimizer."
-            )
-        touched = self._touched(optimizer, local_rows)
-        self._announce(touched.rows)
-        self.store.update(optimizer, touched, addresses, learning_rate)
+        touched = self.touch(local_rows)
+        self.announce(touched.rows)
+        self.update_run(touched, addresses, learning_rate, 0, len(touched.rows))
 
     def group(self, local_rows: np.ndarray, addresses: np.ndarray) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.
@@ -215,15 +214,53 @@ class Table:
         Raises:
           ValueError: the table has no optimizer, or one that this does not serve.
         """
+        self.begin_update(grouped)
+        self.update_run(grouped.touched, grouped.addresses, learning_rate, 0, len(grouped.rows))
+
+    def begin_update(self, grouped: GroupedRows) -> None:
+        """The first part of `update_grouped`: nothing changes yet."""
         optimizer = self.spec.optimizer
         if optimizer is None or optimizer.touches_all_rows or not optimizer.use_gradient_accumulation:
             raise ValueError(
                 f"Table '{self.spec.name}' has optimizer {optimizer!r}. Expected one that updates each touched row "
                 "once. Use Table.update."
             )
-        self._announce(grouped.rows)
-        touched = TouchedRows(rows=grouped.rows, head=grouped.starts, following=None)
-        self.store.update(optimizer, touched, grouped.addresses, learning_rate)
+        self.announce(grouped.rows)
+
+    def touch(self, local_rows: np.ndarray) -> TouchedRows:
+        """The first part of `update_at`: finds which gradients belong to which row. What it returns is used up before
+        the next call.
+
+        Raises:
+          As `update_at`.
+        """
+        optimizer = self.spec.optimizer
+        if optimizer is None:
+            raise ValueError(
+                f"Table '{self.spec.name}' has no optimizer. Expected one to train it. Set TableConfig.optimizer."
+            )
+        return self._touched(optimizer, local_rows)
+
+    def announce(self, local_rows: np.ndarray) -> None:
+        """Says that rows are about to change: before any `update_run` of them, by the thread that owns the table."""
+        # Read once: another thread may take it away meanwhile.
+        before_change = self.before_change
+        if before_change is not None:
+            before_change(local_rows)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether several threads may be in `update_run` at once, each with a run of the touched rows."""
+        optimizer = self.spec.optimizer
+        # Without accumulation a row is there several times, and its updates have an order.
+        return optimizer is not None and optimizer.is_compiled and optimizer.use_gradient_accumulation
+
+    def update_run(
+        self, touched: TouchedRows, addresses: np.ndarray, learning_rate: float, first: int, stop: int
+    ) -> None:
+        """The last part of an update, for some of the touched rows, from `first` to `stop - 1`."""
+        if self.spec.optimizer is not None:
+            self.store.update(self.spec.optimizer, touched.run(first, stop), addresses, learning_rate)
 
     @contextmanager
     def marked(self, local_rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -241,12 +278,6 @@ class Table:
         yield self._marks
         for rows in local_rows:
             mark_rows(rows, self._marks, 0)
-
-    def _announce(self, local_rows: np.ndarray) -> None:
-        # Read once: another thread may take it away meanwhile.
-        before_change = self.before_change
-        if before_change is not None:
-            before_change(local_rows)
 
     def _touched(self, optimizer: Optimizer, local_rows: np.ndarray) -> TouchedRows:
         count = len(local_rows)

@@ -4,6 +4,11 @@ XLA hands a C function of its foreign function interface one argument, the addre
 (`xla/ffi/api/c_api.h`, which jaxlib ships). A numba callback can be that function: it reads the addresses of the
 buffers from the frame. The places used below are those of version 0.3 of the interface; with any other version this
 module says that it is not available.
+
+Threads: the one that XLA calls from, and those of the thread pool that XLA gives to its kernels. They take blocks of
+samples from one counter until none is left. The caller then waits for blocks that others have begun. It never waits for
+a thread that has not come yet: that one finds no block left and touches nothing but the counter. Each sample is one
+thread's, so results have the same bytes with any number of threads.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, types
+from numba.core.cgutils import get_or_insert_function
 
 from podembed.embedding.kernels.arrays import CACHE_LINE_BYTES
 from podembed.embedding.kernels.row_vectors import (
@@ -46,6 +52,13 @@ _EXTENSION_TYPE, _EXTENSION_METADATA, _METADATA_TYPE = 1, 3, 1
 _METADATA_VERSION, _METADATA_TRAITS = 3, 4
 _BUFFER_DATA, _BUFFER_DIMENSIONS = 3, 5
 _SAMPLES_AHEAD = 3
+# Places in the frame, in the table of functions that it leads to, and sizes of the arguments of two of them.
+_API, _CONTEXT, _SCHEDULE, _NUM_THREADS = 2, 3, 17, 18
+_SCHEDULE_BYTES, _NUM_THREADS_BYTES = 40, 32
+# Samples that a thread takes at a time; some 50 microseconds of work for 27 vectors of 128 numbers.
+_BLOCK = 32
+# Places in what threads share: the counters of blocks taken and done, who may still look here, the frame, its samples.
+_TAKEN, _DONE, _HOLDERS, _FRAME, _SAMPLES, _SHARED_WORDS = 0, 1, 2, 3, 4, 5
 _WORD = ir.IntType(64)
 
 
@@ -79,6 +92,79 @@ def _set_word(typing_context, address, place, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _add(typing_context, address, place, amount):
+    """Adds to a word that several threads count in. Returns what it was."""
+
+    def generate(context, builder, sig, args):
+        at = builder.add(args[0], builder.shl(args[1], _WORD(3)))
+        return builder.atomic_rmw("add", builder.inttoptr(at, _WORD.as_pointer()), args[2], "seq_cst")
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _call(typing_context, function, argument):
+    """Calls a C function of one word."""
+
+    def generate(context, builder, sig, args):
+        pointer = builder.inttoptr(args[0], ir.FunctionType(_WORD, [_WORD]).as_pointer())
+        return builder.call(pointer, [args[1]])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _of_the_c_library(name: str, *parameters: Any) -> Any:
+    @intrinsic
+    def call(typing_context, argument):
+        def generate(context, builder, sig, args):
+            kind = ir.FunctionType(_WORD, list(parameters))
+            return builder.call(get_or_insert_function(builder.module, kind, name), args[: len(parameters)])
+
+        return types.int64(types.int64), generate
+
+    return call
+
+
+_allocate, _free, _yield = (
+    _of_the_c_library("malloc", _WORD),
+    _of_the_c_library("free", _WORD),
+    _of_the_c_library("sched_yield"),
+)
+
+
+@jit
+def _num_threads(frame):
+    """Of the pool; 1 where XLA has none for us."""
+    found, arguments = _on_stack(8), _on_stack(_NUM_THREADS_BYTES)
+    _set_word(found, 0, 1)
+    _set_word(arguments, 0, _NUM_THREADS_BYTES)
+    _set_word(arguments, 1, 0)
+    _set_word(arguments, 2, _word(frame, _CONTEXT))
+    _set_word(arguments, 3, found)
+    if _call(_word(_word(frame, _API), _NUM_THREADS), arguments) != 0:
+        return 1
+    return _word(found, 0)
+
+
+@jit
+def _schedule(frame, task, shared):
+    """Asks the pool to call `task(shared)`. Returns whether it will."""
+    arguments = _on_stack(_SCHEDULE_BYTES)
+    _set_word(arguments, 0, _SCHEDULE_BYTES)
+    _set_word(arguments, 1, 0)
+    _set_word(arguments, 2, _word(frame, _CONTEXT))
+    _set_word(arguments, 3, task)
+    _set_word(arguments, 4, shared)
+    return _call(_word(_word(frame, _API), _SCHEDULE), arguments) == 0
+
+
+@jit
+def _let_go(shared):
+    if _add(shared, _HOLDERS, -1) == 1:
+        _free(shared)
 
 
 @jit
@@ -128,14 +214,14 @@ def _bring_together(width, dim, frame, num_vectors, sample, num_samples, out):
 
 
 @jit
-def _forward(width, dim, frame):
-    """Arguments: F vectors `[n, dim]`. Result: `[n, dim + pairs]`."""
+def _forward(width, dim, frame, first, stop):
+    """Arguments: F vectors `[n, dim]`. Result: `[n, dim + pairs]`. Of samples `first` to `stop - 1`."""
     num_vectors, num_samples = _word(frame, _NUM_ARGUMENTS), _num_samples(frame)
     step, stride = columns_of(width), np.int64(4 * dim)
     out_stride = 4 * (dim + num_vectors * (num_vectors - 1) // 2)
     out = _data(frame, _RESULTS, 0)
     vectors = (_on_stack(num_vectors * stride), stride)
-    for sample in range(num_samples):
+    for sample in range(first, stop):
         _bring_together(width, dim, frame, num_vectors, sample, num_samples, vectors)
         row = (out + sample * out_stride, np.int64(4))
         for column in range(0, dim, step):
@@ -152,14 +238,16 @@ def _forward(width, dim, frame):
 
 
 @jit
-def _backward(width, dim, frame):
-    """Arguments: F vectors `[n, dim]`, then the gradient `[n, dim + pairs]`. Results: the gradients of the vectors."""
+def _backward(width, dim, frame, first, stop):
+    """Arguments: F vectors `[n, dim]`, then the gradient `[n, dim + pairs]`. Results: the gradients of the vectors. Of
+    samples `first` to `stop - 1`.
+    """
     num_vectors, num_samples = _word(frame, _NUM_ARGUMENTS) - 1, _num_samples(frame)
     step, stride = columns_of(width), np.int64(4 * dim)
     gradient_stride = 4 * (dim + num_vectors * (num_vectors - 1) // 2)
     gradient = _data(frame, _ARGUMENTS, num_vectors)
     vectors = (_on_stack(num_vectors * stride), stride)
-    for sample in range(num_samples):
+    for sample in range(first, stop):
         _bring_together(width, dim, frame, num_vectors, sample, num_samples, vectors)
         upstream = (gradient + sample * gradient_stride, np.int64(4))
         for i in range(num_vectors):
@@ -185,6 +273,60 @@ def _backward(width, dim, frame):
     publish()
 
 
+# XLA keeps the addresses only; without this the compiled functions would go.
+_kept: list[Any] = []
+
+
+def _handler(kernel: Any, dim: int, width: Any) -> Any:
+    """What XLA calls: runs a kernel over all samples of a frame, by as many threads as it may."""
+
+    # Not kept in numba's cache, which does not know one width from another here.
+    @jit(cache=False)
+    def take_blocks(shared):
+        num_samples = _word(shared, _SAMPLES)
+        while True:
+            first = _add(shared, _TAKEN, 1) * _BLOCK
+            if first >= num_samples:
+                break
+            kernel(width(), dim, _word(shared, _FRAME), first, min(first + _BLOCK, num_samples))
+            _add(shared, _DONE, 1)
+
+    @cfunc(types.void(types.int64))
+    def help(shared):
+        take_blocks(shared)
+        _let_go(shared)
+
+    task = help.address
+
+    @cfunc(types.int64(types.int64))
+    def handler(frame):
+        if _answers_metadata(frame):
+            return 0
+        num_samples = _num_samples(frame)
+        num_blocks = (num_samples + _BLOCK - 1) // _BLOCK
+        num_helpers = min(_num_threads(frame), num_blocks) - 1
+        if num_helpers < 1:
+            kernel(width(), dim, frame, 0, num_samples)
+            return 0
+        shared = _allocate(8 * _SHARED_WORDS)
+        _set_word(shared, _TAKEN, 0)
+        _set_word(shared, _DONE, 0)
+        _set_word(shared, _HOLDERS, 1 + num_helpers)
+        _set_word(shared, _FRAME, frame)
+        _set_word(shared, _SAMPLES, num_samples)
+        for _ in range(num_helpers):
+            if not _schedule(frame, task, shared):
+                _let_go(shared)
+        take_blocks(shared)
+        while _add(shared, _DONE, 0) < num_blocks:
+            _yield(0)
+        _let_go(shared)
+        return 0
+
+    _kept.append(help)
+    return handler
+
+
 @cache
 def _targets(dim: int) -> tuple[str, str]:
     """Compiles and registers both directions for one width; their names."""
@@ -194,27 +336,12 @@ def _targets(dim: int) -> tuple[str, str]:
     def width(typing_context):
         return WidthType(columns)(), lambda context, builder, sig, args: context.get_dummy_value()
 
-    @cfunc(types.int64(types.int64))
-    def forward(frame):
-        if not _answers_metadata(frame):
-            _forward(width(), dim, frame)
-        return 0
-
-    @cfunc(types.int64(types.int64))
-    def backward(frame):
-        if not _answers_metadata(frame):
-            _backward(width(), dim, frame)
-        return 0
-
+    forward, backward = _handler(_forward, dim, width), _handler(_backward, dim, width)
     names = (f"podembed_interaction_{dim}", f"podembed_interaction_gradient_{dim}")
     for name, function in zip(names, (forward, backward), strict=True):
         jax.ffi.register_ffi_target(name, _capsule(function), platform="cpu")
         _kept.append(function)
     return names
-
-
-# XLA keeps the addresses only; without this the compiled functions would go.
-_kept: list[Any] = []
 
 
 def _capsule(function: Any) -> Any:

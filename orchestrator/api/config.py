@@ -33,7 +33,8 @@ class ScalingConfig:
     Attributes:
       num_hosts: hosts that train together: a number, or `(min, max)`, as many of them as the cluster has room for. They
         change while the run goes on, at its commits; below `min` it waits.
-      threads_per_host: threads of a host's kernels and of its CPU device; None leaves the libraries' own choice.
+      threads_per_host: threads of a host's kernels and of its CPU device. None is one for the kernels and the
+        library's own choice for the device.
       resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part
         of the cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
       in_process: one host inside the driver's own process, without Ray.

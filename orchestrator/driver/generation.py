@@ -129,7 +129,13 @@ class Generation:
         if base and self._kept and self.placement is not None:
             before = renumbered(self.placement, self._kept, num_hosts=group.num_hosts)
         plan = plan_generation(
-            shared.run, shared.config, self.lease.generation, base, before, num_hosts=group.num_hosts
+            shared.run,
+            shared.config,
+            self.lease.generation,
+            base,
+            before,
+            num_hosts=group.num_hosts,
+            threads=shared.threads,
         )
         self.placement = plan.placement
         group.form(plan.hosts, plan.device, kept=self._kept, base=base)

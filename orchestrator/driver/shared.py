@@ -38,6 +38,7 @@ class Shared:
     claims: Claims
     config: RunConfig
     resources: Mapping[str, float] | None
+    threads: int
     reporter: Reporter
     emit: Emit
     stop: StopSignals
@@ -76,6 +77,7 @@ class Shared:
             claims=Claims(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
             config=config,
             resources=scaling.resources_per_host,
+            threads=scaling.threads_per_host or 1,
             reporter=reporter,
             emit=emit,
             stop=stop,

@@ -66,12 +66,14 @@ def plan_generation(
     before: Mapping[str, Sequence[int]] | None,
     *,
     num_hosts: int,
+    threads: int = 1,
 ) -> GenerationPlan:
     """Plans who owns what. Buckets stay where they were, as far as that is even.
 
     Args:
       base: the commit that the generation starts from; None for the beginning of the run.
       before: table → owner of each bucket, -1 for no host; None where no host has any.
+      threads: of a host's kernels, and as many of its device process.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)
@@ -101,6 +103,7 @@ def plan_generation(
             tracks_changes=config.checkpoint_config.full_every > 1,
             base=base.name if base else None,
             undo_share=failures.undo_share,
+            threads=threads,
         )
         for host in range(num_hosts)
     ]
@@ -119,6 +122,7 @@ def plan_generation(
             lease_timeout_s=failures.lease_timeout_s,
             fault_plan=config.fault_plan,
             is_restored_later=base is not None,
+            threads=threads,
         )
 
     owners = {spec.name: tuple(int(o) for o in owned) for spec, owned in zip(specs, placement, strict=True)}

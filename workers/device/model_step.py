@@ -22,6 +22,7 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.programs import (
     AXIS,
@@ -79,6 +80,7 @@ class DeviceWorker:
       job: the declared job.
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
       faults: injected ones.
+      crew: copies results to the host.
       build_s: seconds of the parts of `build`.
     """
 
@@ -93,6 +95,7 @@ class DeviceWorker:
     _devices: tuple[Any, ...] = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
     faults: FaultPoints | None = None
+    crew: Crew = ONE_THREAD
     build_s: dict[str, float] = field(default_factory=dict)
     _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
 
@@ -258,8 +261,8 @@ class DeviceWorker:
             self._everywhere(scale),
         )
         found = [own_parts(gradient) for gradient in gradients]
-        for parts, block in zip(found, share.gradients, strict=True):
-            to_host(parts, block, scale)
+        calls = [partial(to_host, parts, block, scale) for parts, block in zip(found, share.gradients, strict=True)]
+        self.crew.run(calls, size=sum(block.size for block in share.gradients))
         return loss
 
     def evaluate(self, share: _Share) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from podembed.workers.checkpoint.save_pace import SavePace
 from podembed.workers.checkpoint.shard import CheckpointMismatch, DenseFile, read_dense, write_dense
+from podembed.workers.crew import ThreadCrew
 from podembed.workers.descriptors import require_for_device
 from podembed.workers.device.compile_cache import every_member_writes, use_compile_cache
 from podembed.workers.device.doorway import ChannelError
@@ -52,6 +53,7 @@ class DeviceSpec:
       fault_plan: faults to be injected.
       compile_cache: folder of compiled programs on this machine; empty for none.
       is_restored_later: `restore` of a commit follows, which gives all dense arrays their values.
+      threads: that copy results to the host. Those of a CPU device are the environment's business.
     """
 
     job: AnyJob
@@ -67,6 +69,7 @@ class DeviceSpec:
     fault_plan: FaultPlan | None = None
     compile_cache: str = ""
     is_restored_later: bool = False
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,8 @@ class DeviceProcess:
                 timeout_s=int(spec.start_timeout_s),
             )
             laps.end("gang")
-        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults)
+        crew = ThreadCrew(spec.threads)
+        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults, crew=crew)
         with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
             compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
         if not spec.is_restored_later:

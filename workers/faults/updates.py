@@ -28,9 +28,9 @@ def arm_updates(tables: Sequence[Table], faults: FaultPoints | None, step_of: Ca
         return
     for table in tables:
         # Of the class, since a survivor brings along tables that were armed in the generation before.
-        update, update_grouped = Table.update.__get__(table), Table.update_grouped.__get__(table)
+        update, begin_update = Table.update.__get__(table), Table.begin_update.__get__(table)
         table.update = _armed(table, update, faults, step_of)  # type: ignore[method-assign]
-        table.update_grouped = _armed(table, update_grouped, faults, step_of)  # type: ignore[method-assign]
+        table.begin_update = _armed(table, begin_update, faults, step_of)  # type: ignore[method-assign]
 
 
 def _armed(table: Table, update: Callable[..., None], faults: FaultPoints, step_of: Callable[[], int]) -> Any:

@@ -71,8 +71,12 @@ class Generation:
             self._input = HostInput(spec, job)
             opened.callback(self._input.close, deadline_s=LEAVE_TIMEOUT_S)
             self._lookups = HostLookups.build(
-                spec, job, num_samples=self._input.num_samples, tables=survivor and survivor.tables
+                spec,
+                job,
+                num_samples=self._input.num_samples,
+                tables=survivor and survivor.tables,
             )
+            opened.callback(self._lookups.crew.close)
             surviving = survivor and survivor.surviving
             self.shard = Shard(spec, self._lookups.both.tables, surviving=surviving, tracker=tracker, check=check)
             layout = ChannelLayout(
@@ -152,6 +156,7 @@ class Generation:
         """Frees sockets, shared memory, files and threads. Safe to call twice."""
         with ExitStack() as closing:
             # What is named last is closed first; an error of one keeps none of the others open.
+            closing.callback(self._lookups.crew.close)
             closing.callback(self.mesh.close)
             closing.callback(self._server.close)
             if self._end is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.table.table import Table
+from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.bags import Bags
@@ -24,15 +25,21 @@ class HostLookups:
         shared with the device process.
       bags: what is looked up of a batch.
       num_buffers: batches that may be in flight at once.
+      crew: the threads of the host's kernels; to be closed.
     """
 
     both: Lookups
     bags: Bags
     num_buffers: int
+    crew: ThreadCrew
 
     @staticmethod
     def build(
-        spec: HostSpec, job: JobConfig, *, num_samples: int, tables: Sequence[Table] | None = None
+        spec: HostSpec,
+        job: JobConfig,
+        *,
+        num_samples: int,
+        tables: Sequence[Table] | None = None,
     ) -> HostLookups:
         """The lookups of a job on a host.
 
@@ -43,7 +50,8 @@ class HostLookups:
         # Where the lookup of a step begins before the device is done with the one before, each has memory of its own.
         num_buffers = 2 if job.overlap is not False or job.staleness else 1
         specs = table_specs(job, spec.table_buckets)
-        compile_kernels(specs)
+        crew = ThreadCrew(spec.threads)
+        compile_kernels(specs, num_threads=crew.num_threads)
         ways = cut_ways(job, specs, bag_lengths(job, spec.train_index), num_hosts=spec.num_hosts)
         both = Lookups.build(
             specs,
@@ -58,5 +66,6 @@ class HostLookups:
             quantization=[table.quantization_config for table in job.tables],
             num_buffers=num_buffers,
             tables=tables,
+            crew=crew,
         )
-        return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers)
+        return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers, crew=crew)

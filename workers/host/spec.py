@@ -40,6 +40,7 @@ class HostSpec:
       fault_plan: faults to be injected.
       base: the commit that the generation starts from; None for first values.
       undo_share: of the tables' bytes, what the undo log may take; 0 for none.
+      threads: of the host's kernels.
     """
 
     job: AnyJob
@@ -63,6 +64,7 @@ class HostSpec:
     fault_plan: FaultPlan | None = None
     base: str | None = None
     undo_share: float = 0.0
+    threads: int = 1
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job

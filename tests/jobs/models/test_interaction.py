@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,3 +57,34 @@ def test_programs_for_accelerators_know_nothing_of_the_kernel(platform: str) -> 
     assert "podembed_interaction" not in text(platform)
     if interaction_cpu.is_available():
         assert "podembed_interaction" in text("cpu")
+
+
+DIGEST = """
+import hashlib, sys
+import jax, numpy as np
+from podembed.jobs.models import interaction_cpu
+random = np.random.default_rng(0)
+found = hashlib.sha256()
+for num_samples in (1, 31, 33, 1000):
+    vectors = [random.standard_normal((num_samples, 16), np.float32) for _ in range(5)]
+    upstream = random.standard_normal((num_samples, 16 + 10), np.float32)
+    for _ in range(20):
+        value, pull = jax.vjp(jax.jit(interaction_cpu.with_products), *vectors)
+        for array in (value, *pull(upstream)):
+            found.update(np.asarray(array).tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_any_number_of_threads_gives_the_same_bytes() -> None:
+    if not interaction_cpu.is_available():
+        pytest.skip("this jaxlib has another version of the foreign function interface")
+    found = set()
+    for threads in (1, 3):
+        flags = f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
+        environment = os.environ | {"XLA_FLAGS": f"{flags} intra_op_parallelism_threads={threads}"}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1

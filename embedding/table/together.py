@@ -1,0 +1,146 @@
+"""Work on several tables at once, cut into parts for the threads of a crew.
+
+Bags are cut into runs, since each has a vector of its own. Touched rows are cut into runs, since each is there once:
+one thread sums the gradients of a row, in the order that `Table.group` found. Nothing else is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from podembed.embedding.kernels.arrays import can_stream
+from podembed.embedding.kernels.crew import Crew, cut
+from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
+from podembed.embedding.row_optimizers.row_step import TouchedRows
+from podembed.embedding.table.table import GroupedRows, Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooling:
+    """The bags of one feature, to be combined into `out`; arguments as of `kernels.pool.pool`.
+
+    Attributes:
+      pool: of the rows, such as `RowStore.pool`.
+      bags: rising, or None for all.
+    """
+
+    pool: Callable[..., None]
+    index: np.ndarray
+    row_splits: np.ndarray
+    weights: np.ndarray | None
+    combiner: str
+    out: np.ndarray
+    bags: np.ndarray | None = None
+    is_packed: bool = False
+
+    @property
+    def num_bags(self) -> int:
+        return len(self.row_splits) - 1 if self.bags is None else len(self.bags)
+
+    @property
+    def size(self) -> int:
+        """Floats read and written."""
+        num_all = max(1, len(self.row_splits) - 1)
+        return (len(self.index) + num_all) * self.out.shape[1] * self.num_bags // num_all
+
+    def run(self, first: int, stop: int) -> None:
+        """Combines a run of the bags."""
+        splits, bags, out = self.row_splits, self.bags, self.out
+        # Asked of the whole, since a part of it looks as if it could stay in the cache.
+        streams = can_stream(out[: self.num_bags], out.shape[1])
+        if bags is None:
+            splits = splits[first : stop + 1]
+        else:
+            bags = bags[first:stop]
+        if bags is None or self.is_packed:
+            out = out[first:stop]
+        some = {"bags": bags, "is_packed": self.is_packed, "streams": streams}
+        self.pool(self.index, splits, self.weights, self.combiner, out, **some)
+
+
+def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
+    """Combines all bags of several features."""
+    sizes = [pooling.size for pooling in poolings]
+    parts = cut([pooling.num_bags for pooling in poolings], sizes, crew.num_threads)
+    calls = [partial(poolings[item].run, first, stop) for item, first, stop in parts]
+    crew.run(calls, size=sum(sizes))
+
+
+def update_together(
+    tables: Sequence[Table], grouped: Mapping[int, GroupedRows], learning_rates: Sequence[float], crew: Crew
+) -> None:
+    """As `Table.update_grouped` for every table.
+
+    Args:
+      grouped: by position of the table.
+      learning_rates: one a table.
+    """
+    if crew.num_threads == 1:
+        for at, rows in grouped.items():
+            tables[at].update_grouped(rows, learning_rates[at])
+        return
+    # In the order of the tables, whichever thread grouped one first.
+    order = sorted(grouped)
+    for at in order:
+        tables[at].begin_update(grouped[at])
+    _run([_Update(tables[at], grouped[at].touched, grouped[at].addresses, learning_rates[at]) for at in order], crew)
+
+
+def update_rows_together(
+    tables: Sequence[Table],
+    rows: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    learning_rates: Sequence[float],
+    crew: Crew,
+) -> None:
+    """As `Table.update_at` for every table.
+
+    Args:
+      rows: by position of the table, local rows and addresses of their gradients.
+      learning_rates: one a table.
+    """
+    if crew.num_threads == 1:
+        for at, (local_rows, addresses) in rows.items():
+            tables[at].update_at(local_rows, addresses, learning_rates[at])
+        return
+    touched: dict[int, TouchedRows] = {}
+
+    def touch(at: int) -> None:
+        touched[at] = tables[at].touch(rows[at][0])
+
+    num_rows = sum(len(local_rows) for local_rows, _ in rows.values())
+    crew.run([partial(touch, at) for at in rows], size=FLOATS_PER_ENTRY * num_rows)
+    for at in rows:
+        tables[at].announce(touched[at].rows)
+    _run([_Update(tables[at], touched[at], rows[at][1], learning_rates[at]) for at in rows], crew)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    """Touched rows of a table, and where their gradients lie."""
+
+    table: Table
+    touched: TouchedRows
+    addresses: np.ndarray
+    learning_rate: float
+
+    @property
+    def size(self) -> int:
+        """Floats read and written."""
+        return (len(self.addresses) + 2 * len(self.touched.rows)) * self.table.spec.dim
+
+    def run(self, first: int, stop: int) -> None:
+        self.table.update_run(self.touched, self.addresses, self.learning_rate, first, stop)
+
+
+def _run(updates: Sequence[_Update], crew: Crew) -> None:
+    shared = [update for update in updates if update.table.can_be_cut]
+    sizes = [update.size for update in shared]
+    parts = cut([len(update.touched.rows) for update in shared], sizes, crew.num_threads)
+    crew.run([partial(shared[item].run, first, stop) for item, first, stop in parts], size=sum(sizes))
+    for update in updates:
+        if not update.table.can_be_cut:
+            update.run(0, len(update.touched.rows))

@@ -1,0 +1,44 @@
+"""Cutting work into parts: nothing is left out, nothing is done twice, and no part is far from the others in size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podembed.embedding.kernels import crew
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    items=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 1 << 20)), max_size=12),
+    num_threads=st.integers(1, 100),
+)
+def test_parts_are_all_of_the_work_once(items: list[tuple[int, int]], num_threads: int) -> None:
+    lengths, sizes = [length for length, _ in items], [size for _, size in items]
+    done = [np.zeros(length, int) for length in lengths]
+    for item, first, stop in crew.cut(lengths, sizes, num_threads):
+        done[item][first:stop] += 1
+    assert all((counts == 1).all() for counts in done)
+
+
+def test_one_large_item_is_cut_and_small_ones_are_not() -> None:
+    parts = crew.cut([10, 4096, 10], [1 << 10, 1 << 22, 1 << 10], 2)
+    assert len(parts) == 10
+    assert parts[-2:] == [(0, 0, 10), (2, 0, 10)]
+    assert {stop - first for item, first, stop in parts if item == 1} == {512}
+
+
+@pytest.mark.parametrize(("num_threads", "size"), [(1, 1 << 30), (64, 1000)])
+def test_one_thread_and_little_work_keep_items_whole(num_threads: int, size: int) -> None:
+    assert crew.cut([7, 9], [size // 4, size], num_threads) == [(0, 0, 7), (1, 0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("dim", "num_threads", "widths"), [(128, 1, [128]), (128, 3, [64, 64]), (24, 8, [24]), (64, 8, [16] * 4)]
+)
+def test_columns_are_cut_at_cache_lines(dim: int, num_threads: int, widths: list[int]) -> None:
+    parts = crew.column_parts(dim, num_threads)
+    assert [part.stop - part.start for part in parts] == widths
+    assert [part.start for part in parts] == list(range(0, dim, widths[0]))

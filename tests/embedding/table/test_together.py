@@ -1,0 +1,131 @@
+"""Pooling, grouping and updates of several tables by 1, 2 and 3 threads: the same bytes, on sizes that no number of
+threads divides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from podembed.embedding.config import TableConfig
+from podembed.embedding.kernels import crew as crew_rules
+from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
+from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    AdagradMomentum,
+    Adam,
+    CustomRowOptimizer,
+    Optimizer,
+    RowWiseAdagrad,
+    SlotSpec,
+)
+from podembed.embedding.table.table import GroupedRows, Table
+from podembed.embedding.table.together import Pooling, pool_together, update_together
+from podembed.embedding.table_spec import TableSpec
+from podembed.workers.crew import ThreadCrew
+
+
+def with_momentum(gradient, row, slots, learning_rate, hyperparameters):
+    velocity = hyperparameters.momentum * slots[0] + gradient
+    return row - learning_rate * velocity, (velocity,)
+
+
+RULES: tuple[Optimizer, ...] = (
+    SGD(0.1),
+    Adagrad(0.1, weight_decay_factor=0.1),
+    RowWiseAdagrad(0.1),
+    AdagradMomentum(0.1, clipvalue=0.5),
+    FTRL(0.1),
+    Adam(0.1),
+    CustomRowOptimizer(
+        with_momentum, slots=(SlotSpec(name="velocity", width="element"),), hyperparameters={"momentum": 0.9}
+    ),
+)
+DIM, NUM_BAGS = 16, 37
+
+
+@pytest.fixture(autouse=True)
+def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to do."""
+    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+
+
+def tables() -> list[Table]:
+    found = []
+    for at, rule in enumerate(RULES):
+        config = TableConfig(5 + 31 * at, DIM, name=f"t{at}", optimizer=rule)
+        spec = TableSpec.of(config, seed=1, num_buckets=4 if at % 2 else 1)
+        found.append(Table(spec, np.arange(spec.layout.num_buckets)))
+        found[-1].initialize()
+    return found
+
+
+def draw_bags(random: np.random.Generator, table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Local rows and row splits; some bags are empty, and every table has rows that occur in many bags."""
+    lengths = random.integers(0, 6, NUM_BAGS)
+    rows = random.integers(0, table.num_rows, int(lengths.sum())).astype(np.int32)
+    return rows, np.concatenate([[0], np.cumsum(lengths)])
+
+
+def trained(num_threads: int) -> list[np.ndarray]:
+    """What two steps leave behind: activations, rows and slots."""
+    crew, held = ThreadCrew(num_threads), tables()
+    random = np.random.default_rng(5)
+    found = []
+    for _ in range(2):
+        bags = [draw_bags(random, table) for table in held]
+        weights = [random.random(len(rows), np.float32) if at % 3 == 0 else None for at, (rows, _) in enumerate(bags)]
+        out = [aligned_empty((NUM_BAGS, DIM)) for _ in held]
+        poolings = [
+            Pooling(table.store.pool, rows, splits, own, ("sum", "mean", "sqrtn")[at % 3], block)
+            for at, (table, (rows, splits), own, block) in enumerate(zip(held, bags, weights, out, strict=True))
+        ]
+        some = np.array([0, 3, 4, 20, 36])
+        for packed in (False, True):
+            block = aligned_empty((NUM_BAGS, DIM))
+            block.fill(7.0)
+            rows, splits = bags[1]
+            poolings.append(Pooling(held[1].store.pool, rows, splits, None, "sum", block, bags=some, is_packed=packed))
+        pool_together(poolings, crew)
+        gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
+        grouped: dict[int, GroupedRows] = {}
+        for at, (table, (rows, splits)) in enumerate(zip(held, bags, strict=True)):
+            addresses = np.empty(len(rows), np.int64)
+            bag_addresses(splits, matrix_of(gradients[at]), addresses)
+            grouped[at] = table.group(rows, addresses)
+        update_together(held, grouped, [0.1] * len(held), crew)
+        found += [pooling.out[:5] if pooling.is_packed else pooling.out for pooling in poolings]
+    crew.close()
+    return [*found, *(array for table in held for array in (table.rows, *table.slots.values()))]
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_any_number_of_threads_gives_the_same_bytes(num_threads: int) -> None:
+    expected = trained(1)
+    assert any(np.any(array != 0) for array in expected)
+    for one, other in zip(expected, trained(num_threads), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_row_is_announced_before_any_table_changes() -> None:
+    crew, held = ThreadCrew(2), tables()
+    before = [table.rows.copy() for table in held]
+    announced: list[int] = []
+
+    def look(rows: np.ndarray) -> None:
+        assert all((table.rows == rows).all() for table, rows in zip(held, before, strict=True))
+        announced.append(len(rows))
+
+    gradient = np.ones((1, DIM), np.float32)
+    for table in held:
+        table.before_change = look
+    addresses = np.array([gradient.ctypes.data])
+    grouped = {at: table.group(np.zeros(1, np.int32), addresses) for at, table in enumerate(held)}
+    update_together(held, grouped, [0.1] * len(held), crew)
+    assert announced == [1] * len(held)
+    assert all((table.rows != rows).any() for table, rows in zip(held, before, strict=True))
+    crew.close()

@@ -1,0 +1,81 @@
+"""The threads of a crew: all calls are made, by several threads at a time, and none is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from podembed.workers.crew import ThreadCrew
+
+LARGE = 1 << 30
+PATIENCE_S = 20.0
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_every_call_is_made_once(num_threads: int) -> None:
+    crew = ThreadCrew(num_threads)
+    for num_calls in (0, 1, 2, 7, 300):
+        counts = [0] * num_calls
+
+        def count(at: int, counts: list[int] = counts) -> None:
+            counts[at] += 1
+
+        crew.run([lambda at=at: count(at) for at in range(num_calls)], size=LARGE)
+        assert counts == [1] * num_calls
+    crew.close()
+
+
+def test_as_many_calls_at_a_time_as_threads() -> None:
+    together = threading.Barrier(3)
+    crew = ThreadCrew(3)
+    crew.run([lambda: together.wait(PATIENCE_S)] * 3, size=LARGE)  # type: ignore[list-item]
+    crew.close()
+
+
+def test_little_work_stays_with_the_caller() -> None:
+    seen: list[str] = []
+    ThreadCrew(4).run([lambda: seen.append(threading.current_thread().name)] * 6, size=1000)
+    assert seen == [threading.current_thread().name] * 6
+
+
+def test_an_error_arrives_when_no_call_is_under_way_any_more() -> None:
+    is_late, fails = threading.Event(), threading.Barrier(2)
+
+    def fail() -> None:
+        fails.wait(PATIENCE_S)
+        raise ValueError("this one")
+
+    def be_late() -> None:
+        fails.wait(PATIENCE_S)
+        time.sleep(0.05)
+        is_late.set()
+
+    crew = ThreadCrew(2)
+    with pytest.raises(ValueError, match="this one"):
+        crew.run([fail, be_late], size=LARGE)
+    assert is_late.is_set()
+    crew.run([is_late.clear, is_late.clear], size=LARGE)
+    assert not is_late.is_set()
+    crew.close()
+
+
+def kernel_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kernels-")]
+
+
+def test_helpers_end_with_their_crew() -> None:
+    assert kernel_threads() == []
+    crew = ThreadCrew(3)
+    crew.run([lambda: None] * 3, size=LARGE)
+    assert kernel_threads() == ["kernels-1", "kernels-2"]
+    crew.close()
+    crew.close()
+    assert kernel_threads() == []
+    forgotten = ThreadCrew(3)
+    forgotten.run([lambda: None] * 3, size=LARGE)
+    del forgotten
+    gc.collect()
+    assert kernel_threads() == []
