@@ -43,7 +43,7 @@ def _batch(shape: MixedWorkload, batch: MixedBatch) -> Batch:
 def mixed_reference(folder: str, arguments: argparse.Namespace) -> JobReference:
     """The job that workers build for themselves, with the options of `benchmarks/dlrm.py`."""
     job = {name: getattr(arguments, name) for name in ("bench", "emb_opt", "staleness", "wire_dtype")}
-    job |= {"folder": folder, "overlap": arguments.overlap == "on"}
+    job |= {"folder": folder, "overlap": {"auto": None, "on": True, "off": False}[arguments.overlap]}
     return JobReference(function="benchmarks.mixed:mixed_job", arguments=job)
 
 
@@ -53,7 +53,7 @@ def mixed_job(
     emb_opt: str,
     folder: str,
     staleness: int = 0,
-    overlap: bool = True,
+    overlap: bool | None = None,
     wire_dtype: str = "float32",
 ) -> JobConfig:
     """The workload as a job. Runs in the workers, too."""

@@ -1,0 +1,270 @@
+"""The workloads of `dlrm.py` trained by torch with FBGEMM's fused CPU tables, in one process. Prints one JSON line.
+
+    python benchmarks/compare.py --theirs "PYTHON benchmarks/dlrm_fbgemm.py --bench B --threads 2" \\
+        --ours "python benchmarks/dlrm.py --bench B --hosts 2"
+
+The model, the batches and the first values are those of `dlrm.py`, so the losses agree. It needs an environment with
+torch, fbgemm-gpu-cpu and numpy, and none of this project: PYTHON is that environment's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # type: ignore[import-not-found] # noqa: E402
+
+from benchmarks import measuring, workloads  # noqa: E402
+from benchmarks.workload import Workload, dense_values, fill_table, make_batches, workload  # noqa: E402
+from benchmarks.workloads import MixedWorkload  # noqa: E402
+
+NUM_BATCHES = 32
+CHECKED_STEPS = range(30, 40)
+WARM_UP_STEPS = 8
+WINDOW_S = 1.0
+
+# As our own worker processes have it: memory is kept, and lies on huge pages. Threads that wait do not spin.
+TUNED = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:"
+    "glibc.malloc.top_pad=67108864:glibc.malloc.arena_max=1",
+    "OMP_WAIT_POLICY": "passive",
+}
+
+# Per batch: dense inputs, labels, and for each operator the ids and offsets of its features.
+TorchBatch = tuple[Any, Any, list[tuple[Any, Any]]]
+
+
+def fused_tables(
+    rows: list[int],
+    dims: list[int],
+    table_of: list[int],
+    *,
+    combiner: str,
+    emb_opt: str,
+    rate: float,
+    epsilon: float,
+    fill: Callable[[int, np.ndarray], None],
+) -> Any:
+    """One fused operator over tables of one combiner. `fill(at, out)` draws the first values of its table `at`."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-not-found]
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # type: ignore[import-not-found]
+        EmbeddingLocation,
+        PoolingMode,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # type: ignore[import-not-found]
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    rules = {"rowwise": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
+    operator = SplitTableBatchedEmbeddingBagsCodegen(
+        [(count, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for count, dim in zip(rows, dims, strict=True)],
+        feature_table_map=table_of,
+        optimizer=rules[emb_opt],
+        learning_rate=rate,
+        eps=epsilon,
+        pooling_mode={"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}[combiner],
+        device=torch.device("cpu"),
+    )
+    with torch.no_grad():
+        for at, weights in enumerate(operator.split_embedding_weights()):
+            fill(at, weights.numpy())
+    return operator
+
+
+def linear(weight: np.ndarray, bias: np.ndarray) -> Any:
+    layer = torch.nn.Linear(*weight.shape)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight.T)))
+        layer.bias.copy_(torch.from_numpy(bias))
+    return layer
+
+
+def layers(values: list[tuple[np.ndarray, np.ndarray]], *, ends_linear: bool) -> Any:
+    """Linear layers with ReLU after each, or after each but the last."""
+    parts: list[Any] = []
+    for number, (weight, bias) in enumerate(values):
+        parts.append(linear(weight, bias))
+        if number + 1 < len(values) or not ends_linear:
+            parts.append(torch.nn.ReLU())
+    return torch.nn.Sequential(*parts)
+
+
+class Interaction(torch.nn.Module):
+    """Bottom layers, dot products of all pairs of vectors, top layers."""
+
+    def __init__(self, shape: Workload) -> None:
+        super().__init__()
+        values = dense_values(shape)
+        self.bottom, self.top = layers(values["bottom"], ends_linear=False), layers(values["top"], ends_linear=True)
+        self.dim, self.vectors = shape.dim, shape.num_tables + 1
+        first, second = torch.tril_indices(self.vectors, self.vectors, offset=-1)
+        self.register_buffer("pairs", first * self.vectors + second, persistent=False)
+
+    def forward(self, dense: Any, pooled: list[Any]) -> Any:
+        below = self.bottom(dense)
+        vectors = torch.cat([below, *pooled], 1).view(len(below), self.vectors, self.dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([below, products], 1)).squeeze(1)
+
+
+class Concatenation(torch.nn.Module):
+    """Bottom layers' output and all activations side by side, in the order of features, then two layers more.
+
+    The activations come operator by operator. Columns of the weight are put into that order once.
+    """
+
+    def __init__(self, shape: MixedWorkload, order: list[int]) -> None:
+        super().__init__()
+        *bottom, (weight, bias), last = workloads.mixed_dense_values(shape)
+        ends = np.cumsum([shape.bottom[-1], *shape.widths])
+        parts = [weight[: shape.bottom[-1]], *(weight[ends[at] : ends[at + 1]] for at in order)]
+        self.bottom = layers(bottom, ends_linear=False)
+        self.top = layers([(np.concatenate(parts), bias), last], ends_linear=True)
+
+    def forward(self, dense: Any, pooled: list[Any]) -> Any:
+        return self.top(torch.cat([self.bottom(dense), *pooled], 1)).squeeze(1)
+
+
+def even_job(shape: Workload, emb_opt: str) -> tuple[list[Any], Any, list[TorchBatch]]:
+    """Operators, dense half and batches of a workload whose tables have one width."""
+    batches = make_batches(shape, NUM_BATCHES)
+    lengths = np.concatenate([np.full(shape.batch_size, bag) for bag in shape.bag_lengths])
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    taken = [
+        (
+            torch.from_numpy(batches.dense[step]),
+            torch.from_numpy(batches.labels[step]),
+            [(torch.from_numpy(np.concatenate([table[step].ravel() for table in batches.ids])), offsets)],
+        )
+        for step in range(NUM_BATCHES)
+    ]
+    operator = fused_tables(
+        list(shape.table_rows),
+        [shape.dim] * shape.num_tables,
+        list(range(shape.num_tables)),
+        combiner="sum",
+        emb_opt=emb_opt,
+        rate=shape.learning_rate,
+        epsilon=shape.epsilon,
+        fill=lambda at, out: fill_table(shape, at, out),
+    )
+    return [operator], Interaction(shape), taken
+
+
+def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[Any], Any, list[TorchBatch]]:
+    """Operators (one a combiner), dense half and batches of a workload whose tables differ."""
+    workloads.write_mixed(shape, folder)
+    combiners = sorted(set(shape.combiners))
+    features = [
+        [at for at, table in enumerate(shape.table_of) if shape.combiners[table] == combiner] for combiner in combiners
+    ]
+    operators = []
+    for combiner, chosen in zip(combiners, features, strict=True):
+        tables = sorted({shape.table_of[at] for at in chosen})
+
+        def fill(at: int, out: np.ndarray, tables: list[int] = tables) -> None:
+            out[...] = workloads.mixed_table_values(shape, tables[at])(out.shape)
+
+        operators.append(
+            fused_tables(
+                [shape.table_rows[table] for table in tables],
+                [shape.dims[table] for table in tables],
+                [tables.index(shape.table_of[at]) for at in chosen],
+                combiner=combiner,
+                emb_opt=emb_opt,
+                rate=shape.learning_rate,
+                epsilon=shape.epsilon,
+                fill=fill,
+            )
+        )
+    taken = []
+    for number in range(shape.num_batches):
+        batch = workloads.read_mixed(shape, folder, number, slice(0, shape.batch_size))
+        inputs = []
+        for chosen in features:
+            bags = [batch.bags[at] for at in chosen]
+            lengths = np.concatenate([np.diff(splits) for _, splits in bags])
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            inputs.append((torch.from_numpy(np.concatenate([ids for ids, _ in bags])), torch.from_numpy(offsets)))
+        taken.append((torch.from_numpy(batch.dense), torch.from_numpy(batch.labels), inputs))
+    return operators, Concatenation(shape, [at for chosen in features for at in chosen]), taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", default="A", choices=["A", "B", "cut", "tiny", *workloads.NAMES])
+    parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
+    parser.add_argument("--max-seconds", type=float, default=None, help="wait for quiet windows until then (2 x)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory(prefix="podembed-bench-") as folder:
+        if arguments.bench in workloads.NAMES:
+            shape: Any = workloads.mixed_workload(arguments.bench)
+            operators, dense_half, batches = mixed_job(shape, arguments.emb_opt, Path(folder))
+        else:
+            shape = workload(arguments.bench)
+            operators, dense_half, batches = even_job(shape, arguments.emb_opt)
+    optimizer = torch.optim.Adagrad(
+        dense_half.parameters(),
+        lr=shape.learning_rate,
+        eps=shape.epsilon,
+        initial_accumulator_value=shape.dense_accumulator,
+    )
+    loss_of = torch.nn.BCEWithLogitsLoss()
+    losses: list[float] = []
+
+    def step() -> None:
+        dense, labels, inputs = batches[len(losses) % len(batches)]
+        optimizer.zero_grad(set_to_none=True)
+        pooled = [operator(*given) for operator, given in zip(operators, inputs, strict=True)]
+        loss = loss_of(dense_half(dense, pooled), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    meter = measuring.Meter(os.getpid())
+    window, started = WARM_UP_STEPS // 2, time.perf_counter()
+    max_seconds = arguments.max_seconds or 2 * arguments.seconds
+    while (
+        (taken_s := time.perf_counter() - started) < arguments.seconds
+        or len(losses) < CHECKED_STEPS.stop
+        or (taken_s < max_seconds and not meter.has_enough_quiet())
+    ):
+        with meter.window(window * shape.batch_size):
+            for _ in range(window):
+                step()
+        window = max(4, int(WINDOW_S / meter.seconds_of_last * window))
+    line = {
+        "benchmark": "dlrm_fbgemm",
+        **{name: getattr(arguments, name) for name in ("bench", "emb_opt", "threads")},
+        **meter.summary(),
+        "peak_rss_gb": round(measuring.peak_rss_bytes(os.getpid()) / 1e9, 2),
+        "steps": len(losses),
+        "losses": [round(loss, 4) for loss in losses[:8]],
+        "loss_31_40": round(statistics.fmean(losses[at] for at in CHECKED_STEPS), 5),
+        "load1": round(os.getloadavg()[0], 2),
+    }
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    if "GLIBC_TUNABLES" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**TUNED, **os.environ})
+    main()
