@@ -107,6 +107,13 @@ class ActivationLayout:
         vectors = tuple(by_feature.get(at, 0) for at in range(len(self.widths)))
         return self if vectors == self.vectors else replace(self, vectors=vectors)
 
+    @property
+    def pooling_hosts(self) -> range | list[int]:
+        """The hosts that pool any feature, rising."""
+        if EVERY_HOST in self.owners:
+            return range(self.num_hosts)
+        return sorted({owner for owner in self.owners if owner != ROWS_TRAVEL})
+
     def region(self, owner: int) -> slice:
         """The floats of all features that a host pools alone."""
         mine = [at for at in self.order if self.owners[at] == owner]

@@ -62,14 +62,6 @@ class Exchange(Protocol):
         """Exchanges the rows that the step under way does not touch. Returns what the others found."""
         ...
 
-    def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
-        """Exchanges the rows that are left: `served` into the other hosts' `rows`."""
-        ...
-
-    def row_gradients(self, prepared: Prepared, number: int) -> None:
-        """Exchanges the gradients of rows: `rows` into their owners' `served`."""
-        ...
-
     def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
         """Starts to exchange the bags that the step under way does not touch; `finish_prefetch_pooled` ends it."""
         ...
@@ -78,16 +70,34 @@ class Exchange(Protocol):
         """Waits for the bags. Returns what the others found."""
         ...
 
-    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
-        """Starts to exchange the bags that are left; `finish_pooled` ends it."""
+    def begin_vectors(
+        self,
+        prepared: Prepared,
+        request: PooledRequest,
+        number: int,
+        activations: Blocks,
+        *,
+        arrived_rows: Splits,
+        arrived_pooled: Splits,
+    ) -> None:
+        """Starts to exchange the rows and the bags that are left; `finish` ends it.
+
+        Rows go from `served` into the other hosts' `rows`.
+
+        Args:
+          arrived_rows, arrived_pooled: what was prefetched.
+        """
         ...
 
-    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
-        """Starts to send the gradients of pooled vectors back to their owners; `finish_pooled` ends it."""
+    def begin_gradients(self, prepared: Prepared, request: PooledRequest, number: int, gradients: Blocks) -> None:
+        """Starts to send the gradients of rows and of pooled vectors to their owners; `finish` ends it.
+
+        Those of rows go from `rows` into their owners' `served`.
+        """
         ...
 
-    def finish_pooled(self) -> None:
-        """Waits for pooled vectors or their gradients."""
+    def finish(self) -> None:
+        """Waits for vectors or their gradients."""
         ...
 
 
@@ -109,23 +119,26 @@ class Alone:
     def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
         return {}
 
-    def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
-        pass
-
-    def row_gradients(self, prepared: Prepared, number: int) -> None:
-        pass
-
     def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
         pass
 
     def finish_prefetch_pooled(self, activations: Blocks) -> Splits:
         return {}
 
-    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
+    def begin_vectors(
+        self,
+        prepared: Prepared,
+        request: PooledRequest,
+        number: int,
+        activations: Blocks,
+        *,
+        arrived_rows: Splits,
+        arrived_pooled: Splits,
+    ) -> None:
         pass
 
-    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
+    def begin_gradients(self, prepared: Prepared, request: PooledRequest, number: int, gradients: Blocks) -> None:
         pass
 
-    def finish_pooled(self) -> None:
+    def finish(self) -> None:
         pass

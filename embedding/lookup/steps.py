@@ -32,7 +32,6 @@ class LookupPhase(StrEnum):
     PREFETCH_POOL = "prefetch pool"
     PREFETCH_EXCHANGE = "prefetch exchange"
     GATHER = "gather"
-    ROW_EXCHANGE = "row exchange"
     POOL_FOR_OTHERS = "pool for others"
     POOL = "pool"
     ACTIVATION_EXCHANGE = "activation exchange"
@@ -182,21 +181,28 @@ class LookupSteps:
         """
         with self._phase(LookupPhase.GATHER):
             self._sharded.gather(step.prepared)
-        with self._phase(LookupPhase.ROW_EXCHANGE):
-            self._exchange.rows(step.prepared, step.number, step.prefetched_rows)
         with self._phase(LookupPhase.POOL_FOR_OTHERS):
             self._pooled.pool_for_others(step.request)
-        self._exchange.begin_pooled(step.request, step.number, activations, step.prefetched_pooled)
-        # The own part is combined while the others' vectors travel.
+        with self._phase(LookupPhase.ACTIVATION_EXCHANGE):
+            self._exchange.begin_vectors(
+                step.prepared,
+                step.request,
+                step.number,
+                activations,
+                arrived_rows=step.prefetched_rows,
+                arrived_pooled=step.prefetched_pooled,
+            )
+        # What needs no other host is done while vectors travel.
         with self._phase(LookupPhase.POOL):
             self._pooled.pool_own(step.request, activations.arrays)
+            meanwhile()
+        with self._phase(LookupPhase.ACTIVATION_EXCHANGE):
+            self._exchange.finish()
+        with self._phase(LookupPhase.POOL):
             blocks = self.lookups.by_name(activations.arrays)
             self._sharded.pool(step.prepared, blocks)
             for feature in self._sharded.features:
                 blocks[feature.name][step.prepared.features[feature.name].num_samples :] = 0.0
-            meanwhile()
-        with self._phase(LookupPhase.ACTIVATION_EXCHANGE):
-            self._exchange.finish_pooled()
         with self._phase(LookupPhase.POOL):
             self._pooled.add_partial_sums(step.request, activations)
 
@@ -208,12 +214,11 @@ class LookupSteps:
         """
         if not step.is_grouped:
             self._group(step, gradients)
-        self._exchange.begin_pooled_gradients(step.request, step.number, gradients)
         with self._phase(LookupPhase.GRADIENT_SUM):
             self._sharded.sum_gradients(step.prepared, self.lookups.by_name(gradients.arrays))
         with self._phase(LookupPhase.GRADIENT_EXCHANGE):
-            self._exchange.finish_pooled()
-            self._exchange.row_gradients(step.prepared, step.number)
+            self._exchange.begin_gradients(step.prepared, step.request, step.number, gradients)
+            self._exchange.finish()
         with self._phase(LookupPhase.UPDATE):
             self._sharded.update(step.prepared, learning_rates)
             self._pooled.update(step.request, gradients.arrays, learning_rates)

@@ -97,6 +97,17 @@ class Prepared:
     served: list[np.ndarray] = field(default_factory=list)
     splits: list[Split | None] = field(default_factory=list)
 
+    def asks(self) -> list[int]:
+        """The hosts that own rows of this batch."""
+        return np.flatnonzero(self.asked_counts.any(axis=1)).tolist()
+
+    def is_asked_by(self) -> list[int]:
+        """The hosts that want rows of this one: those whose `asks` names it."""
+        found = np.zeros(len(self.asked_counts), bool)
+        for wanted in self.wanted:
+            found |= np.diff(wanted.host_starts) > 0
+        return np.flatnonzero(found).tolist()
+
 
 def streams_of(specs: Sequence[TableSpec], features: Sequence[FeatureBinding]) -> tuple[Stream, ...]:
     """In the order of the tables. A table without features has one stream without features."""

@@ -22,7 +22,7 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "P2 dedup": ("step.dedup",),
     "P3 id exchange": ("step.id_exchange",),
     "P4 gather": ("step.gather",),
-    "P5 row exchange": ("step.row_exchange", "step.activation_exchange"),
+    "P5 exchange of vectors": ("step.activation_exchange",),
     "P6 to device": ("step.device",),
     "P8 gradient exchange": ("step.gradient_exchange",),
     "P9 apply": ("step.update", "step.update.between", "step.update.mid"),

@@ -149,17 +149,12 @@ class _Wire:
         self.ids = sum(table.ids for table in traffic)
         pooled = [table for table in traffic if table.way is not TableWay.ROWS]
         rows = [table for table in traffic if table.way is TableWay.ROWS]
-        self.has_pooled, self.row_exchanges = bool(pooled), len({table.dim for table in rows})
         self.id_bytes, self.vector_bytes, self.row_bytes = _bytes_of(traffic, setting)
         self._free_vectors, self._free_rows = (_mean_share(part) for part in (pooled, rows))
 
-    def exchange(self, num_bytes: float, *, count: int = 1) -> float:
-        """Seconds of some exchanges that carry so many bytes together."""
-        if not count:
-            return 0.0
-        peers = self._setting.num_hosts - 1
-        one = self._calibration.wire.seconds(peers=peers, num_bytes=num_bytes)
-        return one + (count - 1) * self._calibration.wire.seconds(peers=peers, num_bytes=0.0)
+    def exchange(self, num_bytes: float) -> float:
+        """Seconds of an exchange with all other hosts that carries so many bytes."""
+        return self._calibration.wire.seconds(peers=self._setting.num_hosts - 1, num_bytes=num_bytes)
 
     def split(self, num_bytes: float, *, of_rows: bool, is_early: bool) -> float:
         """The bytes that go before the update of the step under way, or after it."""
@@ -260,8 +255,7 @@ class _Timeline:
     def _after_device(self) -> None:
         of, wire = self._seconds.of, self._wire
         self._work(Phase.GRADIENT_SUM, of("gradient sum/rows"), 1.0)
-        count = int(wire.has_pooled) + wire.row_exchanges
-        self._exchange(Phase.GRADIENT_EXCHANGE, wire.vector_bytes + wire.row_bytes, count=count)
+        self._exchange(Phase.GRADIENT_EXCHANGE, wire.vector_bytes + wire.row_bytes)
         self._work(Phase.UPDATE, of("update/pooled", "update/rows"), 1.0)
 
     def _forward(self, *, rest: bool, stretch: float = 1.0) -> None:
@@ -275,26 +269,21 @@ class _Timeline:
             row_bytes = wire.split(row_bytes, of_rows=True, is_early=False)
         if rest and seconds.prefetches_pooled:
             vector_bytes = wire.split(vector_bytes, of_rows=False, is_early=False)
-        self._exchange(Phase.ROW_EXCHANGE, row_bytes, count=wire.row_exchanges, by=stretch)
         pooled = seconds.of(_POOLED) - early_pooled
         self._work(Phase.POOL_FOR_OTHERS, pooled * others, stretch)
-        self._work(Phase.POOL, pooled * (1 - others) + seconds.of("pool/rows"), stretch)
-        self._exchange(Phase.ACTIVATION_EXCHANGE, vector_bytes, count=int(wire.has_pooled), by=stretch)
-        self._work(Phase.POOL, seconds.of("sums/partial"), stretch)
+        self._work(Phase.POOL, pooled * (1 - others), stretch)
+        self._exchange(Phase.ACTIVATION_EXCHANGE, row_bytes + vector_bytes, by=stretch)
+        self._work(Phase.POOL, seconds.of("pool/rows", "sums/partial"), stretch)
 
     def _work(self, phase: Phase, seconds: np.ndarray, stretch: float) -> None:
         spent = seconds * self._always * stretch
         self._note(phase, float(spent[0]))
         self._clock = self._clock + spent
 
-    def _exchange(
-        self, phase: Phase, num_bytes: float, *, count: int = 1, own: np.ndarray | float = 0.0, by: float = 1.0
-    ) -> None:
+    def _exchange(self, phase: Phase, num_bytes: float, *, own: np.ndarray | float = 0.0, by: float = 1.0) -> None:
         """All hosts wait for the slowest; then each does its `own` part."""
-        if not count:
-            return
         spent = np.max(self._clock) - self._clock if self._setting.num_hosts > 1 else 0.0
-        spent = spent + (self._wire.exchange(num_bytes, count=count) + own) * self._always * by
+        spent = spent + (self._wire.exchange(num_bytes) + own) * self._always * by
         spent = np.broadcast_to(spent, self._clock.shape)
         self._note(phase, float(spent[0]))
         self._clock = self._clock + spent

@@ -127,14 +127,19 @@ class _Clock:
     """Seconds by phase. Mutated: the sums of the step under way."""
 
     def __init__(self) -> None:
+        self.begin_step()
+
+    def begin_step(self) -> None:
         self.sums: dict[str, float] = {}
+        self._num_pools = 0
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        # A step pools twice: the second time it adds up partial sums.
-        name = "sums" if phase == LookupPhase.POOL and phase in self.sums else str(phase)
+        # A step pools its own bags, then the rows that came. The third time it adds up partial sums.
+        self._num_pools += phase == LookupPhase.POOL
+        name = "sums" if phase == LookupPhase.POOL and self._num_pools == 3 else str(phase)
         self.sums[name] = self.sums.get(name, 0.0) + time.perf_counter() - began
 
 
@@ -221,7 +226,7 @@ class _Setup:
         found: list[dict[str, float]] = []
         previous: LookupStep | None = None
         for number in range(_WARM_UP_STEPS + _STEPS):
-            clock.sums = {}
+            clock.begin_step()
             with clock.phase("dedup"):
                 step = steps.find(self.batches[number % _NUM_BATCHES], buffer=number % 2)
             steps.ask(step, number, gradients=gradients[number % 2])

@@ -7,8 +7,12 @@ the prefetched vectors go ahead with a mask and the rest follows; both arrive pa
 With a narrow wire, float32 is rounded as it leaves and widened as it arrives. What a host keeps for itself or shares
 through memory is never rounded.
 
-Every exchange takes place on all hosts, in one order, even where a frame is empty: frames also say when shared memory
-may be used.
+Rows of all widths, pooled vectors and partial sums go in one frame a host. A host sends no frame to one that expects
+nothing of it. Both know that: from the placement which hosts pool, and from the exchange of ids who asked whom for
+rows. A frame may be empty all the same, since it also says when shared memory may be used.
+
+All hosts begin the same exchanges in the same order. That of ids has a frame for every host, so no host is more than a
+step ahead of another one.
 """
 
 from __future__ import annotations
@@ -48,6 +52,42 @@ class _Arrival:
             self.memory[self.positions] = values.reshape(-1, self.memory.shape[1])
 
 
+class _Frames(dict[int, list[np.ndarray]]):
+    """By host, what is sent to it, one array after another. Hosts that are not named get no frame.
+
+    Args:
+      own: this host, which sends itself nothing.
+    """
+
+    def __init__(self, own: int) -> None:
+        super().__init__()
+        self._own = own
+
+    def to(self, host: int, arrays: Sequence[np.ndarray]) -> None:
+        """Adds arrays to the frame of a host."""
+        if host != self._own:
+            self.setdefault(host, []).extend(arrays)
+
+
+class _Arrivals(dict[int, list[_Arrival]]):
+    """By host, where what it sends belongs, in its order. Hosts that are not named send no frame.
+
+    Args:
+      own: this host.
+    """
+
+    def __init__(self, own: int) -> None:
+        super().__init__()
+        self._own = own
+
+    def of(self, host: int, memories: Sequence[np.ndarray], split: Split | None = None) -> None:
+        """Adds what a host sends: whole memories, or the rest of each where others were prefetched."""
+        if host != self._own:
+            positions = [None] * len(memories) if split is None else split.rest
+            found = [_Arrival(memory, at) for memory, at in zip(memories, positions, strict=True)]
+            self.setdefault(host, []).extend(found)
+
+
 class VectorExchange:
     """The exchanges of vectors of one host. Mutated: the arrays of the lookups, and the frames of the exchange in
     progress.
@@ -70,12 +110,12 @@ class VectorExchange:
         self._mesh, self._lookup, self._pooled = mesh, lookup, pooled
         self._dtype = np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else np.float32)
         self._timeout_s = timeout_s
-        own, hosts = mesh.identity.rank, range(mesh.identity.num_ranks)
-        self._others = [host for host in hosts if host != own]
-        self._arrivals: dict[int, list[_Arrival]] = {}
+        self._own = mesh.identity.rank
+        self._others = [host for host in range(mesh.identity.num_ranks) if host != self._own]
+        self._arrivals: dict[int, Sequence[_Arrival]] = {}
         self._frames: dict[int, np.ndarray] = {}
 
-    # ------------------------------------------------------------------ rows
+    # ------------------------------------------------------------------ prefetched vectors
 
     def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:
         """Exchanges the rows that the step under way does not touch. Returns what the other hosts sent."""
@@ -83,29 +123,6 @@ class VectorExchange:
         rows = {host: self._lookup.blocks(prepared, host, of="rows") for host in self._others}
         self._begin_prefetch(number, prepared.splits, served, rows)
         return self._finish_prefetch(rows)
-
-    def rows(self, prepared: Prepared, number: int, arriving: Splits) -> None:
-        """Exchanges the rows that are left: `served` into the other hosts' `rows`."""
-        for group in range(len(self._lookup.groups)):
-            send: dict[int, list[np.ndarray]] = {}
-            arrivals: dict[int, list[_Arrival]] = {}
-            for host in self._others:
-                piece, split = self._lookup.piece(prepared, group, host, of="served"), prepared.splits[host]
-                send[host] = [piece if split is None else piece[len(split.prefetched[group]) :]]
-                room, sent = self._lookup.piece(prepared, group, host, of="rows"), arriving.get(host)
-                arrivals[host] = [_Arrival(room, None if sent is None else sent.rest[group])]
-            self._begin(Tag.ROWS, number, send, arrivals)
-            self.finish()
-
-    def row_gradients(self, prepared: Prepared, number: int) -> None:
-        """Exchanges the gradients of rows: `rows` into their owners' `served`."""
-        for group in range(len(self._lookup.groups)):
-            send = {host: [self._lookup.piece(prepared, group, host, of="rows")] for host in self._others}
-            served = {host: self._lookup.piece(prepared, group, host, of="served") for host in self._others}
-            self._begin(Tag.GRADIENTS, number, send, {host: [_Arrival(room)] for host, room in served.items()})
-            self.finish()
-
-    # ------------------------------------------------------------------ pooled vectors
 
     def begin_prefetch_pooled(self, request: PooledRequest, number: int, activations: Blocks) -> None:
         """Starts to exchange the bags that the step under way does not touch; `finish_prefetch_pooled` ends it."""
@@ -116,54 +133,67 @@ class VectorExchange:
         """Waits for the bags. Returns what the other hosts sent."""
         return self._finish_prefetch(self._blocks_from_other_machines(activations))
 
-    def begin_pooled(self, request: PooledRequest, number: int, activations: Blocks, arriving: Splits) -> None:
-        """Starts to exchange the bags that are left; `finish` ends it.
+    # ------------------------------------------------------------------ everything that is left
+
+    def begin_vectors(
+        self,
+        prepared: Prepared,
+        request: PooledRequest,
+        number: int,
+        activations: Blocks,
+        *,
+        arrived_rows: Splits,
+        arrived_pooled: Splits,
+    ) -> None:
+        """Starts to exchange the rows and the bags that are left; `finish` ends it.
 
         The empty frame of a host on this machine says that its vectors are complete in the memory that it shares.
         """
-        if not self._pooled.is_used:
-            return
-        send: dict[int, list[np.ndarray]] = {}
-        arrivals: dict[int, list[_Arrival]] = {}
-        for host in self._others:
+        send, arrivals = _Frames(self._own), _Arrivals(self._own)
+        for host in prepared.is_asked_by():
+            split, served = prepared.splits[host], self._lookup.blocks(prepared, host, of="served")
+            send.to(host, served if split is None else split.packed(Part.REST, served))
+        for host in prepared.asks():
+            arrivals.of(host, self._lookup.blocks(prepared, host, of="rows"), arrived_rows.get(host))
+        pooled, poolers = self._pooled, self._pooled.layout.pooling_hosts
+        for host in self._others if self._own in poolers else ():
             split = request.splits[host]
-            if self._pooled.is_shared_with(request, host):
-                continue
-            if split is None:
-                send[host] = [self._pooled.answer(request, host)]
+            if pooled.is_shared_with(request, host):
+                send.to(host, [])
+            elif split is None:
+                send.to(host, [pooled.answer(request, host)])
             else:
-                send[host] = split.packed(Part.REST, self._pooled.answer_blocks(request, host))
-        for host in self._others:
-            sent = arriving.get(host)
-            if self._pooled.is_shared_by(request, host):
+                send.to(host, split.packed(Part.REST, pooled.answer_blocks(request, host)))
+        for host in poolers:
+            split = arrived_pooled.get(host)
+            if host == self._own:
                 continue
-            if sent is None:
-                arrivals[host] = [_Arrival(part) for part in activations.room(host)]
+            if pooled.is_shared_by(request, host):
+                arrivals.of(host, [])
+            elif split is None:
+                arrivals.of(host, activations.room(host))
             else:
-                blocks = activations.of_owner(host)
-                arrivals[host] = [_Arrival(block, rest) for block, rest in zip(blocks, sent.rest, strict=True)]
+                arrivals.of(host, activations.of_owner(host), split)
         self._begin(Tag.ROWS, number, send, arrivals)
 
-    def begin_pooled_gradients(self, request: PooledRequest, number: int, gradients: Blocks) -> None:
-        """Starts to send the gradients of pooled vectors back to their owners; `finish` ends it.
+    def begin_gradients(self, prepared: Prepared, request: PooledRequest, number: int, gradients: Blocks) -> None:
+        """Starts to send the gradients of rows and of pooled vectors to their owners; `finish` ends it.
 
         The empty frame of a host on this machine says that its gradients are complete in the memory that it shares. Its
-        frame in the next exchange says that it does not read this host's any more.
+        frame in the next exchange of ids says that it does not read this host's any more.
         """
-        if self._pooled.is_used:
-            pooled, others = self._pooled, self._others
-            send = {host: gradients.frame(host) for host in others if not pooled.is_shared_by(request, host)}
-            arrivals = {
-                host: [_Arrival(pooled.gradient_memory(request, host))]
-                for host in others
-                if not pooled.is_shared_with(request, host)
-            }
-            self._begin(Tag.GRADIENTS, number, send, arrivals)
-
-    def finish_pooled(self) -> None:
-        """Waits for pooled vectors or their gradients, if any feature has them."""
-        if self._pooled.is_used:
-            self.finish()
+        send, arrivals = _Frames(self._own), _Arrivals(self._own)
+        for host in prepared.asks():
+            send.to(host, self._lookup.blocks(prepared, host, of="rows"))
+        for host in prepared.is_asked_by():
+            arrivals.of(host, self._lookup.blocks(prepared, host, of="served"))
+        pooled, poolers = self._pooled, self._pooled.layout.pooling_hosts
+        for host in poolers:
+            send.to(host, [] if pooled.is_shared_by(request, host) else gradients.frame(host))
+        for host in self._others if self._own in poolers else ():
+            is_shared = pooled.is_shared_with(request, host)
+            arrivals.of(host, [] if is_shared else [pooled.gradient_memory(request, host)])
+        self._begin(Tag.GRADIENTS, number, send, arrivals)
 
     def _blocks_from_other_machines(self, activations: Blocks) -> dict[int, list[np.ndarray]]:
         return {host: activations.of_owner(host) for host in self._apart}
@@ -180,23 +210,23 @@ class VectorExchange:
         tag: Tag,
         number: int,
         send: Mapping[int, Sequence[np.ndarray]],
-        arrivals: Mapping[int, list[_Arrival]],
+        arrivals: Mapping[int, Sequence[_Arrival]],
     ) -> None:
-        """Starts one exchange; hosts that are not named get and send empty frames."""
+        """Starts one exchange. A host that is not named gets no frame, or sends none."""
         self._arrivals, self._frames = {}, {}
 
-        def receive(host: int, num_bytes: int) -> np.ndarray:
-            expected = arrivals.get(host, [])
+        def receive(host: int, num_bytes: int) -> list[np.ndarray]:
+            expected = arrivals[host]
             size = self._dtype.itemsize * sum(arrival.num_floats for arrival in expected)
             if num_bytes != size:
                 raise ValueError(f"Host {host} sent {num_bytes} bytes. Expected {size}, as both planned.")
-            if self._dtype == np.float32 and len(expected) == 1 and expected[0].positions is None:
-                return expected[0].memory
+            if self._dtype == np.float32 and all(arrival.positions is None for arrival in expected):
+                return [arrival.memory for arrival in expected]
             self._arrivals[host], self._frames[host] = expected, np.empty(num_bytes, np.uint8)
-            return self._frames[host]
+            return [self._frames[host]]
 
-        frames = [self._outgoing(send.get(host, [])) for host in range(self._mesh.identity.num_ranks)]
-        self._mesh.begin(tag=tag, step=number, send=frames, receive=receive)
+        frames = [self._outgoing(send[host]) if host in send else None for host in range(self._mesh.identity.num_ranks)]
+        self._mesh.begin(tag=tag, step=number, send=frames, receive=receive, senders=arrivals)
 
     def finish(self) -> None:
         """Waits for the exchange in progress and puts what came packed to its places."""

@@ -75,7 +75,6 @@ class Phase(StrEnum):
     PREFETCH_POOL = "early pool"
     PREFETCH_EXCHANGE = "early exchange", _Is.WAITING_FOR_HOSTS
     GATHER = "gather"
-    ROW_EXCHANGE = "row exchange", _Is.WAITING_FOR_HOSTS
     POOL_FOR_OTHERS = "pool for others"
     POOL = "pool"
     ACTIVATION_EXCHANGE = "activation exchange", _Is.WAITING_FOR_HOSTS

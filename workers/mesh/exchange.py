@@ -19,12 +19,14 @@ class ExchangeStatistics:
 
     Attributes:
       num_exchanges: how many are summed here.
+      num_frames: sent to other hosts.
       bytes_sent, bytes_received: payloads, without headers.
       seconds_blocked: spent waiting with nothing to move.
       seconds_total: from `begin` to the end of `finish`.
     """
 
     num_exchanges: int = 0
+    num_frames: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds_blocked: float = 0.0
@@ -33,6 +35,7 @@ class ExchangeStatistics:
     def __add__(self, other: ExchangeStatistics) -> ExchangeStatistics:
         return ExchangeStatistics(
             num_exchanges=self.num_exchanges + other.num_exchanges,
+            num_frames=self.num_frames + other.num_frames,
             bytes_sent=self.bytes_sent + other.bytes_sent,
             bytes_received=self.bytes_received + other.bytes_received,
             seconds_blocked=self.seconds_blocked + other.seconds_blocked,
@@ -47,6 +50,7 @@ class Exchange:
     Attributes:
       tag, step: its name, the same on all hosts.
       started_s: when it began, by the mesh's clock.
+      num_frames: sent.
       bytes_sent: payloads, without headers.
       unfinished: links with something still to send or to receive.
       seconds_blocked: spent waiting with nothing to move.
@@ -55,6 +59,7 @@ class Exchange:
     tag: int
     step: int
     started_s: float
+    num_frames: int
     bytes_sent: int
     unfinished: set[Link]
     seconds_blocked: float = 0.0
@@ -69,6 +74,7 @@ class Exchange:
         """What it cost, once it is finished."""
         return ExchangeStatistics(
             num_exchanges=1,
+            num_frames=self.num_frames,
             bytes_sent=self.bytes_sent,
             bytes_received=sum(link.bytes_received for link in links),
             seconds_blocked=self.seconds_blocked,
@@ -77,9 +83,9 @@ class Exchange:
 
 
 def checked_views(
-    send: Sequence[Sequence[Buffer]], *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
-) -> list[list[memoryview]]:
-    """The frames of an exchange as byte views, by rank; the own one is empty.
+    send: Sequence[Sequence[Buffer] | None], *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
+) -> list[list[memoryview] | None]:
+    """The frames of an exchange as byte views, by rank; None for no frame, as for the own rank.
 
     Raises:
       MeshUsageError: the name of the exchange or a frame cannot be sent.
@@ -90,14 +96,21 @@ def checked_views(
         raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
     if len(send) != num_ranks:
         raise MeshUsageError(
-            f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] where nothing is sent."
+            f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] for a frame without bytes."
         )
-    views_by_rank = [[] if rank == own_rank else byte_views(buffers) for rank, buffers in enumerate(send)]
+    views_by_rank = [
+        None if rank == own_rank or buffers is None else byte_views(buffers) for rank, buffers in enumerate(send)
+    ]
     for rank, views in enumerate(views_by_rank):
-        num_bytes = sum(view.nbytes for view in views)
+        num_bytes = size_of(views)
         if num_bytes > max_frame_bytes:
             raise MeshUsageError(
                 f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {max_frame_bytes}. Split the "
                 "exchange or raise max_frame_bytes on all hosts."
             )
     return views_by_rank
+
+
+def size_of(views: Sequence[memoryview] | None) -> int:
+    """Bytes of a frame's payload."""
+    return 0 if views is None else sum(view.nbytes for view in views)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from podembed.workers.faults.frames import Spoil
 from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, MeshUsageError, PeerLost
@@ -29,8 +30,8 @@ from podembed.workers.mesh.frames import (
     trailer_of,
 )
 
-Receive = Callable[[int, int], Buffer | None]
-"""`receive(rank, num_bytes)` gives the buffer for a payload that is about to arrive."""
+Receive = Callable[[int, int], Buffer | Sequence[Buffer] | None]
+"""`receive(rank, num_bytes)` gives the buffer for a payload that is about to arrive, or several to fill in turn."""
 
 _MAX_VIEWS_PER_CALL = min(os.sysconf("SC_IOV_MAX"), 1024)
 
@@ -75,7 +76,7 @@ class Link:
         self._header_filled = 0
         self._header: FrameHeader | None = None
         self._trailer_bytes = memoryview(bytearray(TRAILER_BYTES))
-        self._payload = memoryview(b"")
+        self._payload: list[memoryview] = []
         self._missing: list[memoryview] | None = None
         self._received_frames = 0
         self._has_left = False
@@ -102,15 +103,32 @@ class Link:
         is_readable = not self._has_left and not (self._expected is None and self._header is not None)
         return (selectors.EVENT_READ if is_readable else 0) | (0 if self.is_sent else selectors.EVENT_WRITE)
 
-    def begin(self, *, tag: int, step: int, views: list[memoryview], payload_crc32c: int, receive: Receive) -> None:
+    def begin(
+        self, *, tag: int, step: int, views: list[memoryview] | None, payload_crc32c: int, receive: Receive | None
+    ) -> None:
         """Sets up both directions of one exchange and sends what the kernel takes at once.
+
+        Args:
+          views: of the frame; None sends none.
+          receive: for the frame of the peer; None expects none.
 
         Raises:
           PeerLost: the peer has left.
           FrameError: the frame that came early belongs to another exchange.
         """
+        self.bytes_received = 0
+        if views is None and receive is None:
+            return
         if self._has_left:
             raise self._lost("it closed its mesh before this exchange")
+        if views is not None:
+            self._send(tag, step, views, payload_crc32c)
+        if receive is not None:
+            self._expected, self._receive = (tag, step), receive
+            if self._header is not None:
+                self.read()
+
+    def _send(self, tag: int, step: int, views: list[memoryview], payload_crc32c: int) -> None:
         header = FrameHeader(
             tag=tag,
             step=step,
@@ -126,10 +144,7 @@ class Link:
         self._out, self._out_at = [memoryview(header), *views, *trailer], 0
         if self._rules.spoil is not None:
             self._out = self._rules.spoil(self.connection, self.rank, tag, step, self._out)
-        self._expected, self._receive = (tag, step), receive
         self.write()
-        if self._header is not None:
-            self.read()
 
     def write(self) -> None:
         """Sends what the kernel takes now.
@@ -243,8 +258,8 @@ class Link:
         buffer = receive(self.rank, header.payload_bytes)
         if header.payload_bytes == 0:
             return []
-        self._payload = _writable_view(buffer, header.payload_bytes, self.rank)
-        return [self._payload, self._trailer_bytes]
+        self._payload = _writable_views(buffer, header.payload_bytes, self.rank)
+        return [*self._payload, self._trailer_bytes]
 
     def _close_payload(self) -> None:
         header = self._header
@@ -254,18 +269,18 @@ class Link:
             if trailer != expected:
                 raise FrameError(self.rank, "trailer", repr(trailer), f"{expected!r} after the payload")
         if header.flags & FrameFlag.PAYLOAD_CHECKSUM:
-            found = checksum([self._payload])
+            found = checksum(self._payload)
             if found != header.payload_crc32c:
                 raise FrameError(
                     self.rank, "payload crc32c", f"{found:#010x}", f"{header.payload_crc32c:#010x}, as its header says"
                 )
         self._header = self._missing = self._expected = self._receive = None
-        self._payload = memoryview(b"")
+        self._payload = []
 
     def _receive_into(self, views: list[memoryview], part: str) -> int:
         """Bytes taken from the socket, 0 when it holds none now."""
         try:
-            count = self.connection.recvmsg_into(views)[0]
+            count = self.connection.recvmsg_into(views[:_MAX_VIEWS_PER_CALL])[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -302,7 +317,7 @@ class Link:
         self.connection.close()
         self._out, self._out_at = [], 0
         self._missing = self._receive = None
-        self._payload = memoryview(b"")
+        self._payload = []
 
 
 def farewell_for(error: BaseException) -> int:
@@ -330,13 +345,20 @@ def _without_first(views: list[memoryview], num_bytes: int) -> list[memoryview]:
     return left
 
 
-def _writable_view(buffer: Buffer | None, num_bytes: int, rank: int) -> memoryview:
-    view = memoryview(b"") if buffer is None else byte_view(buffer)
-    if view.readonly or view.nbytes < num_bytes:
-        kind = "read-only" if view.readonly else "writable"
+def _writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, rank: int) -> list[memoryview]:
+    """Views of the first `num_bytes` of what `receive` gave."""
+    given = [] if buffers is None else buffers if isinstance(buffers, list | tuple) else [cast(Buffer, buffers)]
+    views = [byte_view(buffer) for buffer in given]
+    size = sum(view.nbytes for view in views)
+    is_readonly = any(view.readonly for view in views)
+    if is_readonly or size < num_bytes:
+        kind = "read-only" if is_readonly else "writable"
         raise MeshUsageError(
-            f"Found a {kind} buffer of {view.nbytes} bytes for {num_bytes} bytes from rank {rank}. Expected a writable "
-            "one "
-            "of at least that size. Allocate it in `receive` from the size given there."
+            f"Found a {kind} buffer of {size} bytes for {num_bytes} bytes from rank {rank}. Expected a writable one of "
+            "at least that size. Allocate it in `receive` from the size given there."
         )
-    return view[:num_bytes]
+    found = []
+    for view in views:
+        found.append(view[:num_bytes])
+        num_bytes -= found[-1].nbytes
+    return [view for view in found if view.nbytes]

@@ -13,11 +13,9 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 
 from podembed.workers.descriptors import require_for_host
-from podembed.workers.faults.frames import Spoil
 from podembed.workers.mesh.aborting import AbortSignal
 from podembed.workers.mesh.errors import (
     ExchangeTimeout,
@@ -30,12 +28,13 @@ from podembed.workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views
+from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views, size_of
 from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, checksum
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
 from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
+from podembed.workers.mesh.options import MeshOptions
 from podembed.workers.mesh.setup import MeshSetup
 
 __all__ = [
@@ -54,26 +53,6 @@ __all__ = [
     "PeerLost",
     "Tag",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshOptions:
-    """How a mesh runs; the same on all hosts.
-
-    Attributes:
-      max_frame_bytes: longest payload one host may send another in one exchange.
-      payload_crc: whether payloads carry a checksum, about 0.2 ms per MB and direction on top of TCP's own.
-      handshake_timeout_s: how long one connection may take to prove itself.
-      socket_buffer_bytes: fixed kernel buffers; None lets the kernel tune them, which is best where `rmem_max` is
-        small.
-      spoil: injects faults into frames; this host's own.
-    """
-
-    max_frame_bytes: int = 4 << 30
-    payload_crc: bool = False
-    handshake_timeout_s: float = 5.0
-    socket_buffer_bytes: int | None = None
-    spoil: Spoil | None = None
 
 
 class Mesh:
@@ -185,22 +164,38 @@ class Mesh:
         self._is_connected = True
 
     def exchange(
-        self, *, tag: int, step: int, send: Sequence[Sequence[Buffer]], receive: Receive, timeout_s: float
+        self,
+        *,
+        tag: int,
+        step: int,
+        send: Sequence[Sequence[Buffer] | None],
+        receive: Receive,
+        senders: Container[int] | None = None,
+        timeout_s: float,
     ) -> ExchangeStatistics:
-        """Sends every other host its frame and takes one from each: `begin` and `finish` in one call."""
-        self.begin(tag=tag, step=step, send=send, receive=receive)
+        """Sends other hosts their frames and takes theirs: `begin` and `finish` in one call."""
+        self.begin(tag=tag, step=step, send=send, receive=receive, senders=senders)
         return self.finish(timeout_s=timeout_s)
 
-    def begin(self, *, tag: int, step: int, send: Sequence[Sequence[Buffer]], receive: Receive) -> None:
+    def begin(
+        self,
+        *,
+        tag: int,
+        step: int,
+        send: Sequence[Sequence[Buffer] | None],
+        receive: Receive,
+        senders: Container[int] | None = None,
+    ) -> None:
         """Starts an exchange and sends what the kernel takes without waiting.
 
         Args:
           tag, step: name of the exchange; all hosts must run the same exchanges in the same order.
           send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish`
-            returns. The own rank's entry is ignored.
-          receive: called once per other rank, in order of arrival, with the rank and the number of bytes that come.
-            Returns a writable C-contiguous buffer of at least that size, which is filled from its start. For 0 bytes
-            the result is ignored.
+            returns. None sends no frame, which that rank must know. The own rank's entry is ignored.
+          receive: called once per frame, in order of arrival, with its rank and the number of bytes that come. Returns
+            writable C-contiguous buffers of at least that size, one or several, which are filled from their start. For
+            0 bytes the result is ignored.
+          senders: ranks that send a frame to this one; None for all others.
 
         Raises:
           MeshUsageError: not connected, an exchange is in progress, or a buffer cannot be sent.
@@ -209,21 +204,23 @@ class Mesh:
         self._require_usable()
         self._require_idle()
         own, limit = self.identity, self._options.max_frame_bytes
-        views_by_rank = checked_views(
+        frames = checked_views(
             send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks, max_frame_bytes=limit
         )
-        crcs = [checksum(views) if self._options.payload_crc else 0 for views in views_by_rank]
         self._exchange = exchange = Exchange(
             tag=int(tag),
             step=int(step),
             started_s=self._clock(),
-            bytes_sent=sum(view.nbytes for views in views_by_rank for view in views),
+            num_frames=sum(views is not None for views in frames),
+            bytes_sent=sum(map(size_of, frames)),
             unfinished=set(self._links),
         )
         try:
             for link in self._links:
-                views, crc = views_by_rank[link.rank], crcs[link.rank]
-                link.begin(tag=exchange.tag, step=exchange.step, views=views, payload_crc32c=crc, receive=receive)
+                views = frames[link.rank]
+                crc = checksum(views) if views and self._options.payload_crc else 0
+                taking = receive if senders is None or link.rank in senders else None
+                link.begin(tag=exchange.tag, step=exchange.step, views=views, payload_crc32c=crc, receive=taking)
                 self._after_move(exchange, link)
         except BaseException as error:
             self._break(error)

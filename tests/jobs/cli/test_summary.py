@@ -31,7 +31,7 @@ def result(**changes: object) -> Result:
         evaluations=(Evaluation(step=10_000_000, auc=0.7, log_loss=0.5, num_samples=10),),
         recoveries=(),
         phase_s={
-            "row exchange": 10.0,
+            "activation exchange": 10.0,
             "gradient exchange": 5.0,
             "wait for device": 3.0,
             "vector exchange": 2.0,

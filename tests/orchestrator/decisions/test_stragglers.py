@@ -20,7 +20,7 @@ def phases(**seconds: float) -> dict[Phase, float]:
     return {Phase(name.replace("_", " ")): spent for name, spent in seconds.items()}
 
 
-EVEN = phases(read=0.2, update=0.3, row_exchange=0.5, device=1.0)
+EVEN = phases(read=0.2, update=0.3, activation_exchange=0.5, device=1.0)
 
 
 def test_waiting_is_not_work() -> None:
@@ -29,7 +29,7 @@ def test_waiting_is_not_work() -> None:
 
 
 def test_even_hosts_are_not_slow_however_long_they_wait() -> None:
-    waiting = phases(read=0.2, update=0.3, row_exchange=1.5)
+    waiting = phases(read=0.2, update=0.3, activation_exchange=1.5)
     assert slow_hosts([EVEN, waiting, EVEN], window_s=2.0) == []
 
 

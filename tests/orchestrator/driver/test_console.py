@@ -146,7 +146,7 @@ LARGE = WindowReport(
     samples_per_s=1_234_567_890.0,
     loss=0.51234,
     phase_s=dict.fromkeys(
-        ("gradient exchange", "row exchange", "wait for save", "device", "early pool", "read"), 1000.0
+        ("gradient exchange", "activation exchange", "wait for save", "device", "early pool", "read"), 1000.0
     ),
     num_hosts=1000,
     generation=12_345,

@@ -91,8 +91,8 @@ def test_values_inside_lie_flat_and_numbers_that_are_none_are_null() -> None:
     assert (values["step"], values["auc"], values["metrics"], values["baseline"]) == (7, None, {"recall": None}, None)
     change = HostsChange(generation=2, step=9, before=1, after=2, cause="a machine joined", seconds=3.0)
     assert run.HostsChanged(change=change).values() == dataclasses.asdict(change)
-    slow = progress.HostSlow(host=1, ratio=2.0, phase=Phase.ROW_EXCHANGE, phase_s=1.0, others_phase_s=0.5)
-    assert slow.values()["phase"] == "row exchange"
+    slow = progress.HostSlow(host=1, ratio=2.0, phase=Phase.ACTIVATION_EXCHANGE, phase_s=1.0, others_phase_s=0.5)
+    assert slow.values()["phase"] == "activation exchange"
 
 
 def test_a_reporter_that_is_older_than_events_hears_sentences() -> None:

@@ -23,20 +23,21 @@ def kinds(progress: dict[Worker, Progress], workers: list[Worker] | None = None)
 
 def test_the_host_that_waits_for_nobody_is_at_fault_and_the_pair_is_named() -> None:
     progress = {
-        Worker("host", 0): at("row exchange", Worker("host", 1)),
+        Worker("host", 0): at("activation exchange", Worker("host", 1)),
         Worker("host", 1): at("update", step=811, phase_s=14.0),
-        Worker("host", 2): at("row exchange", Worker("host", 1)),
+        Worker("host", 2): at("activation exchange", Worker("host", 1)),
     }
     failures = blocked(progress, list(progress), timeout_s=30.0)
     assert (failures[0].worker, failures[0].kind) == (Worker("host", 1), FailureKind.HUNG)
     assert {f.kind for f in failures[1:]} == {FailureKind.PEER}
     assert (
-        "it is in update of step 811 for 14 s; host 0 has waited 12 s in row exchange of step 812 for host 1"
+        "it is in update of step 811 for 14 s; host 0 has waited 12 s in activation exchange of step 812 for host 1"
         in failures[0].message
     )
     assert "and 1 more wait for it" in failures[0].message
     assert (
-        failures[1].message == "has waited 12 s in row exchange of step 812 for host 1, which is in update of step 811"
+        failures[1].message
+        == "has waited 12 s in activation exchange of step 812 for host 1, which is in update of step 811"
     )
     assert cause(failures).startswith("host 1 hung: nothing finished for 30 s")
 
@@ -58,8 +59,8 @@ def test_a_chain_leads_to_its_end() -> None:
 
 def test_two_that_wait_for_each_other_are_a_cut_network_and_others_only_wait() -> None:
     progress = {
-        Worker("host", 0): at("row exchange", Worker("host", 1)),
-        Worker("host", 1): at("row exchange", Worker("host", 0)),
+        Worker("host", 0): at("activation exchange", Worker("host", 1)),
+        Worker("host", 1): at("activation exchange", Worker("host", 0)),
         Worker("host", 2): at("gradient exchange", Worker("host", 0), Worker("host", 1)),
     }
     failures = {f.worker: f for f in blocked(progress, list(progress), timeout_s=30.0)}
@@ -76,7 +77,7 @@ def test_two_that_wait_for_each_other_are_a_cut_network_and_others_only_wait() -
 
 
 def test_a_longer_circle_is_found_too() -> None:
-    progress = {Worker("host", host): at("row exchange", Worker("host", (host + 1) % 3)) for host in range(3)}
+    progress = {Worker("host", host): at("activation exchange", Worker("host", (host + 1) % 3)) for host in range(3)}
     assert set(kinds(progress).values()) == {"hung"}
 
 
@@ -103,7 +104,7 @@ def test_there_is_always_somebody_at_fault(num_hosts: int) -> None:
     every = [Worker("host", host) for host in range(num_hosts)]
     for phases in (
         {host: at("update") for host in every},
-        {host: at("row exchange", *(other for other in every if other != host)) for host in every},
+        {host: at("activation exchange", *(other for other in every if other != host)) for host in every},
         {},
     ):
         assert any(f.kind is FailureKind.HUNG for f in blocked(phases, every, timeout_s=30.0))

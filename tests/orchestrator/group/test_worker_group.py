@@ -93,7 +93,7 @@ def failure(worker: Worker, kind: FailureKind = FailureKind.ERROR) -> Failure:
     return Failure(worker=worker, kind=kind, message="scripted")
 
 
-def progress(marks: int, *, step: int = 7, phase: str = "row exchange") -> Progress:
+def progress(marks: int, *, step: int = 7, phase: str = "activation exchange") -> Progress:
     return Progress(step=step, phase=Phase(phase), marks=marks, step_unix_s=1.0)
 
 

@@ -61,11 +61,20 @@ def draw_bags(random: np.random.Generator, table: int, *, is_weighted: bool) -> 
 class Pod:
     """Hosts in threads, each with two buffers of activations and gradients."""
 
-    def __init__(self, num_hosts: int, *, pools_cut: bool, shares: bool, prefetches: bool, wire: str) -> None:
+    def __init__(
+        self,
+        num_hosts: int,
+        *,
+        pools_cut: bool,
+        shares: bool,
+        prefetches: bool,
+        wire: str,
+        num_owners: int | None = None,
+    ) -> None:
         self.prefetches, self.wire = prefetches, wire
         specs = table_specs()
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
-        placement = place(bucket_bytes=sizes, num_hosts=num_hosts)
+        placement = place(bucket_bytes=sizes, num_hosts=num_owners or num_hosts)
         features = [FeatureBinding(name=f"f{at}", table=of[0], combiner=of[1]) for at, of in enumerate(FEATURES)]
         self.hosts = [
             Lookups.build(
@@ -83,7 +92,7 @@ class Pod:
             for host in range(num_hosts)
         ]
         layout = self.hosts[0].layout
-        assert (EVERY_HOST in layout.owners) == (pools_cut and num_hosts > 1)
+        assert (EVERY_HOST in layout.owners) == (pools_cut and num_hosts > 1 and num_owners != 1)
         self.activations = [[aligned_empty((layout.memory_floats,)) for _ in range(2)] for _ in self.hosts]
         self.gradients = [[aligned_empty((layout.num_floats,)) for _ in range(2)] for _ in self.hosts]
         for host, lookups in enumerate(self.hosts):
@@ -100,7 +109,7 @@ class Pod:
                     lookups.pooled.share(other, activations=self.activations[other], gradients=self.gradients[other])
 
     def train(self, batches: Sequence[Sequence[dict[str, Ragged]]]) -> list[list[np.ndarray]]:
-        """Per host, the activations of every step. Gradients follow from them."""
+        """Per host, the activations of every step. Gradients follow from them. Notes the frames that hosts sent."""
         with meshes(len(self.hosts)) as ranks:
             exchanges = [
                 MeshExchange(mesh, lookups, wire_dtype=self.wire, timeout_s=PATIENCE_S)
@@ -112,6 +121,7 @@ class Pod:
                     for host, exchange in enumerate(exchanges)
                 ]
             )
+            self.num_frames = [mesh.statistics.num_frames for mesh in ranks]
         return succeed(found)
 
     def _train(self, host: int, exchange: MeshExchange, batches: Sequence[dict[str, Ragged]]) -> list[np.ndarray]:
@@ -167,8 +177,14 @@ def trained(
     is_weighted: bool = False,
     wire: str = "float32",
 ) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
+    pod = Pod(num_hosts, pools_cut=pools_cut, shares=shares, prefetches=prefetches, wire=wire)
+    return pod.train(draw_batches(num_hosts, seed, is_weighted=is_weighted)), pod.arrays()
+
+
+def draw_batches(num_hosts: int, seed: int, *, is_weighted: bool) -> list[list[dict[str, Ragged]]]:
+    """Per step and host."""
     random = np.random.default_rng(seed)
-    batches = [
+    return [
         [
             {
                 f"f{at}": draw_bags(random, table, is_weighted=is_weighted and at % 2 == 0)
@@ -178,8 +194,6 @@ def trained(
         ]
         for _ in range(NUM_STEPS)
     ]
-    pod = Pod(num_hosts, pools_cut=pools_cut, shares=shares, prefetches=prefetches, wire=wire)
-    return pod.train(batches), pod.arrays()
 
 
 def flat(found: tuple[list[list[np.ndarray]], list[np.ndarray]]) -> list[np.ndarray]:
@@ -212,3 +226,15 @@ def test_a_narrow_wire_rounds_partial_sums() -> None:
     exact, rounded = (trained(2, 5, pools_cut=True, wire=wire) for wire in ("float32", "bfloat16"))
     differences = [np.abs(a - b).max() for a, b in zip(flat(exact), flat(rounded), strict=True)]
     assert 0 < max(differences) < 0.1
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_each_exchange_is_one_frame_and_none_where_nothing_is_due(shares: bool) -> None:
+    """Rows of three widths and pooled vectors travel together. Hosts that own nothing send ids and gradients."""
+    batches = draw_batches(3, 3, is_weighted=False)
+    every = Pod(3, pools_cut=True, shares=shares, prefetches=False, wire="float32")
+    every.train(batches)
+    assert every.num_frames == [3 * 2 * NUM_STEPS] * 3
+    one = Pod(3, pools_cut=False, shares=shares, prefetches=False, wire="float32", num_owners=1)
+    one.train(batches)
+    assert one.num_frames == [(2 + 2) * NUM_STEPS, (2 + 1) * NUM_STEPS, (2 + 1) * NUM_STEPS]

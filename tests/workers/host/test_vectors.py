@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from podembed.embedding.lookup.activation_layout import ActivationLayout
+from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
 from podembed.embedding.lookup.exchange import Prefetched
 from podembed.embedding.lookup.owner_pooled import PooledLookup
 from podembed.embedding.lookup.streams import Prepared
@@ -30,7 +30,7 @@ def planned() -> tuple[test_lookup.Pod, Prepared]:
     return pod, prepared[0]
 
 
-def outcome(planned: tuple[test_lookup.Pod, Prepared], method: str, frame: np.ndarray) -> BaseException:
+def outcome(planned: tuple[test_lookup.Pod, Prepared], way: str, frame: np.ndarray) -> BaseException:
     """How the first host ends when the second one sends this frame instead of its rows."""
     pod, prepared = planned
     lookup = pod.lookups[0]
@@ -45,8 +45,14 @@ def outcome(planned: tuple[test_lookup.Pod, Prepared], method: str, frame: np.nd
         def send() -> None:
             ranks[1].exchange(tag=Tag.ROWS, step=STEP, send=[[frame], []], receive=receive, timeout_s=PATIENCE_S)
 
-        arguments = {"prefetch_rows": (prepared, STEP), "rows": (prepared, STEP, {})}[method]
-        found, _ = in_threads([lambda: getattr(vectors, method)(*arguments), send])
+        def rest() -> None:
+            activations = Blocks.of(layout, np.zeros(layout.num_floats, np.float32))
+            request = pooled.request({})
+            vectors.begin_vectors(prepared, request, STEP, activations, arrived_rows={}, arrived_pooled={})
+            vectors.finish()
+
+        ways = {"prefetched": lambda: vectors.prefetch_rows(prepared, STEP), "rest": rest}
+        found, _ = in_threads([ways[way], send])
     return found
 
 
@@ -59,7 +65,7 @@ def lengths_and_floats(planned: tuple[test_lookup.Pod, Prepared]) -> tuple[int, 
 def test_more_early_vectors_than_were_asked_for_are_refused(planned) -> None:
     num_vectors, num_floats = lengths_and_floats(planned)
     assert num_vectors > 0
-    found = outcome(planned, "prefetch_rows", np.zeros(4 * -(-num_vectors // 32) + 4 * num_floats + 4, np.uint8))
+    found = outcome(planned, "prefetched", np.zeros(4 * -(-num_vectors // 32) + 4 * num_floats + 4, np.uint8))
     assert isinstance(found, ValueError)
     assert "bytes of prefetched vectors. Expected" in str(found)
 
@@ -67,13 +73,13 @@ def test_more_early_vectors_than_were_asked_for_are_refused(planned) -> None:
 def test_a_mask_that_does_not_fit_its_vectors_is_refused(planned) -> None:
     """All zeros say that everything was prefetched, but only one number follows."""
     num_vectors, num_floats = lengths_and_floats(planned)
-    found = outcome(planned, "prefetch_rows", np.zeros(4 * -(-num_vectors // 32) + 4, np.uint8))
+    found = outcome(planned, "prefetched", np.zeros(4 * -(-num_vectors // 32) + 4, np.uint8))
     assert isinstance(found, ValueError)
     assert f"sent 1 prefetched numbers. Expected {num_floats}, as its mask says" in str(found)
 
 
 def test_rows_of_another_size_are_refused(planned) -> None:
-    found = outcome(planned, "rows", np.zeros(4, np.uint8))
+    found = outcome(planned, "rest", np.zeros(4, np.uint8))
     assert isinstance(found, ValueError)
     assert "Host 1 sent 4 bytes. Expected" in str(found)
 

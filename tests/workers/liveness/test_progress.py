@@ -37,7 +37,7 @@ def test_after_an_exception_the_phase_stays_and_grows_old() -> None:
 
 def test_waits_are_told_from_work() -> None:
     waits = {phase for phase in Phase if phase.waits_for_others}
-    assert {Phase.ROW_EXCHANGE, Phase.ID_EXCHANGE, Phase.DEVICE, Phase.WAIT_FOR_HOST} <= waits
+    assert {Phase.ACTIVATION_EXCHANGE, Phase.ID_EXCHANGE, Phase.DEVICE, Phase.WAIT_FOR_HOST} <= waits
     assert not waits & {Phase.READ, Phase.POOL_FOR_OTHERS, Phase.UPDATE, Phase.IDLE, Phase.WAIT_FOR_SAVE}
 
 

@@ -155,6 +155,30 @@ def test_a_frozen_host_is_named_by_the_timeout() -> None:
         assert isinstance(host.error(), PeerLost)
 
 
+def test_a_host_that_owes_no_frame_is_missed_all_the_same() -> None:
+    """Ranks 0 and 1 exchange among themselves when rank 2 fails. Rank 1 never begins, so rank 0 waits only for it."""
+    with meshes(3) as ranks:
+        ranks[0].begin(tag=Tag.ROWS, step=0, send=[None, [b"a"], None], receive=Inbox(), senders=[1])
+        with pytest.raises(ExchangeTimeout) as caught:
+            ranks[2].exchange(
+                tag=Tag.ROWS, step=0, send=[None, [b"c"], None], receive=Inbox(), senders=[1], timeout_s=0.1
+            )
+        assert caught.value.waiting_for == (1,)
+        assert ranks[0].waiting_for == (1,)
+        with pytest.raises(PeerLost) as lost:
+            ranks[0].finish(timeout_s=PATIENCE_S)
+        assert lost.value.rank == 2
+        assert lost.value.blamed_rank == 1
+
+
+def test_a_frame_that_nobody_expects_ends_the_mesh_at_the_next_exchange() -> None:
+    with meshes(2) as ranks:
+        ranks[1].begin(tag=Tag.ROWS, step=0, send=[[b"abc"], []], receive=Inbox())
+        ranks[0].exchange(tag=Tag.ROWS, step=0, send=[None, None], receive=Inbox(), senders=(), timeout_s=PATIENCE_S)
+        with pytest.raises(FrameError, match="the exchange in progress"):
+            trade(ranks[0], [b"", b""], step=1)
+
+
 def test_abort_frees_a_host_that_waits_for_a_frozen_one() -> None:
     with _mesh_with_a_process(1000) as (mesh, host):
         host.send_signal(signal.SIGSTOP)

@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 from podembed.workers.mesh.mesh import Mesh, MeshBroken, MeshOptions, MeshUsageError, PeerLost, Tag
 from tests.workers.mesh.mesh_testing import LOCAL, PATIENCE_S, Inbox, identity, in_threads, meshes, succeed, trade
 
-# From nothing over one packet to more than the kernel holds on both sides.
-_SIZES = st.sampled_from([0, 1, 57, 1500, 65_536, 300_001, 6_000_000])
+# From no frame at all over one packet to more than the kernel holds on both sides.
+_NO_FRAME = -1
+_SIZES = st.sampled_from([_NO_FRAME, 0, 1, 57, 1500, 65_536, 300_001, 6_000_000])
 
 
 def _payload(step: int, source: int, target: int, num_bytes: int) -> np.ndarray:
-    return np.random.default_rng([step, source, target]).integers(0, 256, num_bytes, np.uint8)
+    return np.random.default_rng([step, source, target]).integers(0, 256, max(0, num_bytes), np.uint8)
+
+
+class _InPieces(Inbox):
+    """An inbox whose payloads arrive in several buffers."""
+
+    def __call__(self, rank: int, num_bytes: int) -> list[np.ndarray]:  # type: ignore[override]
+        return np.array_split(super().__call__(rank, num_bytes), 3)
 
 
 def _run_steps(mesh: Mesh, sizes: list[np.ndarray], is_split: bool) -> None:
@@ -26,23 +34,30 @@ def _run_steps(mesh: Mesh, sizes: list[np.ndarray], is_split: bool) -> None:
     rank, num_ranks = mesh.identity.rank, mesh.identity.num_ranks
     for step, step_sizes in enumerate(sizes):
         payloads = [_payload(step, rank, target, step_sizes[rank, target]) for target in range(num_ranks)]
-        send = [np.array_split(payload, 3) for payload in payloads]
-        inbox = Inbox()
+        send = [
+            None if size == _NO_FRAME else np.array_split(payload, 3)
+            for payload, size in zip(payloads, step_sizes[rank], strict=True)
+        ]
+        others = [peer for peer in range(num_ranks) if peer != rank]
+        senders = [peer for peer in others if step_sizes[peer, rank] != _NO_FRAME]
+        inbox = _InPieces() if step % 2 else Inbox()
         if is_split and (rank + step) % 2:
-            mesh.begin(tag=Tag.ROWS, step=step, send=send, receive=inbox)
+            mesh.begin(tag=Tag.ROWS, step=step, send=send, receive=inbox, senders=senders)
             for _ in range(rank):
                 mesh.progress()
             statistics = mesh.finish(timeout_s=PATIENCE_S)
         else:
-            statistics = mesh.exchange(tag=Tag.ROWS, step=step, send=send, receive=inbox, timeout_s=PATIENCE_S)
-        others = [peer for peer in range(num_ranks) if peer != rank]
-        assert sorted(inbox.payloads) == others
-        for source in others:
+            statistics = mesh.exchange(
+                tag=Tag.ROWS, step=step, send=send, receive=inbox, senders=senders, timeout_s=PATIENCE_S
+            )
+        assert sorted(inbox.payloads) == senders
+        for source in senders:
             np.testing.assert_array_equal(
                 inbox.payloads[source], _payload(step, source, rank, step_sizes[source, rank])
             )
-        assert statistics.bytes_sent == step_sizes[rank, others].sum()
-        assert statistics.bytes_received == step_sizes[others, rank].sum()
+        assert statistics.num_frames == np.count_nonzero(step_sizes[rank, others] != _NO_FRAME)
+        assert statistics.bytes_sent == np.maximum(step_sizes, 0)[rank, others].sum()
+        assert statistics.bytes_received == np.maximum(step_sizes, 0)[others, rank].sum()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
