@@ -41,6 +41,7 @@ class Pod:
     Args:
       cluster: entered before the processes start, left after they end.
       shares_memory: as of `PodStrategy`.
+      threads: of a host's kernels.
       clock: time, replaced in tests.
     """
 
@@ -53,6 +54,7 @@ class Pod:
         start_timeout_s: float,
         step_timeout_s: float,
         shares_memory: bool = True,
+        threads: int = 1,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._cluster = cluster
@@ -67,12 +69,12 @@ class Pod:
         handles = backend.launch(num_hosts, lambda: None)
         self._group = ProcessGroup(backend, handles, Deadlines(start_s=start_timeout_s), lambda: None, clock=clock)
         try:
-            self._form(step_timeout_s, shares_memory)
+            self._form(step_timeout_s, shares_memory, threads)
         except BaseException:
             self.close()
             raise
 
-    def _form(self, step_timeout_s: float, shares_memory: bool) -> None:
+    def _form(self, step_timeout_s: float, shares_memory: bool, threads: int) -> None:
         run_id, token = secrets.token_hex(8), secrets.token_bytes(32)
         num_hosts = len(self.handles)
         specs = [
@@ -85,6 +87,7 @@ class Pod:
                 bind_address="",
                 step_timeout_s=step_timeout_s,
                 shares_memory=shares_memory,
+                threads=threads,
             )
             for host in range(num_hosts)
         ]

@@ -201,6 +201,7 @@ class PodStrategy(CrossReplica):
                 start_timeout_s=self._start_timeout_s,
                 step_timeout_s=self._step_timeout_s,
                 shares_memory=self._shares_memory,
+                threads=self._scaling.threads_per_host or 1,
             )
         except BaseException:
             cluster.close()

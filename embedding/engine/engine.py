@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
+from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.embedding.lookup.lookups import Lookups
 from podembed.embedding.lookup.pooling_choice import cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
@@ -80,12 +81,21 @@ class EngineSpec:
         shapes = [[int(axis or 0) for axis in shape] for shape in self.output_shapes]
         return tuple(-(-shape[0] // num_hosts) * math.prod(shape[1:]) for shape in shapes)
 
-    def lookups(self, placement: Sequence[np.ndarray], *, host: int, num_hosts: int, num_buffers: int = 1) -> Lookups:
+    def lookups(
+        self,
+        placement: Sequence[np.ndarray],
+        *,
+        host: int,
+        num_hosts: int,
+        num_buffers: int = 1,
+        crew: Crew = ONE_THREAD,
+    ) -> Lookups:
         """The lookups of one host, with new tables.
 
         Args:
           placement: per table, the owner of each bucket.
           num_buffers: batches that may be in flight at once.
+          crew: the threads of the host.
         """
         return Lookups.build(
             self.tables,
@@ -99,6 +109,7 @@ class EngineSpec:
             pools_cut=self._pools_cut(num_hosts),
             quantization=self.quantization,
             num_buffers=num_buffers,
+            crew=crew,
         )
 
     def _pools_cut(self, num_hosts: int) -> list[bool]:

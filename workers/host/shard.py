@@ -184,5 +184,5 @@ def restore_shard(
                 on_round=on_round,
                 beside=on_same_machine if store.is_local else frozenset(),
             )
-    restored = surviving.restore(store, tables, files, on_chunk=go_on)
+    restored = surviving.restore(store, tables, files, on_chunk=go_on, threads=spec.threads)
     return replace(restored, undo_s=tracker.phase_s.get(Phase.UNDO, 0.0))

@@ -12,12 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.checkpoint.file_threads import FileThreads
 from podembed.workers.checkpoint.files import has_digest
 from podembed.workers.checkpoint.shard import TableFiles, check_table, read_shard
 from podembed.workers.checkpoint.undo import log_bytes
@@ -177,32 +180,40 @@ class SurvivingShard:
         self.moved = exchange.run()
 
     def restore(
-        self, store: Store, tables: Sequence[Table], files: Sequence[TableFiles], *, on_chunk: Callable[[], None]
+        self,
+        store: Store,
+        tables: Sequence[Table],
+        files: Sequence[TableFiles],
+        *,
+        on_chunk: Callable[[], None],
+        threads: int = 1,
     ) -> Restored:
         """Verifies what is here and reads the rest.
 
         Args:
           files: of the commit; what is known must be known of that one.
           on_chunk: called after each bucket that was verified and each file that was read.
+          threads: that verify.
 
         Raises:
           CheckpointMismatch, ChunkDamaged, StorageError: as `read_shard`.
         """
         started = time.monotonic()
         by_name = {entry.name: entry for entry in files}
-        num_wrong = 0
-        for at, (table, known) in enumerate(zip(tables, self.known, strict=True)):
-            entry = by_name.get(table.spec.name)
-            if entry is None or not known.any():
-                continue
-            check_table(table.spec, entry)
-            for position in np.flatnonzero(known):
-                bucket = int(table.buckets[position])
-                if (at, bucket) in self.moved.places:
+        compared: list[Future[bool]] = []
+        with FileThreads(store, num_threads=threads) as workers:
+            for at, (table, known) in enumerate(zip(tables, self.known, strict=True)):
+                entry = by_name.get(table.spec.name)
+                if entry is None or not known.any():
                     continue
-                known[position] = is_right = has_digest(entry, bucket, list(table.bucket(bucket).values()))
-                num_wrong += not is_right
-                on_chunk()
+                check_table(table.spec, entry)
+                for position in np.flatnonzero(known):
+                    bucket = int(table.buckets[position])
+                    if (at, bucket) not in self.moved.places:
+                        compared.append(workers.submit(partial(_verify, table, entry, bucket, known, int(position))))
+                        on_chunk()
+            workers.finish()
+        num_wrong = sum(not one.result() for one in compared)
         verified = time.monotonic()
         num_kept = sum(int(known.sum()) for known in self.known) - len(self.moved.places)
         wanted = [table.buckets[~known].tolist() for table, known in zip(tables, self.known, strict=True)]
@@ -221,6 +232,12 @@ class SurvivingShard:
             verify_s=verified - started,
             read_s=time.monotonic() - verified,
         )
+
+
+def _verify(table: Table, entry: TableFiles, bucket: int, known: np.ndarray, position: int) -> bool:
+    """Whether a bucket has the commit's digest; writes it to its place of `known`."""
+    known[position] = is_right = has_digest(entry, bucket, list(table.bucket(bucket).values()))
+    return is_right
 
 
 def _num_bytes(arrays: Sequence[np.ndarray]) -> int:

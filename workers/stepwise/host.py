@@ -19,6 +19,7 @@ from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
 from podembed.embedding.engine.host_engine import HostEngine
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
+from podembed.workers.crew import ThreadCrew
 from podembed.workers.device.doorway import DoorKey
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.same_machine import share_pooled
@@ -42,6 +43,7 @@ class StepwiseSpec:
       step_timeout_s: longest wait for a peer within a call.
       shares_memory: whether hosts of one machine use each other's memory; without, they exchange everything as between
         machines.
+      threads: of the host's kernels.
     """
 
     run_id: str
@@ -52,6 +54,7 @@ class StepwiseSpec:
     bind_address: str
     step_timeout_s: float
     shares_memory: bool = True
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +124,13 @@ class StepwiseHost:
         if self._mesh is None:
             raise RuntimeError("start_engine was called before start. Expected start and connect first.")
         # Compiled before the first step, in which peers would wait for this host.
-        compile_kernels(spec.tables)
+        compile_kernels(spec.tables, num_threads=self._spec.threads)
         # Two batches may wait for gradients that their name announces, and twice as many where updates lag a step.
         num_slots = 4 if spec.is_pipelined else 2
         own = self._spec
-        lookups = spec.lookups(placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots)
+        # It ends with the lookups that refer to it.
+        crew = ThreadCrew(own.threads)
+        lookups = spec.lookups(placement, host=own.host, num_hosts=own.num_hosts, num_buffers=num_slots, crew=crew)
         exchange = MeshExchange(self._mesh, lookups, timeout_s=self._spec.step_timeout_s)
         self._close_ways()
         self._values = values = SharedValues.create(lookups.layout, num_slots=num_slots)

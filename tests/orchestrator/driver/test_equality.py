@@ -19,6 +19,7 @@ import optax
 import pytest
 
 from podembed.embedding.initializers import initial_rows
+from podembed.embedding.kernels import crew as crew_rules
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit import checkpoint
@@ -50,6 +51,7 @@ def train_small(
     *,
     num_hosts: int,
     in_process: bool = False,
+    threads: int = 1,
     max_steps: int = NUM_STEPS,
     full_every: int = 1,
     reporter: SilentReporter | None = None,
@@ -58,7 +60,7 @@ def train_small(
     """`options` are arguments of the small job."""
     trainer = Trainer(
         JobReference(function="tests.small_job:small_job", arguments={"folder": folder, **options}),
-        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=1, in_process=in_process),
+        scaling_config=ScalingConfig(num_hosts=num_hosts, threads_per_host=threads, in_process=in_process),
         run_config=RunConfig(
             name=name,
             storage_path=str(tmp_path),
@@ -193,6 +195,17 @@ def test_one_host_equals_plain_jax(one_host: Result, small_data: str, runs: Path
         if spec.name == "audit":
             continue  # its gradient is defined by hand, per sample and not per mean; the resume test checks it
         np.testing.assert_allclose(state[f"{spec.name}/rows"], table, rtol=2e-4, atol=2e-5)
+
+
+def test_several_threads_change_no_byte(
+    one_host: Result, small_data: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the dense half keeps to its one thread, whose products would have other bits with several."""
+    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+    result = train_small(small_data, runs, "threads", num_hosts=1, in_process=True, threads=3)
+    np.testing.assert_array_equal(_losses(result), _losses(one_host))
+    assert_same_bytes(committed_state(result.path), committed_state(one_host.path))
 
 
 @pytest.mark.ray

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from podembed.embedding.buckets import BucketLayout, place
 from podembed.embedding.initializers import Constant
+from podembed.embedding.kernels import crew as crew_rules
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, Blocks
 from podembed.embedding.lookup.lookups import Lookups
@@ -22,6 +23,7 @@ from podembed.embedding.optimizers import SGD, Adagrad, RowWiseAdagrad
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.crew import ThreadCrew
 from podembed.workers.host.exchange import MeshExchange
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes, succeed
 
@@ -70,6 +72,7 @@ class Pod:
         prefetches: bool,
         wire: str,
         num_owners: int | None = None,
+        num_threads: int = 1,
     ) -> None:
         self.prefetches, self.wire = prefetches, wire
         specs = table_specs()
@@ -88,6 +91,7 @@ class Pod:
                 pools_cut=[pools_cut] * len(specs),
                 quantization=[None] * len(specs),
                 num_buffers=2,
+                crew=ThreadCrew(num_threads),
             )
             for host in range(num_hosts)
         ]
@@ -176,8 +180,10 @@ def trained(
     prefetches: bool = True,
     is_weighted: bool = False,
     wire: str = "float32",
+    num_threads: int = 1,
 ) -> tuple[list[list[np.ndarray]], list[np.ndarray]]:
-    pod = Pod(num_hosts, pools_cut=pools_cut, shares=shares, prefetches=prefetches, wire=wire)
+    ways = {"pools_cut": pools_cut, "shares": shares, "prefetches": prefetches}
+    pod = Pod(num_hosts, **ways, wire=wire, num_threads=num_threads)
     return pod.train(draw_batches(num_hosts, seed, is_weighted=is_weighted)), pod.arrays()
 
 
@@ -238,3 +244,18 @@ def test_each_exchange_is_one_frame_and_none_where_nothing_is_due(shares: bool) 
     one = Pod(3, pools_cut=False, shares=shares, prefetches=False, wire="float32", num_owners=1)
     one.train(batches)
     assert one.num_frames == [(2 + 2) * NUM_STEPS, (2 + 1) * NUM_STEPS, (2 + 1) * NUM_STEPS]
+
+
+@pytest.mark.parametrize(("num_hosts", "pools_cut"), [(1, False), (2, False), (3, True)])
+def test_any_number_of_threads_gives_the_same_bytes(
+    num_hosts: int, pools_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that travel, partial sums, and tables that one host has whole; most parts of the work are of one bag."""
+    expected = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True))
+    monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
+    monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
+    monkeypatch.setattr(crew_rules, "_MIN_COLUMNS", 8)
+    for num_threads in (2, 3):
+        found = flat(trained(num_hosts, 3, pools_cut=pools_cut, is_weighted=True, num_threads=num_threads))
+        for one, other in zip(expected, found, strict=True):
+            assert one.tobytes() == other.tobytes()
