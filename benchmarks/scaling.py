@@ -7,8 +7,8 @@ Weak scaling: each host has the same number of samples, whatever the number of h
 are numbers: each asks of the real host what the real host asks of itself, and nothing is sent. So the figures are those
 of the lookups alone, without sockets, input and dense half.
 
-The real host is the owner of the most features, which is the busiest one. `--ways tables` places every table whole, and
-`--ways buckets` cuts every table into buckets.
+The real host is the owner of the most features, which is the busiest one. `--ways tables` places tables as a run does
+that may have the largest number of hosts. `--ways buckets` cuts every table into buckets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from podembed.embedding.lookup.compiled import compile_kernels  # noqa: E402
 from podembed.embedding.lookup.exchange import Alone, Asked, Prefetched  # noqa: E402
 from podembed.embedding.lookup.lookups import Lookups  # noqa: E402
 from podembed.embedding.lookup.owner_pooled import PooledRequest  # noqa: E402
-from podembed.embedding.lookup.placement import place_tables  # noqa: E402
+from podembed.embedding.lookup.placement import buckets_for_work, place_tables  # noqa: E402
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps  # noqa: E402
 from podembed.embedding.lookup.streams import FeatureBinding, Prepared  # noqa: E402
 from podembed.embedding.optimizers import RowWiseAdagrad  # noqa: E402
@@ -71,15 +71,29 @@ class Mirrored(Alone):
         )
 
 
-def specs_of(num_tables: int, dim: int, divisor: int, num_buckets: int | None) -> list[TableSpec]:
-    """Tables of workload A with fewer rows, over again until there are enough."""
+def specs_of(num_tables: int, dim: int, divisor: int, *, num_buckets: int | None, most_hosts: int) -> list[TableSpec]:
+    """Tables of workload A with fewer rows, over again until there are enough.
+
+    Args:
+      num_buckets: of each; None chooses as a run that may have `most_hosts` does.
+    """
     sizes = workload("A").table_rows
     rule = RowWiseAdagrad(0.01)
     configs = [
         TableConfig(max(3, sizes[at % len(sizes)] // divisor), dim, name=f"t{at:03d}", initializer=Constant(0.0))
         for at in range(num_tables)
     ]
-    return [TableSpec.of(config, seed=0, optimizer=rule, num_buckets=num_buckets) for config in configs]
+    specs = [TableSpec.of(config, seed=0, optimizer=rule, num_buckets=num_buckets) for config in configs]
+    if num_buckets is not None:
+        return specs
+    found = []
+    for config, spec in zip(configs, specs, strict=True):
+        for_work = buckets_for_work(
+            num_rows=spec.num_rows, num_features=1, all_features=num_tables, most_hosts=most_hosts
+        )
+        count = max(spec.layout.num_buckets, for_work)
+        found.append(TableSpec.of(config, seed=0, optimizer=rule, num_buckets=count))
+    return found
 
 
 def bags_of(specs: Sequence[TableSpec], num_samples: int) -> list[dict[str, Ragged]]:
@@ -114,7 +128,13 @@ def measure(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, objec
     """Medians over the steps of one host among so many."""
     is_whole = arguments.ways == "tables"
     num_buckets = None if is_whole else BUCKETS
-    specs = specs_of(arguments.tables, arguments.dim, arguments.rows_divided_by, num_buckets)
+    specs = specs_of(
+        arguments.tables,
+        arguments.dim,
+        arguments.rows_divided_by,
+        num_buckets=num_buckets,
+        most_hosts=max(arguments.hosts),
+    )
     compile_kernels(specs)
     if is_whole:
         placement = place_tables(specs, num_features=[1] * len(specs), num_hosts=num_hosts)
@@ -122,7 +142,9 @@ def measure(arguments: argparse.Namespace, num_hosts: int) -> Mapping[str, objec
         sizes = [np.full(spec.layout.num_buckets, spec.bucket_bytes, np.int64) for spec in specs]
         placement = place(bucket_bytes=sizes, num_hosts=num_hosts)
     owners = [owner for owner in pooling_owners(placement) if owner >= 0]
-    host = int(np.argmax(np.bincount(np.array(owners, np.int64), minlength=num_hosts)))
+    # The work of a host is its share of the buckets of each table.
+    work = sum(np.bincount(owners, minlength=num_hosts) / len(owners) for owners in placement)
+    host = int(np.argmax(work))
     features = [
         FeatureBinding(name=f"f{at:03d}", table=at, combiner="sum", column=at * arguments.dim)
         for at in range(len(specs))

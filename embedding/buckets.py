@@ -53,7 +53,7 @@ class BucketLayout:
 
 
 def bucket_layout(*, num_rows: int, row_bytes: int) -> BucketLayout:
-    """Chooses V so that a bucket is about one MiB; a table below that is one bucket, so it is placed whole.
+    """Chooses V by size: a bucket is about one MiB, and a table below that is one bucket.
 
     Args:
       num_rows: rows of the table.

@@ -320,7 +320,8 @@ class PooledLookup:
         Args:
           part: of the bags; for a host without a split, all belong to the rest.
         """
-        found = [self._poolings(request, other, self._answers_of(request, other), part) for other in self._answers]
+        others = self._answers if self._own_tables else ()
+        found = [self._poolings(request, other, self._answers_of(request, other), part) for other in others]
         pool_together([pooling for of_host in found for pooling in of_host], self._crew)
 
     def pool_own(self, request: PooledRequest, activations: Sequence[np.ndarray], part: Part = Part.REST) -> None:

@@ -5,7 +5,9 @@ the fastest way for long bags, and nothing is deduplicated. So every table that 
 larger ones are cut into buckets; how these are looked up is decided in `pooling_choice`.
 
 The owner of a whole table works for the samples of all hosts. With many hosts that is more than its share, so a table
-that would make its owner too busy is cut as well.
+that would make its owner too busy is cut as well. Small tables have enough buckets for that in a run that may have many
+hosts (`buckets_for_work`). This is exact, since each row still has one owner. It adds the gradients of all hosts in
+their order, and updates the row once a step.
 
 A cut table is placed in blocks of several buckets in a row. Buckets in a row that have one owner may lie in one file of
 a commit. Blocks are small enough for even shares, and for hot rows, whose numbers are often low, to be spread.
@@ -21,12 +23,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.buckets import buckets_together, place
+from podembed.embedding.buckets import MAX_BUCKETS, buckets_together, place
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 
 MOST_WORK = 1.5
 """How many times the mean of all hosts the owner of a whole table may work, counted in features."""
+MANY_HOSTS = 32
+"""With fewer hosts, the owner of a small table works less for all of them than messages cost."""
+BUCKETS_PER_SHARE = 4
+"""A bucket of a small table is at most this part of a host's share of the work, so that shares can be even."""
 BLOCKS_PER_HOST = 64
 MAX_BLOCK_BUCKETS = 64
 
@@ -77,6 +83,23 @@ def _way(spec: TableSpec, size_bytes: int, fair_bytes: int, num_features: int, m
         )
         return Way(is_whole=False, size_bytes=size_bytes, reason=reason)
     return Way(is_whole=True, size_bytes=size_bytes, reason=f"within {share}")
+
+
+def buckets_for_work(*, num_rows: int, num_features: int, all_features: int, most_hosts: int) -> int:
+    """How many buckets a table needs so that no host works too much for it; 1 where one host never does.
+
+    Args:
+      num_features: that look up in the table.
+      all_features: of the job.
+      most_hosts: that a run may ever have.
+
+    Returns:
+      A power of two; no more than one row a bucket needs.
+    """
+    if most_hosts < MANY_HOSTS or num_features * most_hosts <= MOST_WORK * all_features:
+        return 1
+    wanted = -(-BUCKETS_PER_SHARE * num_features * most_hosts // all_features)
+    return min(MAX_BUCKETS, 1 << (wanted - 1).bit_length(), 1 << (num_rows - 1).bit_length())
 
 
 def place_tables(

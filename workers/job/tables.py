@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podembed.embedding.lookup.placement import buckets_for_work
 from podembed.embedding.lookup.pooling_choice import CutWay, cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
@@ -14,8 +15,22 @@ from podembed.workers.job.job import JobConfig
 
 
 def choose_buckets(job: JobConfig) -> tuple[int, ...]:
-    """The number of buckets of each table of a new run, by its size. Fixed for the life of the run."""
-    return tuple(spec.layout.num_buckets for spec in table_specs(job, (None,) * len(job.tables)))
+    """The number of buckets of each table of a new run, fixed for its life. It follows from the size, and from the work
+    for all hosts if the run had one for each lane.
+    """
+    features = features_per_table(job)
+    return tuple(
+        max(
+            spec.layout.num_buckets,
+            buckets_for_work(
+                num_rows=spec.num_rows,
+                num_features=count,
+                all_features=sum(features),
+                most_hosts=job.num_lanes,
+            ),
+        )
+        for spec, count in zip(table_specs(job, (None,) * len(job.tables)), features, strict=True)
+    )
 
 
 def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[TableSpec, ...]:

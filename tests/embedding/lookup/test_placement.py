@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.embedding.buckets import MAX_BUCKETS
 from podembed.embedding.config import TableConfig
-from podembed.embedding.lookup.placement import MOST_WORK, place_tables, ways
+from podembed.embedding.lookup.placement import MOST_WORK, buckets_for_work, place_tables, ways
 from podembed.embedding.optimizers import SGD, Adagrad
 from podembed.embedding.table_spec import TableSpec
 
@@ -59,6 +61,38 @@ def test_a_table_is_cut_where_its_owner_would_work_for_too_many_hosts() -> None:
     # The same with few hosts, where one table has most of the features.
     found = ways(specs + large, num_features=[7, 1, 1, 0, 0, 0, 0], num_hosts=2)
     assert [way.is_whole for way in found] == [False] + [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_features", "most_hosts", "num_buckets"),
+    [
+        (5000, 1, 31, 1),  # few hosts
+        (5000, 1, 39, 1),  # the owner works 39 / 26 of the mean
+        (5000, 1, 40, 8),  # a bucket is 26 / 40 / 8 of a feature, less than a quarter of a host's share
+        (5000, 3, 40, 32),
+        (5000, 0, 1024, 1),  # nobody looks it up
+        (5000, 1, 1024, 256),
+        (100, 1, 1024, 128),  # one row a bucket
+        (1, 1, 1024, 1),
+        (1 << 20, 26, 1 << 20, MAX_BUCKETS),
+    ],
+)
+def test_buckets_for_work(num_rows: int, num_features: int, most_hosts: int, num_buckets: int) -> None:
+    found = buckets_for_work(num_rows=num_rows, num_features=num_features, all_features=26, most_hosts=most_hosts)
+    assert found == num_buckets
+
+
+def test_no_host_of_many_works_much_more_than_the_others() -> None:
+    """Small tables only. With one bucket each, 26 of 256 hosts would do all the work."""
+    rows = [400 + 100 * at for at in range(26)]
+    counts = [buckets_for_work(num_rows=count, num_features=1, all_features=26, most_hosts=256) for count in rows]
+    specs = [spec(at, count, num_buckets) for at, (count, num_buckets) in enumerate(zip(rows, counts, strict=True))]
+    for num_hosts in (64, 256):
+        placed = place_tables(specs, num_features=[1] * 26, num_hosts=num_hosts)
+        work = sum((np.bincount(owners, minlength=num_hosts) / len(owners) for owners in placed), np.zeros(num_hosts))
+        assert work.max() <= MOST_WORK * work.mean()
+    placed = place_tables(specs, num_features=[1] * 26, num_hosts=8)
+    assert all(len(set(owners.tolist())) == 1 for owners in placed), "with few hosts they stay whole"
 
 
 def test_tables_stay_with_their_host() -> None:

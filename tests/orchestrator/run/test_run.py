@@ -64,6 +64,15 @@ def test_creating_it_again_opens_the_same_run(run: OpenRun) -> None:
     assert again.record == run.record
 
 
+def test_a_run_keeps_the_buckets_that_it_was_created_with(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer code may choose other numbers for a new run."""
+    others = tuple(2 * count for count in run.table_buckets)
+    monkeypatch.setattr("podembed.orchestrator.run.opening.choose_buckets", lambda job: others)
+    assert open_run(run.url).table_buckets == run.table_buckets
+    assert create_run(run.url, run.job, run.reference).table_buckets == run.table_buckets
+    assert create_run(f"{run.url} of today", run.job, run.reference).table_buckets == others
+
+
 def test_a_run_opens_from_its_folder_alone(run: OpenRun, data: str) -> None:
     opened = open_run(run.url, take_over=True)
     assert opened.record == run.record

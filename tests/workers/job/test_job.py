@@ -117,6 +117,12 @@ def test_large_tables_are_cut_and_small_ones_are_not() -> None:
     assert choose_buckets(job_of(features=large, optimizer=Adagrad(0.1))) == (512, 1)
 
 
+def test_small_tables_can_be_cut_in_a_run_that_may_have_many_hosts() -> None:
+    """One of the two tables has two of three features. With 64 hosts its owner would work 128 / 3 times the mean."""
+    assert choose_buckets(job_of(batch_size=64, num_lanes=64)) == (128, 64)
+    assert choose_buckets(job_of(batch_size=64, num_lanes=16)) == (1, 1)
+
+
 def test_a_reference_leads_to_its_job_and_survives_json() -> None:
     reference = JobReference(function="tests.small_job:small_job", arguments={"folder": "/data x", "audit": False})
     job = reference.resolve()
