@@ -60,6 +60,7 @@ from podembed.workers.checkpoint.records import (  # noqa: E402
 )
 from podembed.workers.checkpoint.shard import read_shard, table_plan  # noqa: E402
 from podembed.workers.checkpoint.undo import Undo  # noqa: E402
+from podembed.workers.liveness.memory import populate  # noqa: E402
 from podembed.workers.liveness.progress import Phase, Tracker  # noqa: E402
 from podembed.workers.storage.store import Store  # noqa: E402
 
@@ -144,6 +145,7 @@ def measure_one_host(arguments: argparse.Namespace) -> dict[str, Any]:
         undo=undo,
         buckets_per_file=per_file,
     )
+    populate([*save.rows.buffers, *undo.buffers])
     quiet, first, beside, write_s = [], [], [], []
     for _ in range(WARM_UP_STEPS):
         training.step()

@@ -178,6 +178,7 @@ def start_group(
     storage: str = tempfile.gettempdir(),
     tracks_changes: bool = False,
     shares_memory: bool = True,
+    undo_share: float = 0.0,
 ) -> Any:
     """Hosts and devices of one generation, started, joined, and filled with first values. Saves go to the folder
     `storage`.
@@ -217,6 +218,7 @@ def start_group(
             step_timeout_s=120.0,
             shares_memory=shares_memory,
             tracks_changes=tracks_changes,
+            undo_share=undo_share,
             lease_timeout_s=SILENCE_S,
             threads=threads,
         )

@@ -81,13 +81,16 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
             quiet.append(steps.one())
             quiet_phases.append(steps.phase_s)
         began_s = time.perf_counter()
-        writing = group.begin_save(f"s{number:09d}-g00000001", is_delta=arguments.incremental)
+        attempt = f"s{number:09d}-g00000001"
+        writing = group.begin_save(attempt, is_delta=arguments.incremental)
         begin_s.append(time.perf_counter() - began_s)
         first.append(steps.one())
         first_phases.append(steps.phase_s)
         while (receipts := group.receipts(writing)) is None:
             beside.append(steps.one())
         save_s.append(time.perf_counter() - began_s)
+        # Whoever keeps undo logs lets go of the moment before.
+        group.acknowledge(attempt)
         shards, _ = receipts
         tables = [table for shard in shards for table in shard.tables]
         size_bytes = sum(chunk.size_bytes for t in tables for bucket in t.buckets for chunk in bucket.chunks)
@@ -104,6 +107,7 @@ def measure(group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         "phase_ms": _phases(quiet_phases),
         "first_phase_ms": _phases(first_phases),
         "step_beside_save_ms": _times(beside),
+        "beside_p99_to_p50": round(float(np.quantile(beside, 0.99)) / statistics.median(quiet), 2),
         "stall_steps": round(statistics.median(first) / statistics.median(quiet) - 1, 2),
         # What training lost to a save in all, while it lasted.
         "lost_ms_a_save": round(
@@ -130,6 +134,7 @@ def _times(seconds: list[float]) -> dict[str, float]:
     return {
         "median": round(float(np.median(milliseconds)), 2),
         "p90": round(float(np.quantile(milliseconds, 0.9)), 2),
+        "p99": round(float(np.quantile(milliseconds, 0.99)), 2),
         "max": round(float(milliseconds.max()), 2),
         "count": len(seconds),
     }
@@ -143,6 +148,9 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="undisturbed steps before each save")
     parser.add_argument("--incremental", action="store_true", help="save whole once, then only rows that changed")
+    parser.add_argument(
+        "--undo-share", type=float, default=0.1, help="of the tables' bytes, as in a run; 0 for no undo"
+    )
     parser.add_argument("--placement", default="tables", choices=["tables", "buckets"], help="what is placed whole")
     arguments = parser.parse_args()
     # Workers import the job's module by name.
@@ -155,7 +163,8 @@ def main() -> None:
         job = {"bench": arguments.bench, "emb_opt": arguments.emb_opt, "folder": folder}
         reference = JobReference(function="benchmarks.dlrm:benchmark_job", arguments=job)
         with connected(arguments.hosts):
-            group = start_group(arguments, reference, storage=f"{folder}/run", tracks_changes=arguments.incremental)
+            options = {"tracks_changes": arguments.incremental, "undo_share": arguments.undo_share}
+            group = start_group(arguments, reference, storage=f"{folder}/run", **options)
             try:
                 result = measure(group, arguments)
                 group.close()

@@ -8,9 +8,23 @@ row's position in the group. Free entries form such a list, too, from `free` on.
 
 from __future__ import annotations
 
-from podembed.embedding.kernels.row_vectors import jit
+import numpy as np
+
+from podembed.embedding.kernels.arrays import can_stream, matrix_of
+from podembed.embedding.kernels.row_vectors import (
+    columns_of,
+    jit,
+    load,
+    prefetch_to_read,
+    publish,
+    store,
+    store_streaming,
+    width_of,
+)
 
 GROUP_ROWS = 512
+# How many rows before its turn a row is prefetched.
+_AHEAD = 12
 
 
 @jit
@@ -42,15 +56,27 @@ def claim_rows(rows, released, changed, heads, following, offsets, free, kept, e
     return rows.shape[0], count, free
 
 
+def keep_rows(array: np.ndarray, kept: np.ndarray, entries: np.ndarray, buffer: np.ndarray) -> None:
+    """Copies rows (int64 `[n]`) into their entries (int32 `[n]`)."""
+    dim = array.shape[1]
+    _keep_rows(width_of(dim), dim, matrix_of(array), kept, entries, can_stream(buffer, dim), matrix_of(buffer))
+
+
 @jit
-def keep_rows(array, kept, entries, buffer):
-    """Copies rows into their entries."""
-    for at in range(kept.shape[0]):
-        # Read before the row is copied: for all the compiler knows the copy could change them, and then it goes number
-        # by number.
-        row, entry = kept[at], entries[at]
-        for column in range(array.shape[1]):
-            buffer[entry, column] = array[row, column]
+def _keep_rows(width, dim, array, kept, entries, streams, buffer):
+    count = kept.shape[0]
+    step = columns_of(width)
+    for at in range(count):
+        ahead = kept[min(at + _AHEAD, count - 1)]
+        for column in range(0, dim, step):
+            prefetch_to_read(width, array, ahead, column)
+            value = load(width, array, kept[at], column)
+            # It is read much later, if at all.
+            if streams:
+                store_streaming(buffer, entries[at], column, value)
+            else:
+                store(buffer, entries[at], column, value)
+    publish()
 
 
 @jit

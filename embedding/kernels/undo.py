@@ -39,21 +39,6 @@ def note_rows(rows, changed, lost, log, first, count):
 
 
 @jit
-def copy_to_log(arrays, log, first, start, stop, buffers):
-    """Copies the rows of entries `start` to `stop - 1`, counted from `first`, into the buffers."""
-    entries = log.shape[0]
-    for number in range(start, stop):
-        entry = first + number
-        if entry >= entries:
-            entry -= entries
-        row = log[entry]
-        for at in range(len(arrays)):
-            array, buffer = arrays[at], buffers[at]
-            for column in range(array.shape[1]):
-                buffer[entry, column] = array[row, column]
-
-
-@jit
 def copy_back(arrays, log, first, start, stop, buffers):
     """Copies entries `stop - 1` down to `start`, counted from `first`, back to their rows: of several for one row, the
     oldest wins.

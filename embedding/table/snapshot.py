@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.kernels.snapshots import (
     GROUP_ROWS,
     claim_rows,
@@ -49,7 +50,7 @@ class Snapshot:
         self._arrays = tuple(arrays)
         self._num_rows = len(self._arrays[0])
         self._max_rows = max_rows
-        self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
+        self._buffers = tuple(aligned_empty((max_rows, array.shape[1])) for array in self._arrays)
         self._changed = np.zeros(-(-self._num_rows // 8), np.uint8)
         self._changed_before = np.zeros_like(self._changed)
         self._heads = np.full(-(-self._num_rows // GROUP_ROWS), -1, np.int32)
@@ -65,6 +66,11 @@ class Snapshot:
         """Memory of the buffer and its book-keeping."""
         books = (self._changed, self._changed_before, self._heads, self._following, self._offsets)
         return sum(array.nbytes for array in (*self._buffers, *books))
+
+    @property
+    def buffers(self) -> tuple[np.ndarray, ...]:
+        """The largest part of that memory, which is taken page by page unless `populate` does it before."""
+        return self._buffers
 
     @property
     def is_half_full(self) -> bool:

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podembed.embedding.kernels.undo import copy_back, copy_to_log, note_rows
+from podembed.embedding.kernels.arrays import aligned_empty
+from podembed.embedding.kernels.pool import gather
+from podembed.embedding.kernels.undo import copy_back, note_rows
 
 __all__ = ["ROW_NUMBER_BYTES", "UndoLog"]
 
@@ -62,7 +64,7 @@ class UndoLog:
         self._arrays = tuple(arrays)
         self._num_rows = len(self._arrays[0])
         # Taken page by page, as rows come in.
-        self._buffers = tuple(np.empty((max_rows, array.shape[1]), np.float32) for array in self._arrays)
+        self._buffers = tuple(aligned_empty((max_rows, array.shape[1])) for array in self._arrays)
         self._log = np.empty(max_rows, np.int64)
         self._first = 0
         self._older, self._newer = _Moment(self._num_rows), _Moment(self._num_rows)
@@ -73,6 +75,11 @@ class UndoLog:
         """Memory of a full buffer and its books."""
         books = (self._log, self._older.changed, self._older.lost, self._newer.changed, self._newer.lost)
         return sum(array.nbytes for array in (*self._buffers, *books))
+
+    @property
+    def buffers(self) -> tuple[np.ndarray, ...]:
+        """The largest part of that memory, which is taken page by page unless `populate` does it before."""
+        return self._buffers
 
     @property
     def num_kept(self) -> int:
@@ -120,9 +127,18 @@ class UndoLog:
         count = self.num_kept
         given, num_lost = note_rows(rows, moment.changed, moment.lost, self._log, self._first, count)
         if given:
-            copy_to_log(self._arrays, self._log, self._first, count, count + given, self._buffers)
+            self._write_down(count, given)
         moment.num_entries += given
         moment.num_lost += num_lost
+
+    def _write_down(self, start: int, count: int) -> None:
+        """Copies the rows of `count` entries into the buffers, from the entry `start` on, counted from the oldest."""
+        size = len(self._log)
+        begin = (self._first + start) % size
+        # The ring goes on at its beginning.
+        for part in (slice(begin, min(begin + count, size)), slice(0, max(0, begin + count - size))):
+            for array, buffer in zip(self._arrays, self._buffers, strict=True):
+                gather(array, self._log[part], buffer[part])
 
     def undo(self, *, to_newer: bool = False) -> np.ndarray:
         """Gives all rows the values that they had at a moment, but for those that are lost. Only `begin` may follow.

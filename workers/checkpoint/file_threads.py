@@ -8,7 +8,8 @@ job that fails stops the others from beginning; its exception reaches the caller
 caller's arrays any more.
 
 Files that jobs write in a `writes` block are synced in batches. A disk takes a batch of files for little more than one,
-and each folder once.
+and each folder once. While training waits for the jobs, nothing is synced: a disk may take seconds for what the
+kernel's memory takes at once.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class FileThreads:
       check: called often while the caller waits; raises to end the wait.
       num_threads: jobs at a time.
       niceness: of the threads, above that of the process; they then leave the CPU to others where it is short.
+      is_urgent: whether training waits for the jobs; from any thread.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class FileThreads:
         check: Callable[[], None] = lambda: None,
         num_threads: int = NUM_THREADS,
         niceness: int = 0,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._check = check
+        self._is_urgent = is_urgent
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, "files", initializer=_be_nice, initargs=(niceness,))
         self._room = threading.Semaphore(num_threads)
@@ -105,7 +109,7 @@ class FileThreads:
         with self._lock:
             self._unsynced.add(written)
             is_due = len(self._unsynced.files) >= SYNC_FILES or self._unsynced.size_bytes >= SYNC_BYTES
-        if is_due:
+        if is_due and not self._is_urgent():
             self._store.sync(self._take())
 
     @property

@@ -91,6 +91,11 @@ class FrozenRows:
         return sum(snapshot.size_bytes for snapshot in self._snapshots.values())
 
     @property
+    def buffers(self) -> list[np.ndarray]:
+        """Of all tables; memory that is taken as rows come in."""
+        return [buffer for snapshot in self._snapshots.values() for buffer in snapshot.buffers]
+
+    @property
     def is_half_full(self) -> bool:
         """Whether training would soon wait for room. Without the lock: numbers may be a moment old."""
         return any(snapshot.is_half_full for snapshot in self._snapshots.values())

@@ -158,15 +158,15 @@ def write_shard(
     """
 
     def write(plan: TablePlan, bucket: int, values: Sequence[np.ndarray]) -> BucketReceipt:
-        try:
-            pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
-            for at, piece in enumerate(pieces):
-                require_numbers(plan, bucket + at, piece)
-            with threads.writes():
-                receipt = checkpoint_files.write_buckets(store, plan, bucket, values)
-        finally:
-            view.done(values)
-        return receipt
+        with threads.writes():
+            try:
+                pieces = zip(*(split_buckets(value, plan.rows_per_bucket) for value in values), strict=True)
+                for at, piece in enumerate(pieces):
+                    require_numbers(plan, bucket + at, piece)
+                return checkpoint_files.write_buckets(store, plan, bucket, values)
+            finally:
+                # Inside the block, which may end with a wait for the disk.
+                view.done(values)
 
     def describe(plan: TablePlan) -> tuple[ArrayFiles, ...]:
         with threads.writes():

@@ -57,6 +57,11 @@ class Undo:
         """Memory beside the tables, when all logs are full."""
         return sum(log.size_bytes for log in self._logs.values())
 
+    @property
+    def buffers(self) -> list[np.ndarray]:
+        """Of all logs; memory that is taken as rows come in."""
+        return [buffer for log in self._logs.values() for buffer in log.buffers]
+
     def begin(self, commit: str) -> None:
         """The tables are now exactly those of a commit; from here on they can go back to it."""
         for log in self._logs.values():

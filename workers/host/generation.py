@@ -157,6 +157,7 @@ class Generation:
         with ExitStack() as closing:
             # What is named last is closed first; an error of one keeps none of the others open.
             closing.callback(self._lookups.crew.close)
+            closing.callback(self.shard.close)
             closing.callback(self.mesh.close)
             closing.callback(self._server.close)
             if self._end is not None:

@@ -99,9 +99,11 @@ class HostWorker:
         """
         with self._tracker.phase(Phase.RESTORE):
             present = self._present
-            return present.shard.restore(
+            restored = present.shard.restore(
                 tables, mesh=present.mesh, store=present.store, on_same_machine=present.on_same_machine
             )
+            present.shard.take_memory()
+            return restored
 
     def warm_start(self, location: str, starts: Sequence[TableStart]) -> None:
         """Fills the shard with what a new run begins from.
@@ -114,7 +116,9 @@ class HostWorker:
           StorageError, ChunkDamaged: a file is missing or is not what was committed.
         """
         with self._tracker.phase(Phase.RESTORE):
-            begin_tables(Store(location), self._present.shard.tables, starts, on_chunk=self._tracker.mark)
+            shard = self._present.shard
+            begin_tables(Store(location), shard.tables, starts, on_chunk=self._tracker.mark)
+            shard.take_memory()
 
     def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.

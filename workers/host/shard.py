@@ -19,6 +19,7 @@ from podembed.workers.faults.updates import arm_updates
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.host.surviving_shard import Restored, SurvivingShard
 from podembed.workers.job.tables import table_specs
+from podembed.workers.liveness.memory import Populating
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
@@ -81,6 +82,7 @@ class Shard:
                 [table.spec for table in tables], spec.placement, num_hosts=spec.num_hosts
             ),
         )
+        self._populating: Populating | None = None
         arm_updates(tables, tracker.faults, lambda: tracker.progress().step)
 
     @property
@@ -112,6 +114,18 @@ class Shard:
         if files is not None:
             self.save.track(files, self._spec.base or "")
         return restored
+
+    def take_memory(self) -> None:
+        """Takes what saves and undo will need, beside what follows. Otherwise the first steps of a save would wait for
+        the kernel's pages.
+        """
+        buffers = [*self.save.rows.buffers, *(self.undo.buffers if self.undo is not None else ())]
+        self._populating = Populating(buffers)
+
+    def close(self) -> None:
+        """Ends what is done beside. Safe to call twice."""
+        if self._populating is not None:
+            self._populating.close()
 
     def go_back_to(self, commit: str) -> None:
         """Gives the rows the values of a commit, as far as the undo log reaches; `surviving` says how far."""

@@ -408,3 +408,31 @@ def test_rows_that_are_no_numbers_are_reported_in_place_of_the_shard(is_delta: b
     # Position 9 of bucket 0 of 8.
     assert receipt.spoilt.describe() == "row 72 of table 't'"
     assert receipt.tables == ()
+
+
+def test_a_staging_buffer_is_free_before_its_file_is_durable(
+    tmp_path: Path, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training waits for room while the disk is busy with what no longer needs any."""
+    monkeypatch.setattr("podembed.workers.checkpoint.file_threads.SYNC_FILES", 1)
+    table, gate = table_of(SGD(1.0)), threading.Semaphore(0)
+    save, _ = saver([table])
+    store = GatedStore(tmp_path, passes=1000)
+    given_back = threading.Semaphore(0)
+    real_done, real_sync = save.done, store.sync
+
+    def done(values: Sequence[np.ndarray]) -> None:
+        real_done(values)
+        given_back.release()
+
+    def sync(unsynced: object) -> None:
+        assert gate.acquire(timeout=PATIENCE_S)
+        real_sync(unsynced)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(save, "done", done)
+    monkeypatch.setattr(store, "sync", sync)
+    save.freeze()
+    writing = thread.submit(save.write, store, "s1-g1", is_first=False)
+    assert given_back.acquire(timeout=20.0), "the buffer waits for the disk"
+    gate.release(1000)
+    writing.result(timeout=PATIENCE_S)

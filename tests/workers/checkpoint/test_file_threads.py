@@ -154,3 +154,14 @@ def test_a_check_ends_the_wait(tmp_path: Path) -> None:
         aborted.set()
         with pytest.raises(InterruptedError):
             threads.submit(lambda: None)
+
+
+def test_nothing_is_synced_while_training_waits_and_all_of_it_later(tmp_path: Path, synced: list[int]) -> None:
+    waiting = True
+    with FileThreads(Store(tmp_path), is_urgent=lambda: waiting) as threads:
+        write_some(threads._store, threads, 3 * SYNC_FILES)
+        threads._wait_for_jobs()
+        assert synced == [], "a job waited for the disk"
+        waiting = False
+        threads.finish()
+    assert {path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()} <= {*synced}
