@@ -7,6 +7,10 @@
 Both commands print one JSON object in their last line of output with `samples_per_s` and `samples_per_cpu_s`. Other
 load on the machine changes in the course of minutes, so only runs that follow each other are compared. The median of
 these ratios is what counts.
+
+A round is *quiet* if both commands say that at least three of their windows were (`quiet_windows`): other processes
+used less than 0.2 CPUs. Ratios of `samples_per_s` come from quiet rounds alone, if there are any. CPU seconds suffer
+less from neighbours, so all rounds count there.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import time
 from typing import Any
 
 METRICS = ("samples_per_s", "samples_per_cpu_s")
+MIN_QUIET_WINDOWS = 3
 
 
 def run(command: str, folder: str | None, timeout_s: float) -> dict[str, Any]:
@@ -67,11 +72,15 @@ def main() -> None:
         for who in order:
             folder = arguments.theirs_folder if who == "theirs" else None
             found[who].append(run(getattr(arguments, who), folder, arguments.timeout_s))
-            print(who, {metric: found[who][-1][metric] for metric in METRICS}, file=sys.stderr, flush=True)
+            shown = {metric: found[who][-1].get(metric) for metric in (*METRICS, "quiet_windows")}
+            print(who, shown, file=sys.stderr, flush=True)
     result: dict[str, Any] = {"benchmark": "compare", "ours": arguments.ours, "theirs": arguments.theirs}
+    pairs = list(zip(found["ours"], found["theirs"], strict=True))
+    quiet = [pair for pair in pairs if all(one.get("quiet_windows", 0) >= MIN_QUIET_WINDOWS for one in pair)]
+    result |= {"rounds": len(pairs), "quiet_rounds": len(quiet)}
     for metric in METRICS:
-        pairs = zip(found["ours"], found["theirs"], strict=True)
-        result[f"{metric}_ratio"] = spread([ours[metric] / theirs[metric] for ours, theirs in pairs])
+        counted = quiet if quiet and metric == "samples_per_s" else pairs
+        result[f"{metric}_ratio"] = spread([ours[metric] / theirs[metric] for ours, theirs in counted])
         for who, runs in found.items():
             result[f"{who}_{metric}"] = [one[metric] for one in runs]
     result["load1"] = round(os.getloadavg()[0], 2)

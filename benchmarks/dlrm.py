@@ -329,7 +329,7 @@ def add_workload(parser: argparse.ArgumentParser, *, names: Sequence[str] = ("A"
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_workload(parser, names=("A", "B", "cut", "tiny", *workloads.NAMES))
+    add_workload(parser, names=("A", "B", "cut", "D", "tiny", *workloads.NAMES))
     parser.add_argument("--no-shared-memory", action="store_true", help="hosts talk as if on machines of their own")
     parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")
     parser.add_argument(
@@ -342,8 +342,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wire-dtype", default="float32", choices=WIRE_DTYPES)
     arguments = parser.parse_args()
     arguments.max_seconds = arguments.max_seconds or 2 * arguments.seconds
+    if arguments.bench == "D":  # weak scaling: as many samples a host whatever their number
+        arguments.bench = f"D{arguments.hosts}"
     if arguments.device_ms and arguments.bench in workloads.NAMES:
-        parser.error(f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut or tiny. Leave one out.")
+        parser.error(
+            f"Found --device-ms with workload {arguments.bench}. Expected A, B, cut, D or tiny. Leave one out."
+        )
     return arguments
 
 

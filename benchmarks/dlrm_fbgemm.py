@@ -205,7 +205,7 @@ def mixed_job(shape: MixedWorkload, emb_opt: str, folder: Path) -> tuple[list[An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", default="A", choices=["A", "B", "cut", "tiny", *workloads.NAMES])
+    parser.add_argument("--bench", default="A", choices=["A", "B", "cut", "D2", "tiny", *workloads.NAMES])
     parser.add_argument("--emb-opt", default="rowwise", choices=["rowwise", "adagrad"], help="rule of the tables")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="measure for at least so long")

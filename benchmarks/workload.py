@@ -1,11 +1,15 @@
-"""The two workloads that the step is measured on, their batches, and the first values of tables and dense parameters.
+"""The workloads whose tables have one width, their batches, and the first values of tables and dense parameters.
 
 `A` spends its time in the dense half, `B` in the embeddings. `A10` and `B10` have a tenth of their rows, for machines
 with less memory. `small` has their tables with narrow rows, for saving them often. `tiny` is for trying things out. The
 26 tables have 10 million rows together, and ids follow a bounded Zipf law spread over the table. A fixed teacher makes
-the labels, so that the loss falls. `cut` has one table that is larger than all others together, so two hosts or more
-share its rows. Every number follows from one seed and is the same in each framework that uses these generators. That
-makes losses comparable to four digits.
+the labels, so that the loss falls.
+
+`cut` has one table that is larger than all others together, so two hosts or more share its rows. `D2`, `D3` and so on
+are A with 2048 samples for each of so many hosts.
+
+Every number follows from one seed and is the same in each framework that uses these generators. That makes losses
+comparable to four digits.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import numpy as np
 
 SEED = 20240917
 NUM_DENSE = 13
+SAMPLES_A_HOST = 2048  # of D
 ZIPF_EXPONENT = 1.05
 NAMES = ("A", "B", "A10", "B10", "cut", "small", "tiny")
 # Prime and above every table size: multiplying ranks by it spreads hot rows over the table.
@@ -68,7 +73,7 @@ class Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload called `A`, `B`, `A10`, `B10`, `cut`, `small` or `tiny`.
+    """The workload called `A`, `B`, `A10`, `B10`, `cut`, `small` or `tiny`, or `D` with a number of hosts.
 
     Raises:
       ValueError: there is no such workload.
@@ -108,7 +113,11 @@ def workload(name: str) -> Workload:
         return Workload(
             name=name, table_rows=rows, bag_lengths=mixed, dim=16, bottom=(32, 16), top=(32, 1), batch_size=256
         )
-    raise ValueError(f"Found workload {name!r}. Expected one of {', '.join(NAMES)}. Pass --bench.")
+    if name.startswith("D") and name[1:].isdecimal() and int(name[1:]):
+        return replace(workload("A"), name=name, batch_size=SAMPLES_A_HOST * int(name[1:]))
+    raise ValueError(
+        f"Found workload {name!r}. Expected one of {', '.join(NAMES)}, or D2 for A at two hosts. Pass --bench."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
