@@ -30,7 +30,7 @@ from podembed.embedding.kernels.row_vectors import (
 SUM, MEAN, SQRTN = 0, 1, 2
 _COMBINER_CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
 _NO_WEIGHTS = np.empty(0, np.float32)
-_AHEAD = 12
+_AHEAD = 24
 
 
 def gather(table: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:

@@ -32,8 +32,8 @@ from podembed.embedding.kernels.row_vectors import (
 )
 
 # Rows from the one under way to the one that is fetched ahead.
-AHEAD = 6
-_ENTRIES_AHEAD = 12
+AHEAD = 12
+_ENTRIES_AHEAD = 24
 _overload: Any = lambda function: overload(function, inline="always")  # noqa: E731
 
 
