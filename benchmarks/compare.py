@@ -10,7 +10,7 @@ these ratios is what counts.
 
 A round is *quiet* if both commands say that at least three of their windows were (`quiet_windows`): other processes
 used less than 0.2 CPUs. Ratios of `samples_per_s` come from quiet rounds alone, if there are any. CPU seconds suffer
-less from neighbours, so all rounds count there.
+less from other programs, so all rounds count there.
 """
 
 from __future__ import annotations
