@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
-from podembed.workers.mesh.frames import Buffer, Tag, byte_views
+from podembed.workers.mesh.frames import Buffer, Tag, byte_views, size_of
 from podembed.workers.mesh.link import Link
 
 
@@ -109,8 +109,3 @@ def checked_views(
                 "exchange or raise max_frame_bytes on all hosts."
             )
     return views_by_rank
-
-
-def size_of(views: Sequence[memoryview] | None) -> int:
-    """Bytes of a frame's payload."""
-    return 0 if views is None else sum(view.nbytes for view in views)

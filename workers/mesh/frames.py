@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,9 @@ import numpy as np
 from podembed.workers.mesh.errors import FrameError, MeshUsageError
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
+
+# What nearly all frames hold.
+_PLAIN = frozenset(np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
 
 _MAGIC = b"PEF1"
 # magic, flags, tag, sender, generation, step, sequence, payload bytes, payload crc32c; then the crc32c of all of these.
@@ -130,6 +133,8 @@ def byte_view(buffer: Buffer) -> memoryview:
     Raises:
       MeshUsageError: it is no buffer, is not C-contiguous, or holds Python objects.
     """
+    if type(buffer) is np.ndarray and buffer.size and buffer.dtype in _PLAIN and buffer.flags.c_contiguous:
+        return memoryview(cast(Any, buffer)).cast("B")
     if isinstance(buffer, memoryview) and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
         return buffer
     try:
@@ -150,6 +155,15 @@ def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
     """Flat views of all buffers that hold any bytes, in order."""
     views = [byte_view(buffer) for buffer in buffers]
     return [view for view in views if view.nbytes]
+
+
+def size_of(views: Sequence[memoryview] | None) -> int:
+    """Bytes of a frame's payload, 0 for no frame."""
+    # A loop, since this runs several times a frame and a generator takes three times as long.
+    num_bytes = 0
+    for view in views or ():
+        num_bytes += view.nbytes
+    return num_bytes
 
 
 def checksum(views: Iterable[memoryview]) -> int:

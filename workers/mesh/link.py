@@ -27,6 +27,7 @@ from podembed.workers.mesh.frames import (
     Tag,
     byte_view,
     checksum,
+    size_of,
     trailer_of,
 )
 
@@ -93,7 +94,7 @@ class Link:
 
     @property
     def is_finished(self) -> bool:
-        return self._expected is None and self._out_at == len(self._out)
+        return self._expected is None and not self._out
 
     @property
     def interest(self) -> int:
@@ -135,7 +136,7 @@ class Link:
             sender=self._rules.own_rank,
             generation=self._rules.generation,
             sequence=self._sent_frames,
-            payload_bytes=sum(view.nbytes for view in views),
+            payload_bytes=size_of(views),
             payload_crc32c=payload_crc32c,
             flags=self._rules.flags,
         ).pack()
@@ -349,8 +350,10 @@ def _writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, r
     """Views of the first `num_bytes` of what `receive` gave."""
     given = [] if buffers is None else buffers if isinstance(buffers, list | tuple) else [cast(Buffer, buffers)]
     views = [byte_view(buffer) for buffer in given]
-    size = sum(view.nbytes for view in views)
-    is_readonly = any(view.readonly for view in views)
+    size, is_readonly = 0, False
+    for view in views:
+        size += view.nbytes
+        is_readonly = is_readonly or view.readonly
     if is_readonly or size < num_bytes:
         kind = "read-only" if is_readonly else "writable"
         raise MeshUsageError(
@@ -359,6 +362,7 @@ def _writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, r
         )
     found = []
     for view in views:
-        found.append(view[:num_bytes])
-        num_bytes -= found[-1].nbytes
-    return [view for view in found if view.nbytes]
+        if num_bytes and view.nbytes:
+            found.append(view[:num_bytes])
+            num_bytes -= found[-1].nbytes
+    return found

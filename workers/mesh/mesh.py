@@ -28,8 +28,8 @@ from podembed.workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views, size_of
-from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, checksum
+from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views
+from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, checksum, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
