@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from podembed.embedding.costs.work import TableTraffic, TableWay
 from podembed.embedding.lookup.compiled import num_hash_slots
+from podembed.workers.checkpoint.background_save import save_bytes
 from podembed.workers.checkpoint.undo import log_bytes
 
 _FLOAT_BYTES, _MARK_BYTES, _HASH_SLOT_BYTES = 4, 4, 16
@@ -22,6 +23,7 @@ class HostMemory:
       mark_bytes: a number for each row, which grouping needs.
       hash_slot_bytes: where distinct ids of a batch are found, for tables whose rows travel.
       undo_bytes: the undo log when it is full.
+      save_bytes: rows that a save keeps while they change, and its staging buffers.
       batch_bytes: activations and their gradients of the batches in flight, and rows that travel.
     """
 
@@ -29,11 +31,13 @@ class HostMemory:
     mark_bytes: int
     hash_slot_bytes: int
     undo_bytes: int
+    save_bytes: int
     batch_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.table_bytes + self.mark_bytes + self.hash_slot_bytes + self.undo_bytes + self.batch_bytes
+        beside = self.mark_bytes + self.hash_slot_bytes + self.undo_bytes + self.save_bytes + self.batch_bytes
+        return self.table_bytes + beside
 
 
 def host_memory(
@@ -59,5 +63,6 @@ def host_memory(
         mark_bytes=int(_MARK_BYTES * rows),
         hash_slot_bytes=_HASH_SLOT_BYTES * num_hash_slots(most_ids),
         undo_bytes=log_bytes(shard_bytes, share=undo_share) + int(_BITS_A_ROW * rows / 8),
+        save_bytes=save_bytes(shard_bytes),
         batch_bytes=int(_FLOAT_BYTES * floats),
     )

@@ -32,6 +32,7 @@ def render_forecast(found: Forecast) -> str:
         ("marks of rows", memory.mark_bytes),
         ("hash slots", memory.hash_slot_bytes),
         ("undo log, when full", memory.undo_bytes),
+        ("saves beside training", memory.save_bytes),
         ("batches in flight", memory.batch_bytes),
         ("all", memory.total_bytes),
     ]

@@ -35,7 +35,7 @@ from podembed.workers.checkpoint.undo import Undo
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.storage.store import Store
 
-__all__ = ["MEMORY_SHARE", "MIN_BUFFER_BYTES", "BackgroundSave", "SaveStalled"]
+__all__ = ["MEMORY_SHARE", "MIN_BUFFER_BYTES", "BackgroundSave", "SaveStalled", "save_bytes"]
 
 MEMORY_SHARE = 0.1
 # The snapshots' own part may be this much in any case. A tenth of a small shard would be a buffer of a handful of
@@ -44,6 +44,11 @@ MIN_BUFFER_BYTES = 4 << 20
 # Of that memory, what staging buffers may take so that several buckets are written at a time.
 STAGING_SHARE = 0.25
 _LOOK_S = 0.1
+
+
+def save_bytes(size_bytes: int) -> int:
+    """Bytes that the saves of a host take beside tables of so many bytes."""
+    return max(MIN_BUFFER_BYTES, int(MEMORY_SHARE * size_bytes)) if size_bytes else 0
 
 
 class BackgroundSave:

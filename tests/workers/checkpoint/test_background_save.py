@@ -18,7 +18,13 @@ from podembed.embedding.optimizers import FTRL, SGD, Adagrad, AdagradMomentum, A
 from podembed.embedding.table.snapshot import ENTRY_BYTES
 from podembed.embedding.table.table import Table
 from podembed.embedding.table_spec import TableSpec
-from podembed.workers.checkpoint.background_save import MEMORY_SHARE, MIN_BUFFER_BYTES, BackgroundSave, SaveStalled
+from podembed.workers.checkpoint.background_save import (
+    MEMORY_SHARE,
+    MIN_BUFFER_BYTES,
+    BackgroundSave,
+    SaveStalled,
+    save_bytes,
+)
 from podembed.workers.checkpoint.files import assemble_delta
 from podembed.workers.checkpoint.shard import ShardReceipt, read_shard
 from podembed.workers.liveness.progress import Phase, Tracker
@@ -344,6 +350,7 @@ def test_memory_is_a_tenth_of_the_tables() -> None:
     save, _ = saver(tables)
     total = sum(table.size_bytes for table in tables)
     assert 0.08 * total < save.size_bytes < 1.01 * MEMORY_SHARE * total
+    assert save_bytes(total) == pytest.approx(save.size_bytes, rel=0.05)
     small = table_of(Adagrad(0.1))
     save, _ = saver([small])
     assert save.size_bytes < 1.5 * small.size_bytes < MIN_BUFFER_BYTES
