@@ -15,7 +15,7 @@ from podembed.orchestrator.prediction.dense_half import default_path, dense_half
 from podembed.orchestrator.prediction.forecast import demands, setting_of
 from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.run.run import OpenRun
-from podembed.workers.calibration.record import CalibrationError, read_calibration, this_machine
+from podembed.workers.calibration.record import read_calibration, this_machine
 from podembed.workers.input.profile import profiles_at_hand
 
 
@@ -23,9 +23,9 @@ def with_prediction(run: OpenRun, result: Result, scaling: ScalingConfig, *, emi
     """The result with its steps compared to a prediction, where that is possible. As `prediction_of`."""
     try:
         return replace(result, prediction=prediction_of(run, result, scaling))
-    except (CalibrationError, OSError) as error:
-        # The run ended well; constants that are of no use do not turn that into an error.
-        emit(NotPredicted(reason=str(error)))
+    except Exception as error:
+        # The run ended well. Nothing that fails here, such as a storage that is away by now, turns that into an error.
+        emit(NotPredicted(reason=str(error) or type(error).__name__))
         return result
 
 
@@ -48,7 +48,7 @@ def prediction_of(
 
     Raises:
       CalibrationError: constants cannot be used, or a child failed.
-      OSError: they cannot be read.
+      OSError, StorageError, DocumentRefused: they, or the run, cannot be read.
     """
     is_comparable = not (result.is_short or result.changes or result.stopped_by or scaling.is_range)
     if not is_comparable or run.reference is None or not result.median_samples_per_s:

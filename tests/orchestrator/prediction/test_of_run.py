@@ -83,3 +83,19 @@ def test_constants_of_no_use_end_no_run_in_an_error(
     (event,) = told
     assert isinstance(event, NotPredicted)
     assert str(path) in event.reason
+
+
+def test_a_storage_that_fails_afterwards_ends_no_run_in_an_error(
+    run: OpenRun, result: Result, constants: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    folder = constants.parent / ".podembed"
+    folder.mkdir()
+    constants.rename(folder / "calibration.json")
+    monkeypatch.setenv("HOME", str(constants.parent))
+    run.store.write_new("lease/g00000001.claim", [b"{"])
+    run.store.write_new("lease/g00000001.base.json", [b"{"])
+    assert with_prediction(run, result, ONE, emit=told.append) is result
+    (event,) = told
+    assert isinstance(event, NotPredicted)
+    assert "lease/g00000001.base.json" in event.reason
