@@ -24,7 +24,8 @@ class _Shift:
         self._calls = calls
         self._taken = itertools.count()
         self._ended = itertools.count(1)
-        self._errors: list[BaseException] = []
+        # By position of the call.
+        self._errors: dict[int, BaseException] = {}
         self._all_ended = threading.Lock()
         self._all_ended.acquire()
 
@@ -33,10 +34,11 @@ class _Shift:
         calls = self._calls
         while (at := next(self._taken)) < len(calls):
             try:
-                if not self._errors:
+                # What stands before a call that failed is made all the same, as one thread would have done.
+                if at < min(list(self._errors), default=len(calls)):
                     calls[at]()
             except BaseException as error:
-                self._errors.append(error)
+                self._errors[at] = error
             finally:
                 if next(self._ended) == len(calls):
                     self._all_ended.release()
@@ -45,11 +47,11 @@ class _Shift:
         """Returns when no thread is within a call any more.
 
         Raises:
-          BaseException: what a call raised.
+          BaseException: what a call raised; of several the first in the list, as with one thread.
         """
         self._all_ended.acquire()
         if self._errors:
-            raise self._errors[0]
+            raise self._errors[min(self._errors)]
 
 
 class ThreadCrew:

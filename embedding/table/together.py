@@ -79,12 +79,12 @@ def update_together(
       grouped: by position of the table.
       learning_rates: one a table.
     """
-    if crew.num_threads == 1:
-        for at, rows in grouped.items():
-            tables[at].update_grouped(rows, learning_rates[at])
-        return
-    # In the order of the tables, whichever thread grouped one first.
+    # In the order of the tables, whichever thread grouped one first: a rule in Python may keep something.
     order = sorted(grouped)
+    if crew.num_threads == 1:
+        for at in order:
+            tables[at].update_grouped(grouped[at], learning_rates[at])
+        return
     for at in order:
         tables[at].begin_update(grouped[at])
     _run([_Update(tables[at], grouped[at].touched, grouped[at].addresses, learning_rates[at]) for at in order], crew)

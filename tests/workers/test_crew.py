@@ -62,6 +62,25 @@ def test_an_error_arrives_when_no_call_is_under_way_any_more() -> None:
     crew.close()
 
 
+def test_of_several_errors_the_first_call_s_arrives() -> None:
+    """Whichever thread is faster."""
+    has_failed = threading.Event()
+
+    def fail_late() -> None:
+        assert has_failed.wait(PATIENCE_S)
+        time.sleep(0.05)
+        raise ValueError("the first")
+
+    def fail_at_once() -> None:
+        has_failed.set()
+        raise ValueError("the second")
+
+    crew = ThreadCrew(2)
+    with pytest.raises(ValueError, match="the first"):
+        crew.run([fail_late, fail_at_once], size=LARGE)
+    crew.close()
+
+
 def kernel_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("kernels-")]
 

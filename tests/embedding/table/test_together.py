@@ -129,3 +129,24 @@ def test_a_row_is_announced_before_any_table_changes() -> None:
     assert announced == [1] * len(held)
     assert all((table.rows != rows).any() for table, rows in zip(held, before, strict=True))
     crew.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_rules_in_python_meet_the_tables_in_their_order(num_threads: int) -> None:
+    """They may keep something between two rows, and threads group the tables in any order."""
+    seen: list[float] = []
+
+    def note(gradient, row, slots, learning_rate, hyperparameters):
+        seen.append(learning_rate)
+        return row, ()
+
+    config = TableConfig(5, DIM, name="noted", optimizer=CustomRowOptimizer(note))
+    held = [Table(TableSpec.of(config, seed=1, num_buckets=1), np.zeros(1, np.int64)) for _ in range(3)]
+    gradient = np.ones((1, DIM), np.float32)
+    addresses = np.array([gradient.ctypes.data])
+    crew = ThreadCrew(num_threads)
+    grouped = {at: held[at].group(np.zeros(1, np.int32), addresses) for at in (2, 0, 1)}
+    update_together(held, grouped, [1.0, 2.0, 3.0], crew)
+    crew.close()
+    # Before that, the rule is tried with a rate of 0.
+    assert [rate for rate in seen if rate] == [1.0, 2.0, 3.0]
