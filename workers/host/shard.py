@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from podembed.embedding.table.table import Table
 from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.records import buckets_per_file
@@ -19,7 +21,7 @@ from podembed.workers.faults.updates import arm_updates
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.host.surviving_shard import Restored, SurvivingShard
 from podembed.workers.job.tables import table_specs
-from podembed.workers.liveness.memory import Populating
+from podembed.workers.liveness.memory import Populating, let_go
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
 from podembed.workers.storage.store import Store
@@ -89,6 +91,17 @@ class Shard:
     def size_bytes(self) -> int:
         return sum(table.size_bytes for table in self.tables)
 
+    def _let_go_of_buffers(self) -> None:
+        """Gives back what saves and undo took, of which the next generation takes as much."""
+        self.close()
+        # A save that still ends somewhere keeps its buffers until it has.
+        if not self.save.rows.is_running:
+            let_go(self._buffers)
+
+    @property
+    def _buffers(self) -> list[np.ndarray]:
+        return [*self.save.rows.buffers, *(self.undo.buffers if self.undo is not None else ())]
+
     def restore(
         self,
         files: Sequence[TableFiles] | None,
@@ -119,8 +132,7 @@ class Shard:
         """Takes what saves and undo will need, beside what follows. Otherwise the first steps of a save would wait for
         the kernel's pages.
         """
-        buffers = [*self.save.rows.buffers, *(self.undo.buffers if self.undo is not None else ())]
-        self._populating = Populating(buffers)
+        self._populating = Populating(self._buffers)
 
     def close(self) -> None:
         """Ends what is done beside. Safe to call twice."""
@@ -141,6 +153,7 @@ class Shard:
         for table in self.tables:
             # It leads to all tables, so that none could go before the last one is cut anew.
             table.before_change = None
+        self._let_go_of_buffers()
         return Survivor([*self.tables], self.surviving)
 
 
