@@ -112,6 +112,7 @@ class DeviceProcess:
         self._is_frozen = threading.Event()
         self._never_finite: frozenset[str] = frozenset()
         self._pace = SavePace(self._tracker, longest_grace_s=0.0)
+        self._crew = ThreadCrew(1)
 
     def reserve_coordinator(self, address: str) -> str:
         """A free `address:port` on this machine. Another process may take the port first; joining the gang then fails
@@ -148,8 +149,8 @@ class DeviceProcess:
                 timeout_s=int(spec.start_timeout_s),
             )
             laps.end("gang")
-        crew = ThreadCrew(spec.threads)
-        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults, crew=crew)
+        self._crew = ThreadCrew(spec.threads)
+        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults, crew=self._crew)
         with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
             compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
         if not spec.is_restored_later:
@@ -290,6 +291,7 @@ class DeviceProcess:
 
     def close(self) -> None:
         """Leaves host and gang. All members of a gang must leave within its deadline."""
+        self._crew.close()
         if self._end is not None:
             self._end.close()
             self._end = None

@@ -204,6 +204,7 @@ def test_several_threads_change_no_byte(
     monkeypatch.setattr(crew_rules, "_MIN_SHARED", 0)
     monkeypatch.setattr(crew_rules, "_MIN_PART", 1)
     result = train_small(small_data, runs, "threads", num_hosts=1, in_process=True, threads=3)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernels-")]
     np.testing.assert_array_equal(_losses(result), _losses(one_host))
     assert_same_bytes(committed_state(result.path), committed_state(one_host.path))
 
