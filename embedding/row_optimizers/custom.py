@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from podembed.embedding.row_optimizers.base import (
     ClipValue,
@@ -123,7 +123,8 @@ def _custom_rule(
     row = np.zeros((1, dim), np.float32)
     try:
         compiled(row, trial, np.zeros(1, np.int64), row.copy(), 0.0, (0.0, 0.0, 0.0))
-    except NumbaError:
+    except (NumbaError, UnsupportedBytecodeError):
+        # The second one, as of an import within the rule, is none of the first.
         return in_python
     return compiled
 

@@ -267,6 +267,13 @@ def momentum_rule_in_python(gradient, row, slots, learning_rate, hyperparameters
     return row - learning_rate * velocity, (velocity, slots[1] + 1.0)
 
 
+def momentum_rule_with_import(gradient, row, slots, learning_rate, hyperparameters):
+    from math import sqrt
+
+    velocity = sqrt(hyperparameters.momentum**2) * slots[0] + gradient
+    return row - learning_rate * velocity, (velocity, slots[1] + 1.0)
+
+
 MOMENTUM_SLOTS = (SlotSpec(name="velocity", width="element"), SlotSpec(name="count", width="row", initial_value=2.0))
 
 
@@ -278,9 +285,10 @@ def is_compiled(optimizer, dim):
     return hasattr(custom_rule(optimizer, dim), "py_func")
 
 
+@pytest.mark.parametrize("rule_in_python", [momentum_rule_in_python, momentum_rule_with_import])
 @pytest.mark.parametrize("options", [{}, {"clipvalue": 0.5, "weight_decay_factor": 0.1, "clip_weight_max": 0.2}])
-def test_custom_rule_compiled_and_in_python(options):
-    compiled, in_python = custom(momentum_rule, **options), custom(momentum_rule_in_python, **options)
+def test_custom_rule_compiled_and_in_python(options, rule_in_python):
+    compiled, in_python = custom(momentum_rule, **options), custom(rule_in_python, **options)
     assert is_compiled(compiled, 8)
     assert not is_compiled(in_python, 8)
     tables = [make_table(compiled), make_table(in_python)]
