@@ -309,10 +309,10 @@ class Mesh:
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """Ranks whose frame of the exchange in progress has not fully arrived. From any thread; a moment later it may
-        be another one.
+        """Ranks without which the exchange in progress cannot end: their frame has not fully arrived, or ours has not
+        left. From any thread; a moment later it may be another one.
         """
-        return tuple(link.rank for link in self._links if not link.is_received)
+        return tuple(link.rank for link in self._links if not link.is_finished)
 
     @property
     def unheard_s(self) -> dict[int, float]:

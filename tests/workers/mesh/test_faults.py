@@ -171,6 +171,13 @@ def test_a_host_that_owes_no_frame_is_missed_all_the_same() -> None:
         assert lost.value.blamed_rank == 1
 
 
+def test_a_host_that_takes_no_frame_is_waited_for_although_it_owes_none() -> None:
+    with meshes(3) as ranks:
+        payload = np.zeros(_MORE_THAN_KERNELS_HOLD, np.uint8)
+        ranks[0].begin(tag=Tag.ROWS, step=0, send=[None, [payload], [b"a"]], receive=Inbox(), senders=())
+        assert ranks[0].waiting_for == (1,)
+
+
 def test_a_frame_that_nobody_expects_ends_the_mesh_at_the_next_exchange() -> None:
     with meshes(2) as ranks:
         ranks[1].begin(tag=Tag.ROWS, step=0, send=[[b"abc"], []], receive=Inbox())
