@@ -69,7 +69,7 @@ class ThreadCrew:
 
     def run(self, calls: Sequence[Callable[[], None]], *, size: int) -> None:
         """As `Crew.run`. With too little work for several threads, all in the caller's."""
-        if self.num_threads == 1 or len(calls) < 2 or not is_worth_sharing(size):
+        if self.num_threads == 1 or len(calls) < 2 or not is_worth_sharing(size, len(calls)):
             for call in calls:
                 call()
             return

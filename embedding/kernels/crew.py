@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-# Below so many floats, about 0.1 ms of one thread's work, waking other threads costs more than it saves.
-_MIN_SHARED = 1 << 17
-_MIN_PART = 1 << 16
+# Below so many floats, about 0.1 ms of one thread's work, waking other threads costs more than it saves. A call that is
+# much smaller is mostly Python, of which one thread runs at a time.
+_MIN_SHARED = 1 << 20
+_CALLS_OF_MIN = 8
+_MIN_PART = 1 << 19
 # More parts than threads, since a thread may be late or its rows far away.
 _PARTS_PER_THREAD = 4
 _MIN_COLUMNS = 16
@@ -49,9 +51,9 @@ class OneThread:
 ONE_THREAD = OneThread()
 
 
-def is_worth_sharing(size: int) -> bool:
-    """Whether several threads do work on so many floats sooner than one."""
-    return size >= _MIN_SHARED
+def is_worth_sharing(size: int, num_calls: int = 1) -> bool:
+    """Whether several threads do work on so many floats, by so many calls, sooner than one."""
+    return size >= _MIN_SHARED * max(1.0, num_calls / _CALLS_OF_MIN)
 
 
 def cut(lengths: Sequence[int], sizes: Sequence[int], num_threads: int) -> list[tuple[int, int, int]]:

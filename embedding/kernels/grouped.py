@@ -13,7 +13,7 @@ from podembed.embedding.kernels.arrays import plain
 from podembed.embedding.kernels.ids import bad_local_row
 from podembed.embedding.kernels.row_vectors import jit, prefetch_item
 
-FLOATS_PER_ENTRY = 16
+FLOATS_PER_ENTRY = 64
 """What grouping an entry takes, as floats that pooling reads in the same time."""
 
 _AHEAD = 16
@@ -35,6 +35,40 @@ def _bag_addresses(row_splits, start, stride_bytes, out):
         address = start + bag * stride_bytes
         for j in range(row_splits[bag], row_splits[bag + 1]):
             out[j] = address
+
+
+def select_part(
+    local_rows: np.ndarray,
+    addresses: np.ndarray,
+    part: int,
+    num_parts: int,
+    out_rows: np.ndarray,
+    out_addresses: np.ndarray,
+) -> int:
+    """Copies the entries of one part of the rows, in their order. Rows whose marks share a cache line are of one part.
+
+    Args:
+      local_rows: int32 `[n]`.
+      addresses: int64 `[n]`.
+      part, num_parts: which part, and of how many: a power of two.
+      out_rows, out_addresses: as the first two; receive the entries.
+
+    Returns:
+      How many entries there are.
+    """
+    return _select_part(plain(local_rows, np.int32), addresses, part, num_parts - 1, out_rows, out_addresses)
+
+
+@jit
+def _select_part(local_rows, addresses, part, mask, out_rows, out_addresses):
+    found = 0
+    for i in range(local_rows.shape[0]):
+        # Written in any case, since a guess of the processor would be wrong half of the time.
+        row = local_rows[i]
+        out_rows[found] = row
+        out_addresses[found] = addresses[i]
+        found += np.int64(((np.int64(row) >> 4) & mask) == part)
+    return found
 
 
 def group_by_row(

@@ -13,7 +13,7 @@ import numpy as np
 from podembed.embedding.kernels.bag_frames import find_pieces
 from podembed.embedding.kernels.conflicts import find_marked_bags, find_marked_rows, mark_rows
 from podembed.embedding.kernels.crew import column_parts
-from podembed.embedding.kernels.grouped import bag_addresses
+from podembed.embedding.kernels.grouped import bag_addresses, select_part
 from podembed.embedding.kernels.ids import merge, num_hash_slots, row_of_each_id, unique_ids
 from podembed.embedding.kernels.pool import gather, gather_to, pool, sum_gradients
 from podembed.embedding.kernels.row_numbers import route, route_bags, rows_of_ids
@@ -62,6 +62,7 @@ def compile_kernels(specs: Iterable[TableSpec], *, num_threads: int = 1) -> None
     rows_by_host(ids, pieces, pieces, ids.copy())
     find_pieces(ids, ids, np.zeros((1, 4), np.int64))
     bag_addresses(np.zeros(1, np.int64), (0, 0), ids)
+    select_part(positions, ids, 0, 1, positions.copy(), ids.copy())
     for spec in specs:
         table = Table(spec, ids)
         no_rows = np.zeros((0, spec.dim), np.float32)

@@ -22,7 +22,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty, matrix_of
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
-from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY, bag_addresses
+from podembed.embedding.kernels.grouped import bag_addresses
 from podembed.embedding.lookup import compiled as kernels
 from podembed.embedding.lookup.activation_layout import EVERY_HOST, ROWS_TRAVEL, ActivationLayout, Blocks
 from podembed.embedding.lookup.partial_sums import add_up, parts_of, scale_gradients
@@ -32,7 +32,7 @@ from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.ragged import Ragged
 from podembed.embedding.table.key_index import DenseIndex, KeyIndex
 from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table.together import Pooling, pool_together, update_together
+from podembed.embedding.table.together import Pooling, group_together, pool_together, update_together
 
 
 @dataclass(slots=True, eq=False)
@@ -243,31 +243,20 @@ class PooledLookup:
         """
         gradients = {host: self._gradients_of(request, host) for host in self._gradients}
         gradients[self.host] = dict(enumerate(own_gradients))
-        calls = [partial(self._group, request, table, gradients) for table in self._own_tables]
-        num_ids = sum(len(bags.rows) for of_host in request.bags for bags in of_host.values())
-        self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
+        sizes = {
+            table: sum(len(of_host[at].rows) for of_host in request.bags for at in features)
+            for table, features in self._own_tables.items()
+        }
+        entries = {table: partial(self._entries, request, table, gradients) for table in sizes}
+        request.grouped = group_together(self._tables, entries, sizes, self._crew)
 
-    def _group(self, request: PooledRequest, table: int, gradients: Mapping[int, Mapping[int, np.ndarray]]) -> None:
+    def _entries(
+        self, request: PooledRequest, table: int, gradients: Mapping[int, Mapping[int, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """All rows that are wanted of a table, host by host, and the address of the gradient of each."""
         entries = [(host, at) for host in range(self.num_hosts) for at in self._own_tables[table]]
         rows = [request.bags[host][at].rows for host, at in entries]
-        addresses = np.empty(sum(map(len, rows)), np.int64)
-        self._write_addresses(request, entries, gradients, addresses)
-        all_rows = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        request.grouped[table] = self._tables[table].group(all_rows, addresses)
-
-    def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
-        # This host's own rows are those of ids that were looked up in an index.
-        limits = self._no_limits if host == self.host else self._limits
-        return dict(zip(self._of_owner[self.host], read_frame(frame, limits=limits, host=host), strict=True))
-
-    def _write_addresses(
-        self,
-        request: PooledRequest,
-        entries: Sequence[tuple[int, int]],
-        gradients: Mapping[int, Mapping[int, np.ndarray]],
-        out: np.ndarray,
-    ) -> None:
-        """The address of the gradient of every id, for entries (host, feature) in their order."""
+        out = np.empty(sum(map(len, rows)), np.int64)
         first = 0
         for host, at in entries:
             bags = request.bags[host][at]
@@ -283,6 +272,12 @@ class PooledLookup:
                 shape = bags.num_bags, self.layout.widths[at]
                 matrix = request.scaled[host, at] = aligned_empty(shape)
             bag_addresses(bags.row_splits, matrix_of(matrix), part)
+        return rows[0] if len(rows) == 1 else np.concatenate(rows), out
+
+    def _bags(self, frame: np.ndarray, host: int) -> dict[int, BagRows]:
+        # This host's own rows are those of ids that were looked up in an index.
+        limits = self._no_limits if host == self.host else self._limits
+        return dict(zip(self._of_owner[self.host], read_frame(frame, limits=limits, host=host), strict=True))
 
     def _answers_of(self, request: PooledRequest, host: int) -> Mapping[int, np.ndarray]:
         """By feature, where the vectors that another host requested go."""

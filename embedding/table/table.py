@@ -16,7 +16,7 @@ import numpy as np
 from podembed.embedding.initializers import row_source
 from podembed.embedding.kernels.arrays import plain, row_addresses
 from podembed.embedding.kernels.conflicts import mark_rows
-from podembed.embedding.kernels.grouped import group_by_row
+from podembed.embedding.kernels.grouped import group_by_row, select_part
 from podembed.embedding.kernels.ids import chain_all_rows, merge
 from podembed.embedding.row_optimizers.base import Optimizer
 from podembed.embedding.row_optimizers.row_step import TouchedRows
@@ -35,9 +35,26 @@ class GroupedRows:
     starts: np.ndarray
     addresses: np.ndarray
 
+    @staticmethod
+    def joined(parts: Sequence[GroupedRows]) -> GroupedRows:
+        """Of the parts of a table, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        before = np.cumsum([0, *(len(part.addresses) for part in parts)])
+        return GroupedRows(
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate(
+                [*(part.starts[:-1] + np.int32(at) for part, at in zip(parts, before, strict=False)), before[-1:]]
+            ).astype(np.int32),
+            np.concatenate([part.addresses for part in parts]),
+        )
+
     @property
     def touched(self) -> TouchedRows:
         return TouchedRows(rows=self.rows, head=self.starts, following=None)
+
+
+NO_ROWS = GroupedRows(np.zeros(0, np.int64), np.zeros(1, np.int32), np.zeros(0, np.int64))
 
 
 class Table:
@@ -192,16 +209,22 @@ class Table:
         self.announce(touched.rows)
         self.update_run(touched, addresses, learning_rate, 0, len(touched.rows))
 
-    def group(self, local_rows: np.ndarray, addresses: np.ndarray) -> GroupedRows:
+    def group(self, local_rows: np.ndarray, addresses: np.ndarray, *, part: int = 0, num_parts: int = 1) -> GroupedRows:
         """Prepares an update in which rows have many gradients each.
 
         Args:
           local_rows: int32 `[m]`, in the order in which gradients are to be summed.
           addresses: int64 `[m]`, where the gradient of each will lie: `dim` float32 side by side.
+          part, num_parts: which rows: those of one part of a power of two. A thread may group each part.
 
         Raises:
           ValueError: a row is not held here.
         """
+        if num_parts > 1:
+            all_rows, all_addresses = local_rows, addresses
+            local_rows, addresses = np.empty_like(all_rows), np.empty_like(all_addresses)
+            count = select_part(all_rows, all_addresses, part, num_parts, local_rows, addresses)
+            local_rows, addresses = local_rows[:count], addresses[:count]
         count = len(local_rows)
         unique, starts = np.empty(count, np.int64), np.empty(count + 1, np.int32)
         grouped, scratch = np.empty(count, np.int64), np.empty(count, np.int32)

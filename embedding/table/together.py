@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 
 from podembed.embedding.kernels.arrays import can_stream
-from podembed.embedding.kernels.crew import Crew, cut
+from podembed.embedding.kernels.crew import Crew, cut, is_worth_sharing
 from podembed.embedding.kernels.grouped import FLOATS_PER_ENTRY
 from podembed.embedding.row_optimizers.row_step import TouchedRows
-from podembed.embedding.table.table import GroupedRows, Table
+from podembed.embedding.table.table import NO_ROWS, GroupedRows, Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +68,60 @@ def pool_together(poolings: Sequence[Pooling], crew: Crew) -> None:
     parts = cut([pooling.num_bags for pooling in poolings], sizes, crew.num_threads)
     calls = [partial(poolings[item].run, first, stop) for item, first, stop in parts]
     crew.run(calls, size=sum(sizes))
+
+
+def group_together(
+    tables: Sequence[Table],
+    entries: Mapping[int, Callable[[], tuple[np.ndarray, np.ndarray]]],
+    sizes: Mapping[int, int],
+    crew: Crew,
+) -> dict[int, GroupedRows]:
+    """As `Table.group` for several tables; a large one is grouped by several threads, each with a part of its rows.
+
+    Args:
+      entries: by position of the table, makes the local rows and addresses.
+      sizes: by position of the table, how many they are.
+    """
+    total = sum(sizes.values())
+    num_parts = {at: _num_parts(size, total, crew.num_threads) for at, size in sizes.items()}
+    made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    found: dict[int, list[GroupedRows]] = {}
+
+    def make(at: int) -> None:
+        rows, addresses = entries[at]()
+        if num_parts[at] == 1:
+            found[at] = [tables[at].group(rows, addresses)]
+        else:
+            made[at] = rows, addresses
+            # A place for each part.
+            found[at] = [NO_ROWS] * num_parts[at]
+
+    def group(at: int, part: int) -> None:
+        found[at][part] = tables[at].group(*made[at], part=part, num_parts=num_parts[at])
+
+    def join(at: int) -> None:
+        found[at] = [GroupedRows.joined(found[at])]
+
+    crew.run([partial(make, at) for at in entries], size=FLOATS_PER_ENTRY * total)
+    if made:
+        calls = [partial(group, at, part) for at in made for part in range(num_parts[at])]
+        crew.run(calls, size=FLOATS_PER_ENTRY * total)
+        crew.run([partial(join, at) for at in made], size=FLOATS_PER_ENTRY * total)
+    return {at: found[at][0] for at in entries}
+
+
+def _num_parts(size: int, total: int, num_threads: int) -> int:
+    """Into how many parts the rows of a table are cut: a power of two. More than one if it has so many of all entries
+    that threads would wait for it.
+    """
+    count = 1
+    while (
+        2 * count <= num_threads
+        and 4 * count * total <= 3 * num_threads * size
+        and is_worth_sharing(FLOATS_PER_ENTRY * size)
+    ):
+        count *= 2
+    return count
 
 
 def update_together(

@@ -23,6 +23,12 @@ def test_parts_are_all_of_the_work_once(items: list[tuple[int, int]], num_thread
     assert all((counts == 1).all() for counts in done)
 
 
+def test_many_small_calls_are_not_shared() -> None:
+    assert crew.is_worth_sharing(1 << 20)
+    assert crew.is_worth_sharing(1 << 22, 26)
+    assert not crew.is_worth_sharing(1 << 21, 26)
+
+
 def test_one_large_item_is_cut_and_small_ones_are_not() -> None:
     parts = crew.cut([10, 4096, 10], [1 << 10, 1 << 22, 1 << 10], 2)
     assert len(parts) == 10

@@ -4,6 +4,8 @@ threads divides.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ from podembed.embedding.optimizers import (
     SlotSpec,
 )
 from podembed.embedding.table.table import GroupedRows, Table
-from podembed.embedding.table.together import Pooling, pool_together, update_together
+from podembed.embedding.table.together import Pooling, group_together, pool_together, update_together
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.crew import ThreadCrew
 
@@ -84,19 +86,26 @@ def trained(num_threads: int) -> list[np.ndarray]:
             Pooling(table.store.pool, rows, splits, own, ("sum", "mean", "sqrtn")[at % 3], block)
             for at, (table, (rows, splits), own, block) in enumerate(zip(held, bags, weights, out, strict=True))
         ]
-        some = np.array([0, 3, 4, 20, 36])
+        chosen = np.array([0, 3, 4, 20, 36])
         for packed in (False, True):
             block = aligned_empty((NUM_BAGS, DIM))
             block.fill(7.0)
             rows, splits = bags[1]
-            poolings.append(Pooling(held[1].store.pool, rows, splits, None, "sum", block, bags=some, is_packed=packed))
+            poolings.append(
+                Pooling(held[1].store.pool, rows, splits, None, "sum", block, bags=chosen, is_packed=packed)
+            )
         pool_together(poolings, crew)
         gradients = random.standard_normal((len(held), NUM_BAGS, DIM), dtype=np.float32)
-        grouped: dict[int, GroupedRows] = {}
-        for at, (table, (rows, splits)) in enumerate(zip(held, bags, strict=True)):
+        entries = {}
+        for at, (rows, splits) in enumerate(bags):
             addresses = np.empty(len(rows), np.int64)
             bag_addresses(splits, matrix_of(gradients[at]), addresses)
-            grouped[at] = table.group(rows, addresses)
+            entries[at] = partial(tuple, (rows, addresses))
+        grouped: dict[int, GroupedRows] = {}
+        # Some tables together, which stay whole; the others alone, so that their rows are cut into parts.
+        for some in ([0, 1, 2, 3], [4], [5], [6]):
+            sizes = {at: len(bags[at][0]) for at in some}
+            grouped |= group_together(held, {at: entries[at] for at in some}, sizes, crew)
         update_together(held, grouped, [0.1] * len(held), crew)
         found += [pooling.out[:5] if pooling.is_packed else pooling.out for pooling in poolings]
     crew.close()
