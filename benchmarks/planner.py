@@ -26,22 +26,21 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks import dlrm, workloads  # noqa: E402
-from podembed.embedding.costs.work import TableWay  # noqa: E402
-from podembed.embedding.lookup.pooling_choice import why_not_pooled  # noqa: E402
 from podembed.jobs.cli.calibrating import Calibrate, calibrate  # noqa: E402
 from podembed.orchestrator.api.result import Prediction  # noqa: E402
-from podembed.orchestrator.prediction.demand import TableDemand  # noqa: E402
 from podembed.orchestrator.prediction.dense_half import dense_half  # noqa: E402
 from podembed.orchestrator.prediction.forecast import setting_of  # noqa: E402
+from podembed.orchestrator.prediction.of_run import with_rest  # noqa: E402
+from podembed.orchestrator.prediction.placed import placed_demands  # noqa: E402
 from podembed.orchestrator.prediction.report import render_comparison  # noqa: E402
-from podembed.orchestrator.prediction.step import PredictedStep, predict  # noqa: E402
+from podembed.orchestrator.prediction.step import predict  # noqa: E402
+from podembed.orchestrator.prediction.timeline import PredictedStep  # noqa: E402
+from podembed.workers.calibration.pod_specs import index_of  # noqa: E402
 from podembed.workers.calibration.record import Calibration, read_calibration, this_machine  # noqa: E402
-from podembed.workers.input.index import InputFile, InputIndex  # noqa: E402
-from podembed.workers.input.lengths import bag_lengths  # noqa: E402
 from podembed.workers.input.profile import measure_profile  # noqa: E402
 from podembed.workers.job.job import JobConfig  # noqa: E402
 from podembed.workers.job.reference import JobReference  # noqa: E402
-from podembed.workers.job.tables import choose_buckets, cut_ways, feature_bindings, table_specs  # noqa: E402
+from podembed.workers.job.tables import choose_buckets  # noqa: E402
 
 LEAST_SHARE = 0.05
 # Two tables that two hosts would take whole.
@@ -53,29 +52,8 @@ def predicted(
 ) -> PredictedStep:
     """The step of a workload as `dlrm.start_group` places it."""
     hosts = arguments.hosts
-    file = InputFile(path="memory", size_bytes=0, version="", row_group_rows=(dlrm.NUM_BATCHES * job.batch_size,))
-    index = InputIndex(files=(file,))
-    profiles = measure_profile(job, index)
-    buckets = choose_buckets(job)
-    specs, placed = table_specs(job, buckets), dlrm.placement(job, buckets, arguments)
-    cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=hosts)
-    bound = feature_bindings(job)
-    tables = []
-    for at, (spec, owners, profile) in enumerate(zip(specs, placed, profiles, strict=True)):
-        is_whole = bool((owners == owners[0]).all())
-        pools = why_not_pooled(spec) is None if is_whole else cut[at].is_pooled
-        way = TableWay.ROWS if not pools else TableWay.WHOLE if is_whole else TableWay.PARTIAL
-        features = [feature for feature in bound if feature.table == at]
-        tables.append(
-            TableDemand(
-                spec=spec,
-                way=way,
-                owner=int(owners[0]) if way is TableWay.WHOLE else None,
-                num_features=len(features),
-                num_divided=sum(feature.combiner != "sum" for feature in features),
-                profile=profile,
-            )
-        )
+    profiles = measure_profile(job, index_of(job))
+    tables = placed_demands(job, dlrm.placement(job, choose_buckets(job), arguments), profiles, num_hosts=hosts)
     setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=False)
     together = min(hosts, constants.machine.cpus)
     dense = dense_half(job, reference, constants, num_hosts=hosts, num_processes=together)
@@ -84,9 +62,10 @@ def predicted(
 
 def errors(step: PredictedStep, measured: dict[str, Any]) -> dict[str, Any]:
     """What the line says of one workload."""
-    found_ms = {str(name): value for name, value in measured["phase_ms"].items()}
-    expected_ms = {str(phase): 1e3 * seconds for phase, seconds in step.phase_s.items()}
     total_ms = measured["step_ms"]
+    found_ms = with_rest({str(name): value for name, value in measured["phase_ms"].items()}, total_ms)
+    found_ms = {name: round(value, 2) for name, value in found_ms.items()}
+    expected_ms = {str(phase): 1e3 * seconds for phase, seconds in step.phase_s.items()}
     large = [
         name
         for name in dict.fromkeys((*expected_ms, *found_ms))
@@ -133,7 +112,9 @@ def run(bench: str, arguments: argparse.Namespace, constants: Calibration) -> di
         step_s=step.step_s,
         phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
         measured_step_s=measured["step_ms"] / 1e3,
-        measured_phase_s={name: value / 1e3 for name, value in measured["phase_ms"].items()},
+        measured_phase_s=with_rest(
+            {name: value / 1e3 for name, value in measured["phase_ms"].items()}, measured["step_ms"] / 1e3
+        ),
     )
     print(f"{bench}\n{render_comparison(compared)}", file=sys.stderr)
     return {"bench": bench, "placement": arguments.placement, **errors(step, measured)}

@@ -11,7 +11,8 @@ from pathlib import Path
 class Calibrate:
     """Measure what this machine takes for the parts of a step: memory, kernels, messages, reading, a dense step.
 
-    Takes about 20 seconds; other programs falsify it. `podembed plan` and `train` predict from the file.
+    Trains made-up jobs for some seconds each, too. Takes about two minutes; other programs falsify it. `podembed plan`
+    and `train` predict from the file.
     """
 
     out: str | None = None
@@ -30,19 +31,26 @@ def calibrate(command: Calibrate) -> int:
     # Imported late: `--help` should not wait for them.
     from podembed.orchestrator.prediction.constants_table import rendered
     from podembed.orchestrator.prediction.dense_half import children_environment, default_path
+    from podembed.orchestrator.prediction.pods import with_pods
     from podembed.version import version
     from podembed.workers.calibration.measure import calibrate as measure
     from podembed.workers.calibration.record import this_machine, write_calibration
 
     began = time.monotonic()
-    found = measure(
+    environment = children_environment(command.threads_per_host)
+
+    def tell(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
+
+    alone = measure(
         machine=this_machine(),
-        environment=children_environment(command.threads_per_host),
+        environment=environment,
         threads=command.threads_per_host,
         code=version(),
         now_unix_s=time.time(),
-        activity=lambda what: print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True),
+        activity=tell,
     )
+    found = with_pods(alone, environment=environment, activity=tell)
     path = Path(command.out).expanduser() if command.out else default_path()
     write_calibration(path, found)
     print(f"\n{rendered(found)}\n\nwritten to {path} after {time.monotonic() - began:.1f} s")

@@ -61,7 +61,7 @@ def _parts(
     path = Path(command.calibration).expanduser() if command.calibration else default_path()
     calibration = read_calibration(path, this_machine())
     if calibration is None:
-        yield f"no predicted times: {path} is not there; podembed calibrate measures this machine in 20 seconds"
+        yield f"no predicted times: {path} is not there; podembed calibrate measures this machine in two minutes"
         return
     profiles = profiles_at_hand(job, index)
     if profiles.why_assumed is not None:
@@ -71,7 +71,13 @@ def _parts(
         yield "the dense half is left out: only a job that is named package.module:function can be measured"
     hosts, cpus = command.hosts, calibration.machine.cpus
     together = command.hosts_per_machine or hosts_together(hosts, cpus)
-    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=together, reads_files=index is not None)
+    setting = setting_of(
+        job,
+        num_hosts=hosts,
+        hosts_a_machine=together,
+        reads_files=index is not None,
+        read_sample_s=profiles.read_sample_s,
+    )
     dense = dense_half(
         job,
         reference,
@@ -91,7 +97,7 @@ def _parts(
     yield render_forecast(found)
     machines = "one machine" if setting.is_one_machine else f"machines with {together} of them each"
     yield f"planned for {hosts:,} on {machines} like this one, and a network like its loopback"
-    yield "predicted times are too short so far: measured steps took 3 to 4 times as long (docs/performance.md)"
+    yield "on a busy machine steps took 1.1 to 2.2 times as long; a quiet one was not measured (docs/performance.md)"
 
 
 def _assumed(problem: str) -> str:

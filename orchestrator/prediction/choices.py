@@ -11,7 +11,8 @@ from podembed.embedding.costs.constants import Kernels
 from podembed.embedding.costs.work import TableTraffic, TableWay, footprint_bytes, table_work
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.orchestrator.prediction.demand import Setting, TableDemand, traffic_of
-from podembed.orchestrator.prediction.step import PredictedStep, sent_bytes
+from podembed.orchestrator.prediction.parts import sent_bytes
+from podembed.orchestrator.prediction.timeline import PredictedStep
 from podembed.workers.calibration.record import Calibration
 
 Step = Callable[[Setting], PredictedStep]

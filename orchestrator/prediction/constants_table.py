@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from podembed.embedding.costs.constants import KINDS, Kernels
-from podembed.orchestrator.api.text import columns, format_bytes, printable
-from podembed.workers.calibration.record import Calibration
+from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
+from podembed.workers.calibration.record import Calibration, PodCorrections
+from podembed.workers.liveness.progress import Phase
 
 
 def rendered(found: Calibration) -> str:
@@ -34,7 +35,15 @@ def rendered(found: Calibration) -> str:
         )
     )
     parts.append(f"reading Parquet: {1e6 * found.sample_s:.2f} µs a sample, {1e9 * found.id_s:.1f} ns an id")
+    parts += [f"{plural(pod.hosts, 'host')} in runs of made-up jobs\n{_corrections(pod)}" for pod in found.pods]
     return printable("\n\n".join(parts))
+
+
+def _corrections(pod: PodCorrections) -> str:
+    rows = [("phase", "times what it takes alone", "and µs more", "and of the work before", "fit off by")]
+    for name, fit in [*pod.phases.items(), ("device", pod.device), (str(Phase.BETWEEN), pod.between)]:
+        rows.append((name, f"{fit.factor:.2f}", f"{1e6 * fit.constant_s:.0f}", f"{fit.before:.1%}", f"{fit.error:.0%}"))
+    return columns(rows) + f"\na second of reading makes steps {pod.reading:.2f} s longer"
 
 
 def _rate(seconds: float) -> str:

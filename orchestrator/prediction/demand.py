@@ -19,6 +19,7 @@ class Setting:
       wire_bytes: of a float between machines: 4, or 2 for bfloat16.
       overlap: as `JobConfig.overlap`; None is the faster one of both.
       reads_files: whether a thread of each host decodes input files.
+      read_sample_s: of that thread, for a sample; None takes the machine's constants.
     """
 
     num_hosts: int
@@ -28,6 +29,7 @@ class Setting:
     staleness: int = 0
     overlap: bool | None = True
     reads_files: bool = True
+    read_sample_s: float | None = None
 
     @property
     def share_a_machine(self) -> int:

@@ -48,8 +48,7 @@ def dense_half(
         return DenseHalf(step_s=0.0, sample_s=0.0)
     samples = max(1, job.batch_size // num_hosts)
     (time,) = measure_models(
-        reference,
-        [samples],
+        [(reference, samples)],
         num_processes=min(num_processes, MAX_SIDE_BY_SIDE),
         environment=children_environment(calibration.threads),
     )

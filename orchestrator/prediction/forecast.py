@@ -12,7 +12,8 @@ from podembed.orchestrator.decisions.table_plan import Plan, PlannedTable
 from podembed.orchestrator.prediction.choices import Choice, TableChoice, setting_choices, table_choices
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand, traffic_of
 from podembed.orchestrator.prediction.memory import HostMemory, host_memory
-from podembed.orchestrator.prediction.step import PredictedStep, predict
+from podembed.orchestrator.prediction.step import predict
+from podembed.orchestrator.prediction.timeline import PredictedStep
 from podembed.workers.calibration.record import Calibration
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import feature_bindings, needs_rows
@@ -91,7 +92,9 @@ def _other_hosts(setting: Setting, *, most_hosts: int) -> list[tuple[str, Settin
     ]
 
 
-def setting_of(job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_files: bool) -> Setting:
+def setting_of(
+    job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_files: bool, read_sample_s: float | None = None
+) -> Setting:
     """As the job declares it."""
     return Setting(
         num_hosts=num_hosts,
@@ -101,6 +104,7 @@ def setting_of(job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_fi
         staleness=job.staleness,
         overlap=job.overlap,
         reads_files=reads_files,
+        read_sample_s=read_sample_s,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from podembed.orchestrator.prediction.step import predict
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.calibration.record import read_calibration, this_machine
 from podembed.workers.input.profile import profiles_at_hand
+from podembed.workers.liveness.progress import Phase
 
 
 def with_prediction(run: OpenRun, result: Result, scaling: ScalingConfig, *, emit: Callable[[Event], None]) -> Result:
@@ -66,7 +67,14 @@ def prediction_of(
         index=run.train_index,
     )
     together = hosts_together(num_hosts, cpus)
-    setting = setting_of(job, num_hosts=num_hosts, hosts_a_machine=together, reads_files=True)
+    profiles = profiles_at_hand(job, run.train_index)
+    setting = setting_of(
+        job,
+        num_hosts=num_hosts,
+        hosts_a_machine=together,
+        reads_files=True,
+        read_sample_s=profiles.read_sample_s,
+    )
     dense = dense_half(
         job,
         run.reference,
@@ -74,12 +82,17 @@ def prediction_of(
         num_hosts=num_hosts,
         num_processes=min(together, cpus),
     )
-    profiles = profiles_at_hand(job, run.train_index).tables
-    step = predict(demands(job, found, profiles), setting, calibration=calibration, dense=dense)
-    num_steps = result.num_samples / job.batch_size
+    step = predict(demands(job, found, profiles.tables), setting, calibration=calibration, dense=dense)
+    num_steps, step_s = result.num_samples / job.batch_size, job.batch_size / result.median_samples_per_s
+    measured = {str(phase): seconds / num_steps for phase, seconds in result.phase_s.items()}
     return Prediction(
         step_s=step.step_s,
         phase_s={str(phase): seconds for phase, seconds in step.phase_s.items()},
-        measured_step_s=job.batch_size / result.median_samples_per_s,
-        measured_phase_s={str(phase): seconds / num_steps for phase, seconds in result.phase_s.items()},
+        measured_step_s=step_s,
+        measured_phase_s=with_rest(measured, step_s),
     )
+
+
+def with_rest(phase_s: Mapping[str, float], step_s: float) -> Mapping[str, float]:
+    """The phases of a step, and what passes between them."""
+    return {**phase_s, str(Phase.BETWEEN): max(0.0, step_s - sum(phase_s.values()))}

@@ -90,11 +90,14 @@ def measure_exchanges(num_hosts: int, environment: Mapping[str, str]) -> list[fl
 
 
 def measure_models(
-    reference: JobReference, samples: Sequence[int], *, num_processes: int, environment: Mapping[str, str]
+    jobs: Sequence[tuple[JobReference, int]], *, num_processes: int, environment: Mapping[str, str]
 ) -> list[ModelTime]:
-    """Steps of a job's own dense half with so many samples, in so many processes side by side; the slowest ones."""
-    job = {"function": reference.function, "arguments": dict(reference.arguments), "folder": reference.folder}
-    request = {"measure": "model", "job": job, "samples": list(samples)}
+    """Steps of the dense halves of jobs with so many samples, in so many processes side by side; the slowest ones."""
+    request = {
+        "measure": "models",
+        "jobs": [{"function": job.function, "arguments": dict(job.arguments), "folder": job.folder} for job, _ in jobs],
+        "samples": [samples for _, samples in jobs],
+    }
     answers = answers_of([request] * num_processes, environment)
     found = [[from_document(ModelTime, "model", document) for document in answer] for answer in answers]
     return [max(times, key=lambda time: time.step_s) for times in zip(*found, strict=True)]

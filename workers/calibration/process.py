@@ -35,14 +35,15 @@ def answer(request: Mapping[str, Any]) -> Any:
 
             token, hosts = bytes.fromhex(request["token"]), int(request["hosts"])
             return measure_exchange(int(request["rank"]), token, num_hosts=hosts, swap=_swap)
-        case "model":
+        case "models":
             from podembed.workers.calibration.model import measure_model
             from podembed.workers.job.reference import JobReference
 
-            job = JobReference(**request["job"]).resolve()
-            return [to_document(measure_model(job, int(samples))) for samples in request["samples"]]
+            jobs = [JobReference(**job).resolve() for job in request["jobs"]]
+            pairs = zip(jobs, request["samples"], strict=True)
+            return [to_document(measure_model(job, int(samples))) for job, samples in pairs]
         case other:
-            raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, model, reading or exchange.")
+            raise ValueError(f"Found {other!r} to measure. Expected lookups, dense, models, reading or exchange.")
 
 
 def _swap(address: tuple[str, int]) -> list[tuple[str, int]]:

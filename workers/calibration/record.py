@@ -16,7 +16,7 @@ from podembed.workers.storage.finished_folder import write_durably
 from podembed.workers.storage.records import decode, encode
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
 
-FORMAT = 2
+FORMAT = 3
 
 
 class CalibrationError(ValueError):
@@ -80,6 +80,46 @@ class ModelTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What a phase takes in a run, from what its kernels or messages take alone.
+
+    Attributes:
+      factor: of what they take. Caches are cold in a run, and others use the memory.
+      constant_s: seconds beside it, for waking up and for what Python does.
+      before: of an exchange, the share of what was done since the exchange before it. Hosts wait for each other, since
+        no two take equally long.
+      error: how far the fit was off in the middle of the measured runs; 0.1 is a tenth.
+    """
+
+    factor: float = 1.0
+    constant_s: float = 0.0
+    before: float = 0.0
+    error: float = 0.0
+
+    def seconds(self, alone_s: float, *, before_s: float = 0.0) -> float:
+        return self.factor * alone_s + self.constant_s + self.before * before_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodCorrections:
+    """What was found in runs of made-up jobs with the processes of real ones.
+
+    Attributes:
+      hosts: on one machine.
+      phases: by the name of a phase; those that were not measured are taken as they are.
+      device: of a device's step with its transfers and the sum over all devices.
+      between: of what a host does between its phases, from what its device takes.
+      reading: seconds by which a step gets longer for each second that a thread of the host decodes input.
+    """
+
+    hosts: int
+    phases: Mapping[str, Correction]
+    device: Correction
+    between: Correction
+    reading: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """See the module.
 
@@ -90,7 +130,8 @@ class Calibration:
       kernels: alone, and with as many processes as the machine has for hosts; rising by `num_processes`.
       wire: over loopback.
       dense: by number of processes that worked alike, as text.
-      reading: seconds for a sample of Parquet input without ids, and for an id.
+      sample_s, id_s: seconds for a sample of Parquet input without ids, and for an id.
+      pods: rising by `hosts`; empty where no runs were measured.
     """
 
     format: int
@@ -103,6 +144,12 @@ class Calibration:
     dense: Mapping[str, Dense]
     sample_s: float
     id_s: float
+    pods: tuple[PodCorrections, ...] = ()
+
+    def corrections_for(self, hosts: int) -> PodCorrections | None:
+        """Those measured with at most so many hosts on a machine."""
+        fitting = [found for found in self.pods if found.hosts <= hosts]
+        return (fitting or self.pods)[-1] if self.pods else None
 
     def kernels_for(self, num_processes: int) -> Kernels:
         """Those measured with at most so many processes side by side."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from podembed.workers.job.tables import feature_bindings
 MAX_SAMPLES = 1 << 15
 """Of a batch, more are not looked at; what more of them name follows from the curve."""
 _HALVINGS = 7
+_MOST_S, _MOST_STEPS = 1.0, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +31,33 @@ class ProfilesAtHand:
     """What is known of the data of each table.
 
     Attributes:
+      read_sample_s: seconds of a thread that reads and decodes one sample; None where nothing was read.
       why_assumed: what kept the files from being read, with their names; None where they were read, and where there are
         none.
     """
 
     tables: tuple[TableProfile, ...]
+    read_sample_s: float | None = None
     why_assumed: str | None = None
 
 
 def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
-    """Per table of the job what two batches that follow each other ask of it.
+    """The tables of `measure_input`."""
+    return measure_input(job, index, most_s=0.0)[0]
+
+
+def measure_input(job: JobConfig, index: InputIndex, *, most_s: float = _MOST_S) -> tuple[list[TableProfile], float]:
+    """Per table of the job what two batches that follow each other ask of it. And what reading a sample takes.
 
     Reads as few row groups as it can. Rows of one row group that belong together, as in time, look more alike than
     those of a shuffled epoch.
 
     Args:
       index: of the files for training.
+      most_s: so long it goes on reading to measure that, after the two batches. More epochs follow if need be.
+
+    Returns:
+      One profile a table, and processor seconds a sample.
 
     Raises:
       InputError, OSError: the data cannot be read.
@@ -57,10 +70,19 @@ def measure_profile(job: JobConfig, index: InputIndex) -> list[TableProfile]:
         plan, lanes = training_plan(index, num_lanes=1, batch_size=size, seed=job.seed, order=job.data.order), range(1)
     reader = open_reader(data, index, plan, lanes)
     try:
-        batches = [reader.read(step) for step in range(2)]
+        # The first batch compiles what decodes it, and opens files.
+        batches = [reader.read(0)]
+        began, steps = time.process_time(), 0
+        while not steps or (time.process_time() - began < most_s and steps < _MOST_STEPS):
+            steps += 1
+            batch = reader.read(steps)
+            if steps == 1:
+                batches.append(batch)
+        spent_s = time.process_time() - began
     finally:
         reader.close()
-    return profiles_of(job, batches)
+    samples = steps * batches[0].num_samples
+    return profiles_of(job, batches), spent_s / samples
 
 
 def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> ProfilesAtHand:
@@ -68,7 +90,8 @@ def profiles_at_hand(job: JobConfig, index: InputIndex | None) -> ProfilesAtHand
     why = None
     if index is not None:
         try:
-            return ProfilesAtHand(tables=tuple(measure_profile(job, index)))
+            found, read_sample_s = measure_input(job, index)
+            return ProfilesAtHand(tables=tuple(found), read_sample_s=read_sample_s)
         except (InputError, OSError) as error:
             # A plan of the tables needs no data, so it goes on and says what is missing.
             why = str(error)

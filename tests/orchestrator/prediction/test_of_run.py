@@ -54,7 +54,7 @@ def test_phases_stand_beside_those_that_were_predicted(run: OpenRun, result: Res
     found = prediction_of(run, result, ONE, calibration_path=constants)
     assert found is not None
     assert found.measured_step_s == pytest.approx(0.02)
-    assert found.measured_phase_s == {"update": pytest.approx(0.02)}
+    assert found.measured_phase_s == {"update": pytest.approx(0.02), "between phases": pytest.approx(0.0)}
     assert found.phase_s["update"] > 0
     assert found.step_s >= found.phase_s["update"]
     assert found.phases_off["update"] == pytest.approx(found.phase_s["update"] / 0.02 - 1)

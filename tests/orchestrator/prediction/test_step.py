@@ -16,7 +16,7 @@ from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDem
 from podembed.orchestrator.prediction.step import predict
 from podembed.workers.calibration.record import Machine
 from podembed.workers.liveness.progress import Phase
-from tests.workers.calibration.constants import CALIBRATION
+from tests.workers.calibration.constants import CALIBRATION, CORRECTIONS
 
 ROOMY = replace(CALIBRATION, machine=Machine(processor="testing", cpus=64), kernels=CALIBRATION.kernels[:1])
 SLOW, QUICK = DenseHalf(step_s=1.0, sample_s=0.0), DenseHalf(step_s=0.0, sample_s=0.0)
@@ -92,3 +92,28 @@ def test_thousands_of_hosts_take_no_time_to_predict() -> None:
     began = time.process_time()
     predict(tables, setting, calibration=ROOMY, dense=QUICK)
     assert time.process_time() - began < 5.0
+
+
+def test_runs_of_made_up_jobs_correct_what_was_measured_alone() -> None:
+    tables = [table(TableWay.PARTIAL)]
+    device = DenseHalf(step_s=1e-3, sample_s=0.0)
+    plain = predict(tables, SETTING, calibration=ROOMY, dense=device)
+    found = predict(tables, SETTING, calibration=replace(ROOMY, pods=(CORRECTIONS,)), dense=device)
+    assert found.phase_s[Phase.UPDATE] == pytest.approx(2 * plain.phase_s[Phase.UPDATE] + 1e-3)
+    assert found.phase_s[Phase.GROUP] == pytest.approx(plain.phase_s[Phase.GROUP])
+    assert found.phase_s[Phase.BETWEEN] == pytest.approx(5e-4)
+    assert found.device_s == pytest.approx(plain.device_s + 2e-3)
+    # Half of the work since the exchange before it.
+    exchange_s = plain.phase_s[Phase.ID_EXCHANGE] + 0.5 * plain.phase_s[Phase.DEDUP]
+    assert found.phase_s[Phase.ID_EXCHANGE] == pytest.approx(exchange_s)
+    assert sum(found.phase_s.values()) == pytest.approx(found.step_s)
+
+
+def test_reading_makes_steps_longer_by_what_it_took_in_runs() -> None:
+    tables = [table(TableWay.PARTIAL)]
+    corrected = replace(ROOMY, pods=(CORRECTIONS,))
+    plain = predict(tables, SETTING, calibration=corrected, dense=QUICK)
+    reads = replace(SETTING, reads_files=True, read_sample_s=1e-6)
+    assert predict(tables, reads, calibration=corrected, dense=QUICK).step_s == pytest.approx(plain.step_s + 1e-3)
+    half = replace(corrected, pods=(replace(CORRECTIONS, reading=0.5),))
+    assert predict(tables, reads, calibration=half, dense=QUICK).step_s == pytest.approx(plain.step_s + 5e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from podembed.embedding.costs.constants import Counts, Kernels, MemoryCurve
-from podembed.workers.calibration.record import FORMAT, Calibration, Dense, Machine, Wire
+from podembed.workers.calibration.record import FORMAT, Calibration, Correction, Dense, Machine, PodCorrections, Wire
 
 MACHINE = Machine(processor="testing", cpus=2)
 KEYS = [
@@ -36,4 +36,12 @@ CALIBRATION = Calibration(
     dense={"1": Dense(step_s=1e-4, flop_s=1e-11, byte_s=1e-10), "2": Dense(step_s=2e-4, flop_s=2e-11, byte_s=2e-10)},
     sample_s=1e-6,
     id_s=1e-8,
+)
+
+CORRECTIONS = PodCorrections(
+    hosts=1,
+    phases={"update": Correction(factor=2.0, constant_s=1e-3), "id exchange": Correction(before=0.5)},
+    device=Correction(factor=1.0, constant_s=2e-3),
+    between=Correction(factor=0.0, constant_s=5e-4),
+    reading=1.0,
 )

@@ -14,14 +14,15 @@ from podembed.workers.calibration.record import (
     this_machine,
     write_calibration,
 )
-from tests.workers.calibration.constants import CALIBRATION, MACHINE
+from tests.workers.calibration.constants import CALIBRATION, CORRECTIONS, MACHINE
 
 
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "calibration.json"
     assert read_calibration(path, MACHINE) is None
-    write_calibration(path, CALIBRATION)
-    assert read_calibration(path, MACHINE) == CALIBRATION
+    for found in (CALIBRATION, replace(CALIBRATION, pods=(CORRECTIONS,))):
+        write_calibration(path, found)
+        assert read_calibration(path, MACHINE) == found
 
 
 @pytest.mark.parametrize("change", ["cut", "one byte", "empty", "other JSON"])

@@ -7,7 +7,7 @@ import numpy as np
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.input.index import build_index
-from podembed.workers.input.profile import measure_profile, profiles_of
+from podembed.workers.input.profile import measure_input, measure_profile, profiles_at_hand, profiles_of
 from tests.small_job import small_job
 
 
@@ -41,7 +41,10 @@ def test_two_batches_say_what_they_hold(tmp_path) -> None:
 
 def test_files_are_read_for_it(small_data: str) -> None:
     job = small_job(folder=small_data)
-    found = measure_profile(job, build_index(job.resolved_data))
+    index = build_index(job.resolved_data)
+    found, read_sample_s = measure_input(job, index)
+    assert read_sample_s > 0
+    assert profiles_at_hand(job, index).tables == tuple(found) == tuple(measure_profile(job, index))
     assert len(found) == len(job.tables)
     for profile, table in zip(found, job.tables, strict=True):
         assert 0 < profile.distinct[-1][1] <= table.vocabulary_size

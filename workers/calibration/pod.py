@@ -1,0 +1,174 @@
+"""Trains jobs for some steps with the processes of a run, hosts and devices, and says what each phase took.
+
+What runs is what a run has: `HostWorker`, `DeviceWorker`, mesh, shared memory and gang. Only the driver is simpler, and
+there is no Ray. So waking up, sharing processors and caches that others emptied are in what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from podembed.workers.calibration.measure import MeasuringFailed
+from podembed.workers.job.reference import JobReference
+
+_WARM_UP_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSteps:
+    """What the steps of a pod took.
+
+    Attributes:
+      step_s: of a step, from the quickest windows of them.
+      phase_s: by host, seconds of each phase in a step.
+      device_s: by device.
+      gradient_bytes: of the parameters' gradients.
+    """
+
+    step_s: float
+    phase_s: tuple[Mapping[str, float], ...]
+    device_s: tuple[float, ...]
+    gradient_bytes: float
+
+
+class _Child:
+    """One process of the pod. Mutated: what was asked of it."""
+
+    def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "podembed.workers.calibration.pod_process", kind]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+            text=True,
+            encoding="utf-8",
+        )
+
+    def ask(self, method: str, *arguments: Any) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None
+        try:
+            pipe.write(json.dumps([method, *arguments]) + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def answer(self) -> Any:
+        pipe = self._process.stdout
+        assert pipe is not None
+        line = pipe.readline()
+        if not line:
+            raise self._gone()
+        found = json.loads(line)
+        if "error" in found:
+            raise MeasuringFailed(f"Found an error in a process of a pod: {found['error']}")
+        return found["answer"]
+
+    def _gone(self) -> MeasuringFailed:
+        return MeasuringFailed(f"Found exit status {self._process.wait()} of a process of a pod.")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def measure_pods(
+    jobs: Sequence[tuple[JobReference, bool]],
+    *,
+    num_hosts: int,
+    environment: Mapping[str, str],
+    windows: int = 12,
+    window_s: float = 0.15,
+) -> list[PodSteps]:
+    """The same processes train one job after another.
+
+    Args:
+      jobs: and whether all their tables are cut.
+
+    Raises:
+      MeasuringFailed: a child ended, or failed.
+    """
+    with ExitStack() as opened:
+        storage = opened.enter_context(tempfile.TemporaryDirectory(prefix="podembed-calibrate-"))
+        hosts = [_Child("host", environment) for _ in range(num_hosts)]
+        devices = [_Child("device", environment) for _ in range(num_hosts)]
+        for child in (*hosts, *devices):
+            opened.callback(child.end)
+        devices[0].ask("reserve")
+        coordinator = devices[0].answer()
+        for rank, device in enumerate(devices):
+            device.ask("join", coordinator, num_hosts, rank)
+        for device in devices:
+            device.answer()
+        found = []
+        for number, (reference, is_cut) in enumerate(jobs):
+            gradient_bytes = _begin(hosts, devices, reference, number, is_cut=is_cut, storage=storage)
+            found.append(_steps(hosts, devices, gradient_bytes, windows=windows, window_s=window_s))
+        return found
+
+
+def _begin(
+    hosts: Sequence[_Child],
+    devices: Sequence[_Child],
+    reference: JobReference,
+    generation: int,
+    *,
+    is_cut: bool,
+    storage: str,
+) -> float:
+    job = {"function": reference.function, "arguments": dict(reference.arguments), "folder": reference.folder}
+    request = {"job": job, "hosts": len(hosts), "generation": generation, "is_cut": is_cut, "storage": storage}
+    request["token"] = secrets.token_hex(32)
+    for number, host in enumerate(hosts):
+        host.ask("begin", {**request, "host": number})
+    ready = [host.answer() for host in hosts]
+    for host in hosts:
+        host.ask("connect", [one["address"] for one in ready])
+    for device, one in zip(devices, ready, strict=True):
+        device.ask("begin", job, one["samples"], one["invitation"])
+    for host in hosts:
+        host.answer()
+    bytes_of_each = [device.answer() for device in devices]
+    return bytes_of_each[0]
+
+
+def _steps(
+    hosts: Sequence[_Child], devices: Sequence[_Child], gradient_bytes: float, *, windows: int, window_s: float
+) -> PodSteps:
+    step, count = 0, _WARM_UP_STEPS
+    measured: list[tuple[float, list[dict[str, float]], list[float]]] = []
+    for window in range(1 + windows):
+        for host in hosts:
+            host.ask("train", step, step + count)
+        for device in devices:
+            device.ask("serve")
+        answers, served = [host.answer() for host in hosts], [device.answer() for device in devices]
+        seconds = max(spent for _, spent in answers)
+        if window:
+            found = [{phase: spent / count for phase, spent in phase_s.items()} for phase_s, _ in answers]
+            measured.append((seconds / count, found, [spent / count for spent in served]))
+        step, count = step + count, max(4, int(window_s * count / seconds))
+    # Other programs only make windows slower.
+    quickest = sorted(measured, key=lambda one: one[0])[: max(1, windows // 4)]
+    return PodSteps(
+        step_s=statistics.fmean(step_s for step_s, _, _ in quickest),
+        phase_s=tuple(_mean([found[at] for _, found, _ in quickest]) for at in range(len(hosts))),
+        device_s=tuple(statistics.fmean(served[at] for _, _, served in quickest) for at in range(len(devices))),
+        gradient_bytes=gradient_bytes,
+    )
+
+
+def _mean(windows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    names = dict.fromkeys(name for window in windows for name in window)
+    return {name: statistics.fmean(window.get(name, 0.0) for window in windows) for name in names}

@@ -1,0 +1,179 @@
+"""Made-up jobs that a calibration trains: many small tables, a few large ones, cut ones, sequences, and one with files.
+
+They differ in features, bags, widths and samples. So what a phase takes beside its kernels shows in their differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.embedding.initializers import Constant
+from podembed.embedding.optimizers import RowWiseAdagrad
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import ParquetData
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
+
+NUM_DENSE = 4
+NUM_BATCHES = 8
+_LANES = 4
+_GROUPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodProbe:
+    """One made-up job.
+
+    Attributes:
+      tables: each with one feature.
+      length: ids of a bag, or of a sequence.
+      is_cut: whether its tables are cut; otherwise they lie whole.
+      is_sequence: whether rows travel to the samples.
+      reads_files: from Parquet; otherwise batches lie in memory.
+    """
+
+    tables: int
+    num_rows: int
+    dim: int
+    length: int
+    batch_size: int
+    is_cut: bool = False
+    is_sequence: bool = False
+    reads_files: bool = False
+
+
+PROBES: Mapping[str, PodProbe] = {
+    "few": PodProbe(tables=4, num_rows=20_000, dim=32, length=4, batch_size=256),
+    "many": PodProbe(tables=40, num_rows=2_000, dim=16, length=1, batch_size=512),
+    "hundred": PodProbe(tables=120, num_rows=1_000, dim=32, length=3, batch_size=256),
+    "large": PodProbe(tables=12, num_rows=200_000, dim=64, length=10, batch_size=2048),
+    "cut": PodProbe(tables=4, num_rows=100_000, dim=32, length=20, batch_size=512, is_cut=True),
+    "cut large": PodProbe(tables=2, num_rows=400_000, dim=32, length=40, batch_size=2048, is_cut=True),
+    "sequence": PodProbe(tables=2, num_rows=100_000, dim=16, length=8, batch_size=512, is_cut=True, is_sequence=True),
+    "files": PodProbe(tables=26, num_rows=10_000, dim=16, length=2, batch_size=1024, reads_files=True),
+    "memory": PodProbe(tables=26, num_rows=10_000, dim=16, length=2, batch_size=1024),
+}
+
+
+@dataclass(frozen=True)
+class ProbeData(ParquetData):
+    """Batches in memory, used in turn. A reader takes no time.
+
+    Attributes:
+      probe: name of it.
+    """
+
+    probe: str = ""
+
+    def open_reader(self, plan: LanePlan, lanes: range) -> ProbeReader:
+        width = plan.rows_per_lane_step
+        part = slice(lanes.start * width, lanes.stop * width)
+        return ProbeReader([_batch(self.probe, number, part) for number in range(NUM_BATCHES)])
+
+
+class ProbeReader:
+    """After the last batch comes the first."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def read(self, step: int) -> Batch:
+        return self._batches[step % len(self._batches)]
+
+    def close(self) -> None:
+        self._batches = []
+
+
+def ids_of(probe: PodProbe, number: int) -> np.ndarray:
+    """Ids of one batch, int64 `[tables, batch_size, length]`."""
+    shape = (probe.tables, probe.batch_size, probe.length)
+    return np.random.default_rng(number).integers(0, probe.num_rows, shape)
+
+
+def _batch(name: str, number: int, part: slice) -> Batch:
+    probe = PROBES[name]
+    ids = ids_of(probe, number)[:, part]
+    count = ids.shape[1]
+    return Batch(
+        dense=np.full((count, NUM_DENSE), 0.1, np.float32),
+        labels=np.arange(count, dtype=np.float32) % 2,
+        weights=np.ones(count, np.float32),
+        features={feature_name(at): Ragged.of_dense(of_table) for at, of_table in enumerate(ids)},
+        sample_ids=np.arange(count),
+    )
+
+
+def feature_name(at: int) -> str:
+    return f"f{at:03d}"
+
+
+def write_files(name: str, folder: Path) -> None:
+    """The batches of a probe as one Parquet file with lists of ids."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    probe = PROBES[name]
+    ids = np.concatenate([ids_of(probe, number) for number in range(NUM_BATCHES)], axis=1)
+    count = ids.shape[1]
+    columns: dict[str, pa.Array] = {f"x{at}": pa.array(np.full(count, 0.1, np.float32)) for at in range(NUM_DENSE)}
+    columns["label"] = pa.array(np.arange(count, dtype=np.float32) % 2)
+    offsets = pa.array(np.arange(0, probe.length * count + 1, probe.length, dtype=np.int32))
+    for at, of_table in enumerate(ids):
+        columns[feature_name(at)] = pa.ListArray.from_arrays(offsets, pa.array(of_table.reshape(-1)))
+    parquet.write_table(pa.table(columns), folder / "probe.parquet", row_group_size=count // _GROUPS)
+
+
+def reference_of(name: str, folder: str) -> JobReference:
+    return JobReference(function=f"{__name__}:probe_job", arguments={"probe": name, "folder": folder})
+
+
+def probe_job(*, probe: str, folder: str) -> JobConfig:
+    """A probe as a job. Runs in the children, too."""
+    import jax
+    import jax.numpy as jnp
+
+    shape = PROBES[probe]
+
+    class Layers:
+        """One layer over all activations side by side."""
+
+        def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+            width = num_dense + sum(widths.values())
+            return {"below": 0.01 * jax.random.normal(key, (width, 64)), "above": jnp.full((64,), 0.01)}
+
+        def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
+            blocks = [block.mean(axis=1) if block.ndim > 2 else block for block in activations.values()]
+            joined = jnp.concatenate([dense, *blocks], axis=1)
+            return jax.nn.relu(joined @ params["below"]) @ params["above"]
+
+    names = [feature_name(at) for at in range(shape.tables)]
+    dense = tuple(f"x{at}" for at in range(NUM_DENSE))
+    columns = {name: name for name in names}
+    length = shape.length if shape.is_sequence else 0
+    return JobConfig(
+        name=f"calibration-{probe.replace(' ', '-')}",
+        features={
+            name: FeatureConfig(
+                TableConfig(shape.num_rows, shape.dim, name=name, combiner="sum", initializer=Constant(0.01)),
+                max_sequence_length=length,
+            )
+            for name in names
+        },
+        model=Layers(),
+        data=ParquetData(f"{folder}/probe.parquet", label="label", dense=dense, features=columns)
+        if shape.reads_files
+        else ProbeData(folder, label="label", dense=dense, features=columns, probe=probe),
+        batch_size=shape.batch_size,
+        optimizer=RowWiseAdagrad(0.01),
+        num_epochs=1000,
+        num_lanes=_LANES,
+        overlap=True,
+    )
