@@ -17,10 +17,17 @@ from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.errors import Failure, FailureKind, WorkerFailure, cause, is_host_fault, listed
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.sentences import sentence
-from podembed.orchestrator.group.backend import Backend, Call, HostHandles
-from podembed.orchestrator.group.calls import StepwiseDeviceCalls, StepwiseHostCalls, WorkerCalls, answers_within
+from podembed.orchestrator.group.backend import Backend, Call, DirectHandle, HostHandles
+from podembed.orchestrator.group.calls import (
+    StepwiseCalls,
+    StepwiseDeviceCalls,
+    StepwiseHostCalls,
+    WorkerCalls,
+    answers_within,
+)
 from podembed.orchestrator.group.process_group import ProcessGroup
 from podembed.orchestrator.group.watch import Deadlines
+from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseSpec
 
 Answer = TypeVar("Answer")
@@ -60,6 +67,7 @@ class Pod:
         self._cluster = cluster
         # A host waits for its peers up to the step's deadline, and then has to say so.
         self.call_timeout_s = step_timeout_s + 10.0
+        self._id, self._token = secrets.token_hex(8), secrets.token_bytes(32)
         self._lost: str | None = None
         self._has_gang = False
         self._is_closed = False
@@ -75,13 +83,12 @@ class Pod:
             raise
 
     def _form(self, step_timeout_s: float, shares_memory: bool, threads: int) -> None:
-        run_id, token = secrets.token_hex(8), secrets.token_bytes(32)
         num_hosts = len(self.handles)
         specs = [
             StepwiseSpec(
-                run_id=run_id,
+                run_id=self._id,
                 generation=1,
-                token=token,
+                token=self._token,
                 host=host,
                 num_hosts=num_hosts,
                 bind_address="",
@@ -97,6 +104,16 @@ class Pod:
         # A process that answered once and then does not is not coming up any more.
         for pair, said in zip(self.handles, self.ask_hosts(lambda at, host: host.status()), strict=True):
             self._group.note(pair.host.worker, said)
+        self._open_lines(self._hosts)
+
+    def _open_lines(self, workers: Sequence[StepwiseCalls]) -> None:
+        """A step's calls of these processes go over lines of their own from now on, as far as the backend can."""
+        able = [worker for worker in workers if isinstance(worker.handle, DirectHandle)]
+        specs = [DriverLineSpec(name=f"{self._id} {worker.handle.worker}", token=self._token) for worker in able]
+        calls = [worker.open_line(spec) for worker, spec in zip(able, specs, strict=True)]
+        for worker, spec, address in zip(able, specs, self._gather(calls, self.call_timeout_s), strict=True):
+            if isinstance(worker.handle, DirectHandle):
+                worker.handle.connect(address, spec)
 
     def join_gang(self) -> None:
         """Makes the device processes one gang, once."""
@@ -107,6 +124,7 @@ class Pod:
         (coordinator,) = self._gather([self._devices[0].reserve_coordinator(self._addresses[0][0])], start_s)
         calls = [device.join(coordinator, num_hosts, at, start_s) for at, device in enumerate(self._devices)]
         self._gather(calls, start_s)
+        self._open_lines(self._devices)
         self._has_gang = True
 
     @property

@@ -14,7 +14,7 @@ from podembed.orchestrator.group.calls import StepwiseHostCalls
 from podembed.orchestrator.pod import Answer, Pod
 from podembed.workers.stepwise import saved_embedding as embedding_files
 from podembed.workers.stepwise import saved_index
-from podembed.workers.stepwise.host import EnginePlace
+from podembed.workers.stepwise.shared_values import EnginePlace
 from podembed.workers.storage.store import Store
 
 

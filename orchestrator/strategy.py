@@ -4,7 +4,7 @@ hosts' memory.
 On the driver, batches are global: each host gets its share of the samples. `run` calls a function on the device process
 of every host, where the same embedding works on that host's share. The processes start when they are first needed and
 end with `close`, with the program, or when the strategy is forgotten. Ids and activations travel between driver and
-hosts as Ray objects, between hosts over the mesh.
+hosts over lines of their own, or as Ray objects where a line cannot be made. Between hosts they travel over the mesh.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from podembed.embedding.engine.engine import Engine, EngineSpec
 from podembed.embedding.replicas.cross_replica import CrossReplica, check_call
+from podembed.embedding.replicas.kept import Kept, collecting
 from podembed.embedding.replicas.per_replica import PerReplica, local_value
 from podembed.embedding.replicas.strategies import entered, register
 from podembed.orchestrator.api.config import ScalingConfig
@@ -71,6 +72,8 @@ class PodStrategy(CrossReplica):
         self.running: PodEngine | None = None
         # The one that the device processes know.
         self._attached: PodEngine | None = None
+        # Keys of the values that they hold.
+        self._known: set[str] = set()
         self._scaling = ScalingConfig(
             num_hosts=num_hosts, resources_per_host=resources_per_host, threads_per_host=threads_per_host
         )
@@ -113,7 +116,9 @@ class PodStrategy(CrossReplica):
         pod.join_gang()
         self._attach(pod)
         # Packing a function can take milliseconds, so it is packed once for all replicas.
-        packed = _packed(fn)
+        with collecting() as kept:
+            packed = _packed(fn)
+        self._send_ahead(pod, kept)
         engine = self.running
         after = 0 if engine is None else engine.num_enqueued
 
@@ -141,6 +146,14 @@ class PodStrategy(CrossReplica):
 
         pod.ask_devices(ask, timeout_s=pod.call_timeout_s)
         self._attached = engine
+        self._known.clear()
+
+    def _send_ahead(self, pod: Pod, kept: Mapping[str, Kept[Any]]) -> None:
+        """Values that no function has referred to before."""
+        values = [one for key, one in kept.items() if key not in self._known]
+        if values:
+            pod.ask_devices(lambda replica, device: device.keep(values), timeout_s=pod.call_timeout_s)
+            self._known.update(kept)
 
     def start_engine(self, spec: EngineSpec, *, restore_from: str | None) -> Engine:
         location = None if restore_from is None else Store(restore_from).location

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from podembed.embedding.config import QuantizationConfig
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
@@ -144,62 +144,53 @@ class Share:
     altered_ids: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels as three arrays, since each array and each byte of a message has a cost. Integers of a feature are as
-        narrow as they can be, and a length that all of its bags have is there once.
+        """Travels as three arrays, since each array and each byte of a message has a cost. Ids are in the narrowest
+        integers that hold them all. A length that all bags of a feature have is there once.
         """
-        ids = [_narrow(bags.values) for bags in self.features]
-        lengths = [_narrow(_once_if_equal(np.diff(bags.row_splits))) for bags in self.features]
+        sizes = [_FeatureSizes(len(bags.values), bags.num_samples, bags.weights is not None) for bags in self.features]
+        ids = _narrow([bags.values for bags in self.features])
+        lengths, are_even = _lengths_of(self.features)
         weights = [bags.weights for bags in self.features if bags.weights is not None]
-        sizes = [
-            _FeatureSizes(bags.num_samples, bags.weights is not None, _kind(own), _kind(per))
-            for bags, own, per in zip(self.features, ids, lengths, strict=True)
-        ]
         rest = self.is_training, self.name, self.altered_ids
-        return _share_of, (_bytes_of(ids), _bytes_of(lengths), _bytes_of(weights), sizes, rest)
+        return _share_of, (ids, lengths, np.concatenate([_NO_WEIGHTS, *weights]), sizes, are_even, rest)
+
+
+_NO_IDS, _NO_WEIGHTS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class _FeatureSizes(NamedTuple):
-    """A feature in a message. `ids`, `lengths`: type and number of elements."""
+    """A feature in a message."""
 
+    num_ids: int
     num_samples: int
     is_weighted: bool
-    ids: tuple[str, int]
-    lengths: tuple[str, int]
 
 
-def _kind(array: np.ndarray) -> tuple[str, int]:
-    return array.dtype.char, len(array)
-
-
-def _narrow(integers: np.ndarray) -> np.ndarray:
-    """In the narrowest type that holds them all."""
+def _narrow(integers: Sequence[np.ndarray]) -> np.ndarray:
+    """One after another, int64 arrays in the narrowest type that holds them all."""
     # Seen as unsigned, a negative one needs all 64 bits.
-    return integers.astype(np.min_scalar_type(integers.view(np.uint64).max())) if len(integers) else integers
+    largest = max((int(one.view(np.uint64).max()) for one in integers if len(one)), default=0)
+    return np.concatenate([_NO_IDS, *integers], dtype=np.min_scalar_type(largest), casting="unsafe")
 
 
-def _once_if_equal(lengths: np.ndarray) -> np.ndarray:
-    return lengths[:1] if len(lengths) and (lengths == lengths[0]).all() else lengths
+def _lengths_of(features: Sequence[Ragged]) -> tuple[np.ndarray, list[bool]]:
+    """The lengths of all bags, feature after feature, and per feature whether it has a single one that stands for all
+    its bags.
+    """
+    if len({bags.num_samples for bags in features}) == 1 and features[0].num_samples:
+        # All features at once, since a call of numpy costs more than the numbers of a small batch.
+        table = np.diff(np.stack([bags.row_splits for bags in features]))
+        lengths, are_even = list(table), (table == table[:, :1]).all(axis=1).tolist()
+    else:
+        lengths = [np.diff(bags.row_splits) for bags in features]
+        are_even = [len(own) > 0 and bool((own == own[0]).all()) for own in lengths]
+    return _narrow([own[:1] if is_even else own for own, is_even in zip(lengths, are_even, strict=True)]), are_even
 
 
-def _bytes_of(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """One after another, as uint8."""
-    return np.concatenate([np.empty(0, np.uint8), *(np.ascontiguousarray(part).view(np.uint8) for part in parts)])
-
-
-class _Reader:
-    """Takes arrays off what `_bytes_of` made. Mutable."""
-
-    def __init__(self, content: np.ndarray) -> None:
-        self._content = content
-        self._at = 0
-
-    def take(self, kind: tuple[str, int], dtype: DTypeLike) -> np.ndarray:
-        """The next elements, of that type and number, as another type."""
-        size = np.dtype(kind[0]).itemsize * kind[1]
-        part = self._content[self._at : self._at + size]
-        self._at += size
-        # A copy, since the part may begin anywhere.
-        return np.frombuffer(part.tobytes(), kind[0]).astype(dtype)
+@lru_cache(maxsize=64)
+def _even_splits(num_samples: int, length: int) -> np.ndarray:
+    """The row splits of bags of one length. Not to be written to."""
+    return np.arange(num_samples + 1, dtype=np.int64) * length
 
 
 def _share_of(
@@ -207,18 +198,23 @@ def _share_of(
     lengths: np.ndarray,
     weights: np.ndarray,
     sizes: Sequence[_FeatureSizes],
+    are_even: Sequence[bool],
     rest: tuple[bool, str | None, tuple[int, ...]],
 ) -> Share:
     """What `Share.__reduce__` took apart."""
-    of_ids, of_lengths, of_weights, features = _Reader(ids), _Reader(lengths), _Reader(weights), []
-    for size in sizes:
-        values = of_ids.take(size.ids, np.int64)
-        splits = np.zeros(size.num_samples + 1, np.int64)
-        # A single length stands for all bags.
-        splits[1:] = of_lengths.take(size.lengths, np.int64)
-        np.cumsum(splits, out=splits)
-        own = of_weights.take(("f", len(values)), np.float32) if size.is_weighted else None
-        features.append(Ragged(values, splits, own))
+    values, counts = ids.astype(np.int64), lengths.astype(np.int64)
+    features, first_id, first_count, first_weight = [], 0, 0, 0
+    for size, is_even in zip(sizes, are_even, strict=True):
+        if is_even:
+            splits = _even_splits(size.num_samples, int(counts[first_count]))
+        else:
+            splits = np.zeros(size.num_samples + 1, np.int64)
+            np.cumsum(counts[first_count : first_count + size.num_samples], out=splits[1:])
+        own = weights[first_weight : first_weight + size.num_ids] if size.is_weighted else None
+        features.append(Ragged(values[first_id : first_id + size.num_ids], splits, own))
+        first_id += size.num_ids
+        first_count += 1 if is_even else size.num_samples
+        first_weight += size.num_ids if size.is_weighted else 0
     is_training, name, altered_ids = rest
     return Share(features=tuple(features), is_training=is_training, name=name, altered_ids=altered_ids)
 

@@ -22,6 +22,7 @@ from podembed.embedding.features.shapes import (
     times,
 )
 from podembed.embedding.optimizers import Optimizer
+from podembed.embedding.replicas.kept import Kept
 from podembed.embedding.replicas.strategies import RemoteStrategy, Strategy, current_strategy, get_replica_context
 from podembed.embedding.tpu_config.learning_rate_tags import learning_rate_tags
 from podembed.embedding.tpu_embedding.attaching import require_same_configuration
@@ -59,6 +60,8 @@ class BuiltEmbedding(ModuleMembers):
         self._is_pipelined = bool(pipeline_execution_with_tensor_core)
         self._starts_engine = bool(initialize_tpu_embedding)
         self._declared = DeclaredTables.of(feature_config, optimizer, needs_optimizer=self._strategy is not None)
+        # As replicas get it, once it was packed.
+        self._declared_there: Kept[DeclaredTables] | None = None
         self._learning_rates = learning_rate_tags(self._declared.tables)
         self._batch_size = batch_size
         self._default_optimizer = optimizer
@@ -193,15 +196,21 @@ class BuiltEmbedding(ModuleMembers):
         dequeued, and initializers, which only hosts need.
         """
         strategy = None if self._strategy is None else RemoteStrategy.of(self._strategy)
+        if self._declared_there is None:
+            self._declared_there = Kept(self._declared.for_replicas(no_first_values))
         return {
             **self.__dict__,
-            "_declared": self._declared.for_replicas(no_first_values),
+            "_declared": None,
             "_engine": None,
             "_host_tables": None,
             "_strategy": strategy,
             "_sizes": [],
             "_attached_to": None,
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._declared = state["_declared_there"].value
 
     @property
     def _is_in_replica(self) -> bool:

@@ -33,7 +33,7 @@ from podembed.orchestrator.cluster.places import (
     spread,
     taking_connections,
 )
-from podembed.orchestrator.cluster.ray_calls import RayHandle, ended_unix_s, of_ray, outcome, reference_of
+from podembed.orchestrator.cluster.ray_calls import RayHandle, ended_unix_s, of_ray, outcome, settled
 from podembed.orchestrator.cluster.worker_environment import (
     PLATFORMS,
     accelerators_of,
@@ -332,15 +332,7 @@ class RayBackend:
         return {"CPU": share}
 
     def settled(self, calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
-        import ray
-
-        if self._lost() is not None:
-            return list(calls), []
-        by_reference = {reference_of(call): call for call in calls}
-        ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
-        if not ended and timeout_s > 0:
-            ended, running = ray.wait(running, num_returns=1, timeout=timeout_s)
-        return [by_reference[r] for r in ended], [by_reference[r] for r in running]
+        return (list(calls), []) if self._lost() is not None else settled(calls, timeout_s=timeout_s)
 
     def result(self, call: Call[Any]) -> Any | Failure:
         lost = self._lost()
@@ -367,7 +359,10 @@ class RayBackend:
 
     def stop(self, handles: Sequence[HostHandles]) -> None:
         reservation = self._reservations.pop(id(handles), None)
-        actors = [of_ray(handle).actor for pair in handles for handle in (pair.host, pair.device)]
+        own = [of_ray(handle) for pair in handles for handle in (pair.host, pair.device)]
+        for handle in own:
+            handle.hang_up()
+        actors = [handle.actor for handle in own]
         self._end(actors + [standby.actor for standby in (reservation.standbys if reservation else [])])
         for group in reservation.groups if reservation else []:
             self.give_back(group)

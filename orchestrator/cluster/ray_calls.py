@@ -1,18 +1,30 @@
-"""Calls to Ray actors: how they are started, and what became of them."""
+"""Calls to Ray actors: how they are started, how they are waited for, and what became of them.
+
+Short calls of the step-by-step mode go over lines of their own (`workers.stepwise.driver_line`). Where a line breaks,
+Ray says what became of the process.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
-from podembed.orchestrator.group.backend import Call, Handle
+from podembed.orchestrator.cluster.connection import LOOPBACK
+from podembed.orchestrator.group.backend import Call, DirectHandle, Handle
 from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
+from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.liveness.carried_error import original
 from podembed.workers.liveness.worker import Worker
+from podembed.workers.stepwise.driver_line import DriverEnd, DriverLineSpec, Ticket
 from podembed.workers.stepwise.host import StepwiseSpec
+from podembed.workers.stepwise.line import Raised
+
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +36,22 @@ class RayCall:
     handle: RayHandle
 
 
-class RayHandle:
+@dataclass(slots=True, eq=False)
+class LineCall:
+    """A method call over an actor's line under way. Mutated: `inquiry`, a question to Ray once the line is broken."""
+
+    worker: Worker
+    ticket: Ticket
+    end: DriverEnd
+    handle: RayHandle
+    inquiry: Any = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ticket.answer is not None
+
+
+class RayHandle(DirectHandle):
     """One actor. `machine`: id of the node that it was placed on."""
 
     def __init__(
@@ -35,6 +62,7 @@ class RayHandle:
         self.machine = machine
         self._bind_address = bind_address
         self._compile_cache = compile_cache
+        self._line: DriverEnd | None = None
 
     @property
     def where(self) -> str:
@@ -49,6 +77,23 @@ class RayHandle:
             return RayCall(self.worker, self.actor.run.remote(method, *own), self)
         return RayCall(self.worker, self.actor.run_with_pieces.remote(method, *pieces), self)
 
+    def connect(self, address: tuple[str, int], spec: DriverLineSpec) -> None:
+        # Without a line calls go on by Ray.
+        with suppress(ChannelError):
+            self._line = DriverEnd.connect(address, spec)
+
+    def call_directly(self, method: str, *arguments: Any) -> Call[Any]:
+        from podembed.workers.stepwise.actors import RayPacking
+
+        if self._line is None:
+            return self.call(method, *arguments)
+        return LineCall(self.worker, self._line.begin(RayPacking().pack((method, arguments))), self._line, self)
+
+    def hang_up(self) -> None:
+        """Closes the line. Safe to call twice."""
+        if self._line is not None:
+            self._line.close()
+
     def background(self, method: str, *arguments: Any) -> Call[Any]:
         return RayCall(self.worker, self.actor.run_in_background.remote(method, *arguments), self)
 
@@ -60,6 +105,8 @@ class RayHandle:
         match argument:
             case HostSpec() | StepwiseSpec():
                 return replace(argument, bind_address=self._bind_address)
+            case DriverLineSpec() if self.machine == _machine_of_the_driver():
+                return replace(argument, bind_address=LOOPBACK)
             case DeviceSpec() if self._compile_cache:
                 return replace(argument, compile_cache=self._compile_cache)
         return argument
@@ -72,11 +119,67 @@ def of_ray(handle: Handle) -> RayHandle:
     return handle
 
 
-def reference_of(call: Call[Any]) -> Any:
+def _machine_of_the_driver() -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def settled(calls: Sequence[Call[Any]], *, timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+    """As `Backend.settled`, for calls by Ray and over lines."""
+    lines = [call for call in calls if isinstance(call, LineCall)]
+    if not lines:
+        return _settled_by_ray(calls, timeout_s)
+    for end in dict.fromkeys(call.end for call in lines):
+        end.advance()
+    ended, running = _looked_at(calls)
+    if ended or timeout_s <= 0:
+        return ended, running
+    others = [call for call in running if not _is_by_line(call)]
+    # Two ways cannot be waited for at once. Both are in use only while a line is broken.
+    wait_s = min(timeout_s, _LOOK_S) if others else timeout_s
+    ends = {call.end for call in running if isinstance(call, LineCall) and _is_by_line(call)}
+    DriverEnd.advance_all(ends, timeout_s=wait_s) if ends else _settled_by_ray(others, wait_s)
+    return _looked_at(calls)
+
+
+def _looked_at(calls: Sequence[Call[Any]]) -> tuple[list[Call[Any]], list[Call[Any]]]:
+    """(ended, running), without waiting. Of a line that is broken Ray is asked what became of the process."""
+    for call in calls:
+        if isinstance(call, LineCall) and call.end.is_broken and not call.has_ended and call.inquiry is None:
+            call.inquiry = call.handle.actor.identity.remote()
+    by_ray = _settled_by_ray([call for call in calls if not _is_by_line(call)], 0.0)[0]
+    ended = {id(call) for call in by_ray} | {id(c) for c in calls if isinstance(c, LineCall) and c.has_ended}
+    return [call for call in calls if id(call) in ended], [call for call in calls if id(call) not in ended]
+
+
+def _is_by_line(call: Call[Any]) -> bool:
+    """Whether its line will say when it has ended."""
+    return isinstance(call, LineCall) and call.inquiry is None
+
+
+def _settled_by_ray(calls: Sequence[Call[Any]], timeout_s: float) -> tuple[list[Call[Any]], list[Call[Any]]]:
+    import ray
+
+    if not calls:
+        return [], []
+    by_reference = {_reference_of(call): call for call in calls}
+    ended, running = ray.wait(list(by_reference), num_returns=len(by_reference), timeout=0)
+    if not ended and timeout_s > 0:
+        ended, running = ray.wait(running, num_returns=1, timeout=timeout_s)
+    return [by_reference[r] for r in ended], [by_reference[r] for r in running]
+
+
+def _reference_of(call: Call[Any]) -> Any:
     """Ray's reference to the answer of a call."""
-    if not isinstance(call, RayCall):
+    call = _ours(call)
+    return call.inquiry if isinstance(call, LineCall) else call.reference
+
+
+def _ours(call: Call[Any]) -> RayCall | LineCall:
+    if not isinstance(call, RayCall | LineCall):
         raise TypeError(f"Found a {type(call).__name__}. Expected a call of the Ray backend.")
-    return call.reference
+    return call
 
 
 def ended_unix_s(call: Call[Any]) -> float | None:
@@ -84,11 +187,9 @@ def ended_unix_s(call: Call[Any]) -> float | None:
     import ray.exceptions
     from ray._private.state import state
 
-    if not isinstance(call, RayCall):
-        raise TypeError(f"Found a {type(call).__name__}. Expected a call of the Ray backend.")
     try:
         # Ray has no public name for this without its dashboard.
-        ended_ms = state.actor_table(call.handle.actor._actor_id.hex()).get("EndTime", 0)
+        ended_ms = state.actor_table(_ours(call).handle.actor._actor_id.hex()).get("EndTime", 0)
     except (ray.exceptions.RayError, ConnectionError, TimeoutError):
         return None
     return ended_ms / 1000 or None
@@ -99,8 +200,11 @@ def outcome(call: Call[Any]) -> Any | Failure:
     import ray
     import ray.exceptions
 
+    if isinstance(call, LineCall) and call.ticket.answer is not None:
+        return _of_answer(call, call.ticket.answer)
     try:
-        return ray.get(reference_of(call))
+        found = ray.get(_reference_of(call))
+        return _hung_up(call.worker) if isinstance(call, LineCall) else found
     except ray.exceptions.ActorDiedError as error:
         return Failure(
             worker=call.worker, kind=FailureKind.DIED, message=death(str(error)), is_preemption=error.preempted
@@ -115,3 +219,20 @@ def outcome(call: Call[Any]) -> Any | Failure:
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)), memory="host")
     except ray.exceptions.RayError as error:
         return Failure(worker=call.worker, kind=FailureKind.DIED, message=first_line(str(error)))
+
+
+def _of_answer(call: LineCall, content: bytearray) -> Any | Failure:
+    """What came over a line."""
+    from podembed.workers.stepwise.actors import RayPacking
+
+    found = RayPacking().unpack(content)
+    if not isinstance(found, Raised):
+        return found
+    error = found.as_raised()
+    return replace(failure_of(call.worker, error, details=found.report), error=error)
+
+
+def _hung_up(worker: Worker) -> Failure:
+    """Of a process that lives, though its line is broken."""
+    said = "it closed the connection on which the driver calls it; its log says why"
+    return Failure(worker=worker, kind=FailureKind.DIED, message=said)

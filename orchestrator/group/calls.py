@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, Share
+from podembed.embedding.replicas.kept import Kept
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.errors import Failure
-from podembed.orchestrator.group.backend import Backend, Call, Handle
+from podembed.orchestrator.group.backend import Backend, Call, DirectHandle, Handle
 from podembed.workers.checkpoint.shard import DenseFile, ShardReceipt, TableFiles
 from podembed.workers.device.process import DenseReceipt, DeviceReady, DeviceSpec, DeviceWindow
 from podembed.workers.host.spec import HostReady, HostSpec, HostWindow, ScoredSamples
 from podembed.workers.host.surviving_shard import Restored
 from podembed.workers.liveness.progress import Progress
 from podembed.workers.stepwise.device import Ran
-from podembed.workers.stepwise.host import EnginePlace, StepwiseSpec
+from podembed.workers.stepwise.driver_line import DriverLineSpec
+from podembed.workers.stepwise.host import StepwiseSpec
 from podembed.workers.stepwise.saved_embedding import HostReceipt
+from podembed.workers.stepwise.shared_values import EnginePlace
 
 LOOK_S = 0.2
 
@@ -150,7 +153,21 @@ class DeviceCalls(WorkerCalls):
 
 
 @dataclass(frozen=True, slots=True)
-class StepwiseHostCalls(WorkerCalls):
+class StepwiseCalls(WorkerCalls):
+    """What both processes of a strategy answer."""
+
+    def open_line(self, spec: DriverLineSpec) -> Call[tuple[str, int]]:
+        return self.handle.call("open_line", spec)
+
+    def directly(self, method: str, *arguments: Any) -> Call[Any]:
+        """A call that is made in every step."""
+        if isinstance(self.handle, DirectHandle):
+            return self.handle.call_directly(method, *arguments)
+        return self.handle.call(method, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class StepwiseHostCalls(StepwiseCalls):
     """Calls to a host process of a strategy: `workers.stepwise.host.StepwiseHost`."""
 
     def start(self, spec: StepwiseSpec) -> Call[tuple[str, int]]:
@@ -171,18 +188,18 @@ class StepwiseHostCalls(WorkerCalls):
         return self.handle.call("stop_engine")
 
     def enqueue(self, share: Share, number: int) -> Call[None]:
-        return self.handle.call("enqueue", share, number)
+        return self.directly("enqueue", share, number)
 
     def dequeue(self, name: str | None) -> Call[list[np.ndarray]]:
-        return self.handle.call("dequeue", name)
+        return self.directly("dequeue", name)
 
     def apply_gradients(
         self, gradients: Sequence[np.ndarray], learning_rates: Sequence[float], name: str | None
     ) -> Call[None]:
-        return self.handle.call("apply_gradients", gradients, learning_rates, name)
+        return self.directly("apply_gradients", gradients, learning_rates, name)
 
     def num_steps(self) -> Call[int]:
-        return self.handle.call("num_steps")
+        return self.directly("num_steps")
 
     def discard(self) -> Call[None]:
         return self.handle.call("discard")
@@ -204,7 +221,7 @@ class StepwiseHostCalls(WorkerCalls):
 
 
 @dataclass(frozen=True, slots=True)
-class StepwiseDeviceCalls(WorkerCalls):
+class StepwiseDeviceCalls(StepwiseCalls):
     """Calls to a device process of a strategy: `workers.stepwise.host.StepwiseDevice`."""
 
     def reserve_coordinator(self, address: str) -> Call[str]:
@@ -219,7 +236,10 @@ class StepwiseDeviceCalls(WorkerCalls):
     def detach(self) -> Call[None]:
         return self.handle.call("detach")
 
+    def keep(self, values: Sequence[Kept[Any]]) -> Call[None]:
+        return self.handle.call("keep", values)
+
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int
     ) -> Call[Ran]:
-        return self.handle.call("run_function", function, arguments, keywords, after)
+        return self.directly("run_function", function, arguments, keywords, after)

@@ -35,7 +35,17 @@ def named_methods(tree: ast.AST) -> Iterator[str]:
         yield from (one.value for one in first if isinstance(one, ast.Constant) and one.value in METHODS)
 
 
-TRANSPORT = {"call", "background", "control", "call_hosts", "call_devices", "_all", "remote"}
+TRANSPORT = {
+    "call",
+    "call_directly",
+    "directly",
+    "background",
+    "control",
+    "call_hosts",
+    "call_devices",
+    "_all",
+    "remote",
+}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_every_named_method_is_one_of_a_worker() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("call", "background", "control")
+        and node.func.attr in ("call", "background", "control", "directly")
         and isinstance(node.args[0], ast.Constant)
     }
     assert sent <= METHODS

@@ -13,11 +13,12 @@ import ray.cloudpickle as ray_pickle
 
 from podembed.workers.actors import Actor
 from podembed.workers.stepwise.device import StepwiseDevice
+from podembed.workers.stepwise.driver_line import DriverLineSpec
 from podembed.workers.stepwise.host import StepwiseHost, StepwiseSpec
 
 
 class RayPacking:
-    """Values of the calls between the two processes of a host, in the form in which Ray sends them."""
+    """Values of the calls over lines, in the form in which Ray sends them."""
 
     def pack(self, value: Any) -> bytes:
         return ray_pickle.dumps(value)  # pyright: ignore[reportPrivateImportUsage]
@@ -33,15 +34,19 @@ class _StepwiseHostActor(Actor):
         super().__init__(lambda: StepwiseHost(RayPacking()))
 
     def run(self, method: str, *arguments: Any) -> Any:
-        """A call of the driver, in its turn: the device process has calls of its own."""
+        """A call of the driver by Ray, in its turn: others come over lines."""
         with self._worker.turns.one():
             return super().run(method, *arguments)
 
     def _arrived(self, argument: Any) -> Any:
-        """A spec gets the address by which the cluster knows this machine."""
-        if not isinstance(argument, StepwiseSpec):
-            return argument
-        return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
+        return _with_address(argument)
+
+
+def _with_address(argument: Any) -> Any:
+    """A spec gets the address by which the cluster knows this machine."""
+    if not isinstance(argument, StepwiseSpec | DriverLineSpec):
+        return argument
+    return replace(argument, bind_address=argument.bind_address or ray.util.get_node_ip_address())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,9 @@ class _StepwiseDeviceActor(Actor):
 
     def __init__(self) -> None:
         super().__init__(lambda: StepwiseDevice(RayPacking()))
+
+    def _arrived(self, argument: Any) -> Any:
+        return _with_address(argument)
 
 
 # Ray's annotations do not know the options of `remote` in this form.

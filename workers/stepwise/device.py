@@ -14,13 +14,15 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from podembed.embedding.engine.engine import EngineMetrics, EngineSpec, LearningRates, Share, rates_at
+from podembed.embedding.replicas.kept import Kept, forget_kept, keep
 from podembed.embedding.replicas.replica_context import ReplicaContext, in_replica
 from podembed.embedding.table.table_storage import WrittenTables
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
-from podembed.workers.stepwise.host import EnginePlace, StepwiseHost
-from podembed.workers.stepwise.line import Answered, LineEnd, Packing
-from podembed.workers.stepwise.shared_values import DeviceValues, Placed, SharedValues
+from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
+from podembed.workers.stepwise.host import StepwiseHost
+from podembed.workers.stepwise.line import Answered, Line, LineEnd, Packing
+from podembed.workers.stepwise.shared_values import DeviceValues, EnginePlace, Placed, SharedValues
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -207,6 +209,7 @@ class StepwiseDevice:
         self._packing = packing
         self._state: dict[str, Any] = {}
         self._line: LineEnd | None = None
+        self._driver_line: Line | None = None
         self._attached: Callable[[HostCalls], ReplicaEngine] | None = None
         self._tracker = Tracker()
         self._is_in_gang = False
@@ -225,6 +228,16 @@ class StepwiseDevice:
             join_gang(coordinator=coordinator, num_processes=num_hosts, process=host, timeout_s=int(timeout_s))
         self._host, self._num_hosts = host, num_hosts
         self._is_in_gang = True
+
+    def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
+        """From now on the driver can call at the address that this returns."""
+        door = DriverDoor(spec)
+        self._driver_line = Line(self.answer_driver, self._packing, door, name="calls of the driver")
+        return door.address
+
+    def answer_driver(self, method: str, arguments: Sequence[Any]) -> Any:
+        """A call of the driver over its line."""
+        return getattr(self, method)(*arguments)
 
     def attach(self, spec: EngineSpec, place: EnginePlace, timeout_s: float) -> None:
         """Takes the engine that functions find from now on.
@@ -248,9 +261,14 @@ class StepwiseDevice:
     def detach(self) -> None:
         """From now on functions find no engine."""
         self._attached = None
+        forget_kept()
         if self._line is not None:
             self._line.close()
             self._line = None
+
+    def keep(self, values: Sequence[Kept[Any]]) -> None:
+        """Holds values to which functions refer by their keys, until another engine is attached."""
+        keep(values)
 
     def run_function(
         self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], after: int = 0
@@ -298,3 +316,5 @@ class StepwiseDevice:
 
             leave_gang()
             self._is_in_gang = False
+        if self._driver_line is not None:
+            self._driver_line.close()

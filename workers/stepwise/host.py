@@ -20,16 +20,16 @@ from podembed.embedding.engine.host_engine import HostEngine
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.steps import LookupPhase, LookupSteps
 from podembed.workers.crew import ThreadCrew
-from podembed.workers.device.doorway import DoorKey
 from podembed.workers.host.exchange import MeshExchange
 from podembed.workers.host.same_machine import share_pooled
 from podembed.workers.liveness.progress import Phase, Progress, Tracker
 from podembed.workers.liveness.worker import Worker
 from podembed.workers.mesh.handshake import MeshIdentity
 from podembed.workers.mesh.mesh import Mesh, MeshOptions
-from podembed.workers.stepwise.line import Answered, Line, Packing, Turns
+from podembed.workers.stepwise.driver_line import DriverDoor, DriverLineSpec
+from podembed.workers.stepwise.line import Answered, Line, Packing, Turns, line_for_device
 from podembed.workers.stepwise.saved_embedding import HostReceipt, restore_tables, write_host
-from podembed.workers.stepwise.shared_values import Placed, PlacedMemory, SharedValues, ValueMemory
+from podembed.workers.stepwise.shared_values import EnginePlace, Placed, PlacedMemory, SharedValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,6 @@ class StepwiseSpec:
     threads: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlace:
-    """How the device process of a host reaches its engine.
-
-    Attributes:
-      memory: where the two leave values for each other.
-      door: of the line for calls.
-    """
-
-    memory: ValueMemory
-    door: DoorKey
-
-
 class StepwiseHost:
     """One host of a strategy. Calls of the driver and those of the device process come from two threads and take turns;
     `status` may be called from a third.
@@ -78,13 +65,14 @@ class StepwiseHost:
       packing: of the calls of its device process.
 
     Attributes:
-      turns: to be taken around every call of the driver but `status`.
+      turns: to be taken around every call of the driver by Ray but `status`.
     """
 
     def __init__(self, packing: Packing) -> None:
         self.turns = Turns()
         self._packing = packing
         self._line: Line | None = None
+        self._driver_line: Line | None = None
         self._mesh: Mesh | None = None
         self._engine: HostEngine | None = None
         self._values: SharedValues | None = None
@@ -115,6 +103,17 @@ class StepwiseHost:
             raise RuntimeError("connect was called before start. Expected start first.")
         self._mesh.connect(addresses, timeout_s=timeout_s)
 
+    def open_line(self, spec: DriverLineSpec) -> tuple[str, int]:
+        """From now on the driver can call at the address that this returns."""
+        door = DriverDoor(spec)
+        self._driver_line = Line(self.answer_driver, self._packing, door, name="calls of the driver")
+        return door.address
+
+    def answer_driver(self, method: str, arguments: Sequence[Any]) -> Any:
+        """A call of the driver over its line, in its turn."""
+        with self.turns.one():
+            return getattr(self, method)(*arguments)
+
     def start_engine(self, spec: EngineSpec, placement: Sequence[np.ndarray], restore_from: str | None) -> EnginePlace:
         """Compiles the kernels and allocates this host's shard, with first values or those of a saved embedding.
 
@@ -141,8 +140,8 @@ class StepwiseHost:
         else:
             self.restore(restore_from)
         self.turns.begin_anew()
-        self._line = Line(self.answer, self._packing)
-        return EnginePlace(memory=values.place, door=self._line.key)
+        self._line, key = line_for_device(self.answer, self._packing)
+        return EnginePlace(memory=values.place, door=key)
 
     def share_memory(self) -> tuple[int, ...]:
         """Finds the hosts on this machine; from now on lookups work in each other's memory. After `start_engine` of all
@@ -294,6 +293,8 @@ class StepwiseHost:
         self._close_ways()
         if self._mesh is not None:
             self._mesh.close()
+        if self._driver_line is not None:
+            self._driver_line.close()
 
     @property
     def _running(self) -> HostEngine:

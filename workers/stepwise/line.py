@@ -1,9 +1,10 @@
 """The line between the two processes of a host in the step-by-step mode: calls of the device process to its host.
 
 A step makes several such calls, so they have a Unix socket of their own. A thread of the host process answers them one
-after another, from the making of a `Line` until its `close`. Meanwhile the working thread of the actor takes the calls
-of the driver, and `Turns` lets only one of the two work at a time. Since the driver does not wait for all of its calls,
-a device's call names the last one that must have ended before it. `Packing` turns values into bytes.
+after another, from the making of a `Line` until its `close`. Calls of the driver come over a line of their own
+(`workers.stepwise.driver_line`) or by Ray, so in other threads. `Turns` lets only one of them work at a time. Since the
+driver does not wait for all of its calls, a device's call names the last one that must have ended before it. `Packing`
+turns values into bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,7 +22,8 @@ from typing import Any, Protocol
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 from podembed.workers.liveness.carried_error import carried, original
 
-_SIZE = struct.Struct("<q")
+SIZE = struct.Struct("<q")
+_LONG_BYTES = 32 << 10
 
 
 class Packing(Protocol):
@@ -45,15 +47,31 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
-    """What a call of a device raised, and where."""
+class Raised:
+    """What a call raised, and where."""
 
     error: Exception
     report: str
 
+    def as_raised(self) -> Exception:
+        """The error as it was raised over there; its cause says where."""
+        error = original(self.error)
+        error.__cause__ = RemoteReport(self.report)
+        return error
 
-class HostReport(Exception):
-    """Where in the host process an error was raised."""
+
+class RemoteReport(Exception):
+    """Where in another process an error was raised."""
+
+
+class Door(Protocol):
+    """Who lets callers in."""
+
+    def admit(self, *, timeout_s: float | None) -> socket.socket:
+        """Waits for a caller; None waits until `close`. Raises OSError when the door was closed."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Turns:
@@ -96,23 +114,20 @@ class Turns:
 
 
 class Line:
-    """The host's side. Its thread lives until `close`, and no longer than the process.
+    """The side that answers. Its thread lives until `close`, and no longer than the process.
 
     Args:
-      answer: called with what must have ended before, the name of the method and its arguments.
+      answer: called with what `LineEnd` or the driver packed.
+      door: lets callers in, one after another.
+      name: of the thread.
     """
 
-    def __init__(self, answer: Callable[[int, str, Sequence[Any]], Answered], packing: Packing) -> None:
+    def __init__(self, answer: Callable[..., Any], packing: Packing, door: Door, *, name: str) -> None:
         self._answer = answer
         self._packing = packing
-        self._door = Doorway(generation=0)
+        self._door = door
         self._link: socket.socket | None = None
-        threading.Thread(target=self._serve, name="calls of the device", daemon=True).start()
-
-    @property
-    def key(self) -> DoorKey:
-        """What the device process needs to connect."""
-        return self._door.key
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
@@ -125,13 +140,13 @@ class Line:
                 link.settimeout(None)
                 self._link = link
                 while True:
-                    _send(link, self._packing.pack(self._answered(_receive(link))))
+                    send(link, self._answered(_receive(link)))
 
-    def _answered(self, asked: bytearray) -> Answered | _Raised:
+    def _answered(self, asked: bytearray) -> bytes:
         try:
-            return self._answer(*self._packing.unpack(asked))
+            return self._packing.pack(self._answer(*self._packing.unpack(asked)))
         except Exception as error:
-            return _Raised(carried(error, self._copied), traceback.format_exc())
+            return self._packing.pack(Raised(carried(error, self._copied), traceback.format_exc()))
 
     def _copied(self, value: Any) -> Any:
         return self._packing.unpack(self._packing.pack(value))
@@ -142,6 +157,12 @@ class Line:
         if self._link is not None:
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
+
+
+def line_for_device(answer: Callable[..., Any], packing: Packing) -> tuple[Line, DoorKey]:
+    """A line for the device process of this host, and what that needs to connect."""
+    door = Doorway(generation=0)
+    return Line(answer, packing, door, name="calls of the device"), door.key
 
 
 class LineEnd:
@@ -166,13 +187,13 @@ class LineEnd:
         Raises:
           ChannelError: the host is gone or silent. The line is of no use afterwards.
         """
-        self._guarded(lambda: _send(self._link, self._packing.pack((after, method.__name__, arguments))))
+        self._guarded(lambda: send(self._link, self._packing.pack((after, method.__name__, arguments))))
         return self._wait
 
     def _wait(self) -> Answered:
         found = self._packing.unpack(self._guarded(lambda: _receive(self._link)))
-        if isinstance(found, _Raised):
-            raise original(found.error) from HostReport(found.report)
+        if isinstance(found, Raised):
+            raise found.as_raised()
         return found
 
     def _guarded(self, do: Callable[[], Any]) -> Any:
@@ -193,21 +214,35 @@ class LineEnd:
         self._link.close()
 
 
-def _send(link: socket.socket, content: bytes) -> None:
-    link.sendall(_SIZE.pack(len(content)) + content)
+def framed(content: bytes) -> list[bytes]:
+    """A message as it goes over a line, in parts."""
+    size = SIZE.pack(len(content))
+    # A second send costs less than a copy of what is long.
+    return [size + content] if len(content) < _LONG_BYTES else [size, content]
+
+
+def send(link: socket.socket, content: bytes) -> None:
+    """Sends a message."""
+    for part in framed(content):
+        link.sendall(part)
 
 
 def _receive(link: socket.socket) -> bytearray:
-    (size,) = _SIZE.unpack(_exactly(link, _SIZE.size))
-    return _exactly(link, size)
+    (size,) = SIZE.unpack(exactly(link, SIZE.size))
+    return exactly(link, size)
 
 
-def _exactly(link: socket.socket, size: int) -> bytearray:
+def exactly(link: socket.socket, size: int) -> bytearray:
+    """The next bytes.
+
+    Raises:
+      ChannelLost: the other process has hung up.
+    """
     found = bytearray(size)
     rest = memoryview(found)
     while rest:
         count = link.recv_into(rest)
         if not count:
-            raise ChannelLost("The other process of this host has hung up. Its log says why.")
+            raise ChannelLost("The other process has hung up. Its log says why.")
         rest = rest[count:]
     return found

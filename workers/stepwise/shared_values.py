@@ -19,6 +19,7 @@ import numpy as np
 
 from podembed.embedding.kernels.arrays import aligned_empty
 from podembed.embedding.lookup.activation_layout import ActivationLayout, Blocks
+from podembed.workers.device.doorway import DoorKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,19 @@ class ValueMemory:
         shape = (2, self.num_slots, self.layout.memory_floats)
         activations, gradients = np.frombuffer(memory, np.float32, int(np.prod(shape))).reshape(shape)
         return tuple({"activations": a, "gradients": g} for a, g in zip(activations, gradients, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlace:
+    """How the device process of a host reaches its engine.
+
+    Attributes:
+      memory: where the two leave values for each other.
+      door: of the line for calls.
+    """
+
+    memory: ValueMemory
+    door: DoorKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

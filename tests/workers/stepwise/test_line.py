@@ -2,6 +2,7 @@
 the end of the other.
 """
 
+import pickle
 import threading
 import time
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout
-from podembed.workers.stepwise.line import Answered, Line, LineEnd, Turns
+from podembed.workers.stepwise.line import Answered, LineEnd, Turns, line_for_device
 from tests.workers.stepwise.packing import PICKLED
 
 
@@ -21,6 +22,10 @@ def fail(text):
     """Another one."""
 
 
+def lambda_of(text):
+    """One whose answer cannot be packed."""
+
+
 class TwoParts(Exception):
     """Pickle cannot make it again from its `args`."""
 
@@ -30,32 +35,49 @@ class TwoParts(Exception):
 
 
 def answer(after, method, arguments):
+    if method == "lambda_of":
+        return lambda: None
     if method == "fail":
         raise TwoParts(3, arguments[0])
     return Answered((after, method, *arguments), has_room=True)
 
 
+def line_of(answer):
+    """A line, and the key to its door."""
+    return line_for_device(answer, PICKLED)
+
+
 @pytest.fixture
-def line():
-    line = Line(answer, PICKLED)
-    yield line
+def opened():
+    line, key = line_of(answer)
+    yield line, key
     line.close()
 
 
-def end_of(line, *, timeout_s=20.0):
-    return LineEnd(line.key, PICKLED, timeout_s=timeout_s)
+@pytest.fixture
+def line(opened):
+    return opened[0]
+
+
+@pytest.fixture
+def key(opened):
+    return opened[1]
+
+
+def end_of(key, *, timeout_s=20.0):
+    return LineEnd(key, PICKLED, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 5_000_000], ids=["empty", "short", "long"])
-def test_calls_are_answered_by_the_thread_of_the_host(line, text):
-    end = end_of(line)
+def test_calls_are_answered_by_the_thread_of_the_host(key, text):
+    end = end_of(key)
     for after in (0, 7):
         assert end.begin(after, echo, text)() == Answered((after, "echo", text), has_room=True)
     end.close()
 
 
-def test_an_error_arrives_as_it_was_raised_and_says_where(line):
-    end = end_of(line)
+def test_an_error_arrives_as_it_was_raised_and_says_where(key):
+    end = end_of(key)
     with pytest.raises(TwoParts, match="3: mine") as raised:
         end.begin(0, fail, "mine")()
     assert raised.value.code == 3
@@ -63,29 +85,36 @@ def test_an_error_arrives_as_it_was_raised_and_says_where(line):
     assert end.begin(0, echo, "on")().value == (0, "echo", "on")
 
 
-def test_a_device_process_may_go_and_another_one_come(line):
+def test_a_device_process_may_go_and_another_one_come(key):
     for _ in range(2):
-        end = end_of(line)
+        end = end_of(key)
         assert end.begin(0, echo, "here")().has_room
         end.close()
 
 
-def test_strangers_are_turned_away(line):
-    stranger = LineEnd(replace(line.key, secret=bytes(32)), PICKLED, timeout_s=20.0)
+def test_an_answer_that_cannot_travel_is_an_error_of_the_call(key):
+    end = end_of(key)
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        end.begin(0, lambda_of, "x")()
+    assert end.begin(0, echo, "on")().value == (0, "echo", "on")
+
+
+def test_strangers_are_turned_away(key):
+    stranger = LineEnd(replace(key, secret=bytes(32)), PICKLED, timeout_s=20.0)
     with pytest.raises(ChannelLost):
         stranger.begin(0, echo, "let me in")()
-    assert end_of(line).begin(0, echo, "me")().value == (0, "echo", "me")
+    assert end_of(key).begin(0, echo, "me")().value == (0, "echo", "me")
 
 
-def test_a_host_that_hangs_up_is_noticed_at_once(line):
-    end = end_of(line, timeout_s=600.0)
+def test_a_host_that_hangs_up_is_noticed_at_once(line, key):
+    end = end_of(key, timeout_s=600.0)
     end.begin(0, echo, "once")()
     line.close()
     line.close()
     with pytest.raises(ChannelLost, match=r"See its log|Its log says why"):
         end.begin(0, echo, "twice")()
     with pytest.raises(ChannelLost):
-        end_of(line)
+        end_of(key)
 
 
 def test_a_host_that_does_not_answer_is_given_up_at_the_deadline():
@@ -95,8 +124,8 @@ def test_a_host_that_does_not_answer_is_given_up_at_the_deadline():
         go_on.wait(60.0)
         return Answered("late", has_room=True)
 
-    line = Line(late, PICKLED)
-    end = end_of(line, timeout_s=0.2)
+    line, key = line_of(late)
+    end = end_of(key, timeout_s=0.2)
     with pytest.raises(ChannelTimeout, match="did not answer"):
         end.begin(0, echo, "first")()
     go_on.set()
@@ -108,8 +137,8 @@ def test_a_host_that_does_not_answer_is_given_up_at_the_deadline():
 
 def test_the_thread_of_a_line_ends_with_it(line):
     before = threading.active_count()
-    other = Line(answer, PICKLED)
-    end = end_of(other)
+    other, key = line_of(answer)
+    end = end_of(key)
     end.begin(0, echo, "x")()
     assert threading.active_count() == before + 1
     other.close()

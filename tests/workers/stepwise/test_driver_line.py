@@ -1,0 +1,128 @@
+"""The line between the driver and a process: calls and answers of any size without blocking, and what a broken line
+looks like.
+"""
+
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from podembed.workers.device.doorway import ChannelLost
+from podembed.workers.stepwise.driver_line import DriverDoor, DriverEnd, DriverLineSpec
+from podembed.workers.stepwise.line import Line, Raised
+from tests.workers.stepwise.packing import PICKLED
+
+SPEC = DriverLineSpec(name="a pod host 0", token=b"t" * 32, bind_address="127.0.0.1")
+
+
+def answer(method, arguments):
+    if method == "fail":
+        raise KeyError(*arguments)
+    return method, arguments
+
+
+class Process:
+    """The other end, in threads of this process."""
+
+    def __init__(self, answer=answer):
+        self.door = DriverDoor(SPEC)
+        self.line = Line(answer, PICKLED, self.door, name="calls of the driver")
+
+
+@pytest.fixture
+def process():
+    process = Process()
+    yield process
+    process.line.close()
+
+
+@pytest.fixture
+def end(process):
+    end = DriverEnd.connect(process.door.address, SPEC)
+    yield end
+    end.close()
+
+
+def begin(end, method, *arguments):
+    return end.begin(PICKLED.pack((method, arguments)))
+
+
+def wait(end, tickets):
+    deadline = time.monotonic() + 20.0
+    while any(ticket.answer is None for ticket in tickets) and not end.is_broken and time.monotonic() < deadline:
+        DriverEnd.advance_all([end], timeout_s=0.2)
+    return [None if ticket.answer is None else PICKLED.unpack(ticket.answer) for ticket in tickets]
+
+
+@pytest.mark.parametrize("size", [0, 10, 40_000, 30_000_000])
+def test_calls_of_any_size_are_answered_in_their_order(end, size):
+    """The largest one fits no socket's buffer, so it is sent while it is received."""
+    texts = ["x" * size, "y"]
+    tickets = [begin(end, "echo", text) for text in texts]
+    assert wait(end, tickets) == [("echo", (text,)) for text in texts]
+
+
+def test_nothing_blocks_while_the_other_process_works():
+    go_on = threading.Event()
+
+    def late(method, arguments):
+        go_on.wait(60.0)
+        return "late"
+
+    process = Process(late)
+    end = DriverEnd.connect(process.door.address, SPEC)
+    # More than the sockets hold, to a process that does not receive the second one.
+    tickets = [begin(end, "first"), begin(end, "second", b"x" * 30_000_000)]
+    DriverEnd.advance_all([end], timeout_s=0.01)
+    assert [ticket.answer for ticket in tickets] == [None, None]
+    go_on.set()
+    assert wait(end, tickets) == ["late", "late"]
+    process.line.close()
+    end.close()
+
+
+def test_an_error_arrives_as_it_was_raised_and_says_where(end):
+    (found,) = wait(end, [begin(end, "fail", 3)])
+    assert isinstance(found, Raised)
+    error = found.as_raised()
+    assert (type(error), error.args) == (KeyError, (3,))
+    assert "in answer" in str(error.__cause__)
+
+
+def test_a_process_that_hangs_up_breaks_the_line(process, end):
+    wait(end, [begin(end, "echo")])
+    process.line.close()
+    assert wait(end, [begin(end, "echo")]) == [None]
+    assert end.is_broken
+    # Whoever goes on is not held up, and gets no answer.
+    assert wait(end, [begin(end, "echo")]) == [None]
+
+
+@pytest.mark.parametrize("stranger", [replace(SPEC, token=b"u" * 32), replace(SPEC, name="a pod host 1")])
+def test_strangers_are_turned_away_and_the_driver_is_still_let_in(process, stranger):
+    with pytest.raises(ChannelLost, match="Found no process"):
+        DriverEnd.connect(process.door.address, stranger)
+    end = DriverEnd.connect(process.door.address, SPEC)
+    assert wait(end, [begin(end, "echo")]) == [("echo", ())]
+    end.close()
+
+
+def test_a_port_at_which_nobody_answers_is_no_line():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    with pytest.raises(ChannelLost, match="Found no process"):
+        DriverEnd.connect(address, SPEC)
+
+
+def test_the_thread_ends_with_the_line(process, end):
+    wait(end, [begin(end, "echo")])
+    before = threading.active_count()
+    process.line.close()
+    process.line.close()
+    deadline = time.monotonic() + 20.0
+    while threading.active_count() >= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before - 1
