@@ -17,6 +17,7 @@ from podembed.orchestrator.api.keep_policies import KeepBest, KeepEvery, KeepPol
 from podembed.orchestrator.api.save_policies import AfterEvaluation, EverySeconds, EverySteps, OnBest, Order, SavePolicy
 from podembed.workers.declared_types import check_plain_fields, shown
 from podembed.workers.faults.plan import FaultPlan
+from podembed.workers.mesh.options import Route
 
 DEFAULT_METRIC = "auc"
 DEFAULT_STEP_TIMEOUT_S = 120.0
@@ -38,12 +39,15 @@ class ScalingConfig:
       resources_per_host: Ray resources reserved for each host, such as `{"CPU": 8, "TPU": 4}`; None takes an even part
         of the cluster's CPUs, at most one. Models run on accelerators that are reserved here, and without any on CPUs.
       in_process: one host inside the driver's own process, without Ray.
+      exchange: how hosts exchange ids, rows and gradients: "direct", "two-hop" by way of relays, or "auto", which
+        chooses after a few steps of each generation. Changes no number.
     """
 
     num_hosts: int | tuple[int, int] = 1
     threads_per_host: int | None = None
     resources_per_host: Mapping[str, float] | None = None
     in_process: bool = False
+    exchange: str = Route.AUTO
 
     def __post_init__(self) -> None:
         check_plain_fields(self, ConfigurationError)
@@ -58,6 +62,8 @@ class ScalingConfig:
             )
         if self.threads_per_host is not None and self.threads_per_host < 1:
             raise ConfigurationError(f"Found threads_per_host={self.threads_per_host}. Expected at least 1, or None.")
+        if self.exchange not in tuple(Route):
+            raise ConfigurationError(f"Found exchange={shown(self.exchange)}. Expected one of {', '.join(Route)}.")
         gpus = (self.resources_per_host or {}).get("GPU", 0.0)
         if 0 < gpus < 1 and hosts[1] > 1:
             raise ConfigurationError(

@@ -136,6 +136,7 @@ class Generation:
             before,
             num_hosts=group.num_hosts,
             threads=shared.threads,
+            exchange=shared.exchange,
         )
         self.placement = plan.placement
         group.form(plan.hosts, plan.device, kept=self._kept, base=base)

@@ -39,6 +39,7 @@ class Shared:
     config: RunConfig
     resources: Mapping[str, float] | None
     threads: int
+    exchange: str
     reporter: Reporter
     emit: Emit
     stop: StopSignals
@@ -78,6 +79,7 @@ class Shared:
             config=config,
             resources=scaling.resources_per_host,
             threads=scaling.threads_per_host or 1,
+            exchange=scaling.exchange,
             reporter=reporter,
             emit=emit,
             stop=stop,

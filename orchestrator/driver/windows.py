@@ -10,7 +10,7 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.events.progress import Evaluated, WindowReport, WindowTrained
+from podembed.orchestrator.events.progress import Evaluated, ExchangesChosen, WindowReport, WindowTrained
 from podembed.orchestrator.group.worker_group import WorkerGroup
 
 
@@ -31,6 +31,7 @@ class Windows:
             emit=shared.emit,
         )
         self.deadlines = self._health.deadlines
+        self._relayed: tuple[str, ...] = ()
 
     def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
         """Takes in who owns each bucket of each table."""
@@ -56,6 +57,9 @@ class Windows:
         num_steps = last - first
         group.deadlines = self._health.take(hosts, seconds=ended_s - began_s, num_steps=num_steps)
         _require_finite(first, devices[0].losses)
+        if hosts[0].relayed != self._relayed:
+            self._relayed = hosts[0].relayed
+            shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
         done = shared.journal.history.window(
             generation=shared.claims.generation,
             first_step=first,

@@ -69,6 +69,21 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangesChosen(Event):
+    """Hosts exchange in another way from here on.
+
+    Attributes:
+      step: before which they chose.
+      relayed: ids, rows or gradients, as far as their frames go by way of relays now.
+      num_hosts: that exchange.
+    """
+
+    step: int
+    relayed: tuple[str, ...]
+    num_hosts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlow(Event):
     """For some windows a host worked much longer than the others.
 

@@ -270,6 +270,13 @@ def _(event: run.HostsChanged) -> str:
 
 
 @sentence.register
+def _(event: progress.ExchangesChosen) -> str:
+    kinds = ", ".join(event.relayed)
+    way = f"{kinds} go by way of relays" if kinds else "all frames go directly to their hosts"
+    return f"step {event.step}: between {plural(event.num_hosts, 'host')} {way} from here on"
+
+
+@sentence.register
 def _(event: run.WarmStarted) -> str:
     return event.description
 

@@ -19,6 +19,7 @@ from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
 from podembed.workers.job.tables import features_per_table, table_specs
+from podembed.workers.mesh.options import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ def plan_generation(
     *,
     num_hosts: int,
     threads: int = 1,
+    exchange: str = Route.AUTO,
 ) -> GenerationPlan:
     """Plans who owns what. Buckets stay where they were, as far as that is even.
 
@@ -74,6 +76,7 @@ def plan_generation(
       base: the commit that the generation starts from; None for the beginning of the run.
       before: table → owner of each bucket, -1 for no host; None where no host has any.
       threads: of a host's kernels, and as many of its device process.
+      exchange: how the frames of each step travel.
     """
     job, failures = run.job, config.failure_config
     specs = table_specs(job, run.table_buckets)
@@ -104,6 +107,7 @@ def plan_generation(
             base=base.name if base else None,
             undo_share=failures.undo_share,
             threads=threads,
+            exchange=Route(exchange),
         )
         for host in range(num_hosts)
     ]

@@ -5,7 +5,8 @@ the step beforehand.
 
 A frame is int64. It begins with the weight of the sender's samples and what it would prefetch. Then
 it says whether its batch has the usual numbers of vectors. The number of rows that it requests of each table follows,
-then those rows, and the frame of its `PooledRequest`.
+and once in a generation what the sender's exchanges took (`workers.mesh.routes`). Then come those rows, and the frame
+of its `PooledRequest`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.options import Route
+from podembed.workers.mesh.routes import KINDS, Routes
 
 # Where no host wants a prefetch, all try it again in every 64th step. These are no multiples of 64: windows often begin
 # at round numbers, and the first step of a window is not looked up ahead.
@@ -32,8 +35,8 @@ _HEAD_WORDS = 3
 class IdExchange:
     """The exchange of ids of one host."""
 
-    def __init__(self, mesh: Mesh, *, timeout_s: float) -> None:
-        self._mesh = mesh
+    def __init__(self, routes: Routes, *, timeout_s: float) -> None:
+        self._routes = routes
         self._timeout_s = timeout_s
 
     def exchange(
@@ -51,13 +54,17 @@ class IdExchange:
           ValueError: a host sent something else.
         """
         num_hosts, num_tables = prepared.asked_counts.shape
-        num_head = _HEAD_WORDS + num_tables
+        counts_end = _HEAD_WORDS + num_tables
+        is_settling = self._routes.is_settling
+        num_head = counts_end + (len(KINDS) if is_settling else 0)
         head = np.empty((num_hosts, num_head), np.int64)
         head[:, 0] = np.float64(weight).view(np.int64)
         is_retry = number % PREFETCH_RETRY_STEPS == PREFETCH_RETRY_AT
         head[:, 1] = Prefetched.ROWS | Prefetched.POOLED if is_retry else prefetched
         head[:, 2] = request.is_usual
-        head[:, _HEAD_WORDS:] = prepared.asked_counts
+        head[:, _HEAD_WORDS:counts_end] = prepared.asked_counts
+        if is_settling:
+            head[:, counts_end:] = self._routes.mean_bytes()
         frames: dict[int, np.ndarray] = {}
 
         def receive(host: int, num_bytes: int) -> np.ndarray:
@@ -68,14 +75,14 @@ class IdExchange:
             frames[host] = np.empty(num_bytes // 8, np.int64)
             return frames[host]
 
-        send = [[head[host], prepared.asked[host], request.frames[host]] for host in range(num_hosts)]
-        self._mesh.exchange(tag=Tag.IDS, step=number, send=send, receive=receive, timeout_s=self._timeout_s)
+        send = {host: [head[host], prepared.asked[host], request.frames[host]] for host in range(num_hosts)}
+        self._routes.exchange(tag=Tag.IDS, step=number, send=send, receive=receive, timeout_s=self._timeout_s)
         heads = head.copy()
         wanted = [np.empty(0, np.int64)] * num_hosts
         pooled = [np.empty(0, np.int64)] * num_hosts
         for host, frame in frames.items():
             heads[host] = frame[:num_head]
-            counts = heads[host, _HEAD_WORDS:]
+            counts = heads[host, _HEAD_WORDS:counts_end]
             num_rows = int(counts.sum())
             if (counts < 0).any() or num_rows > len(frame) - num_head:
                 raise ValueError(
@@ -83,9 +90,11 @@ class IdExchange:
                     "Expected at least as many."
                 )
             wanted[host], pooled[host] = np.split(frame[num_head:], [num_rows])
+        if is_settling:
+            self._routes.settle(heads[:, counts_end:])
         return Asked(
             wanted=wanted,
-            wanted_counts=np.ascontiguousarray(heads[:, _HEAD_WORDS:]),
+            wanted_counts=np.ascontiguousarray(heads[:, _HEAD_WORDS:counts_end]),
             frames=pooled,
             are_usual=(heads[:, 2] != 0).tolist(),
             # In host order, so that every host finds the same sum.
@@ -101,6 +110,7 @@ class MeshExchange(VectorExchange):
       mesh: connected to all other hosts.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others.
+      route: of all exchanges; the same on all hosts.
     """
 
     def __init__(
@@ -110,15 +120,17 @@ class MeshExchange(VectorExchange):
         *,
         wire_dtype: str = "float32",
         timeout_s: float,
+        route: Route = Route.AUTO,
     ) -> None:
+        self.routes = Routes(mesh, route)
         super().__init__(
-            mesh,
+            self.routes,
             lookups.sharded,
             lookups.pooled,
             wire_dtype=wire_dtype,
             timeout_s=timeout_s,
         )
-        self._ids = IdExchange(mesh, timeout_s=timeout_s)
+        self._ids = IdExchange(self.routes, timeout_s=timeout_s)
 
     def ids(
         self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched

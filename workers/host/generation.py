@@ -138,6 +138,7 @@ class Generation:
             tracker=self._tracker,
             check=self._check,
             overlap=self._job.overlap,
+            route=self.spec.exchange,
         )
         self._windows = Windows(self._job, batches=self._input, steps=steps, mesh=self.mesh, tracker=self._tracker)
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())

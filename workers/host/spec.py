@@ -16,6 +16,7 @@ from podembed.workers.input.index import InputIndex
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Phase
+from podembed.workers.mesh.options import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class HostSpec:
       base: the commit that the generation starts from; None for first values.
       undo_share: of the tables' bytes, what the undo log may take; 0 for none.
       threads: of the host's kernels.
+      exchange: how the frames of each step travel; the same on all hosts.
     """
 
     job: AnyJob
@@ -65,6 +67,7 @@ class HostSpec:
     base: str | None = None
     undo_share: float = 0.0
     threads: int = 1
+    exchange: Route = Route.AUTO
 
     def resolve_job(self) -> JobConfig:
         return self.job.resolve() if isinstance(self.job, JobReference) else self.job
@@ -96,6 +99,7 @@ class HostWindow:
       rows_asked: per table, rows that all hosts asked of this one.
       peak_rss_bytes: of the process, since its start.
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
+      relayed: kinds of exchanges whose frames go by way of relays at its end; the same on all hosts.
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
     """
 
@@ -106,6 +110,7 @@ class HostWindow:
     bad_rows: tuple[BadRow, ...] = ()
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()
+    relayed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,6 +22,7 @@ from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.tables import learning_rates
 from podembed.workers.liveness.progress import Phase, Tracker
 from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.options import Route
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +53,7 @@ class Steps:
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others or for the device.
       overlap: as `JobConfig.overlap`.
+      route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
     """
 
@@ -66,10 +68,12 @@ class Steps:
         tracker: Tracker,
         check: Callable[[], None],
         overlap: bool | None = True,
+        route: Route = Route.AUTO,
     ) -> None:
         self._lookups = lookups
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
-        exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s)
+        exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
+        self._routes = exchange.routes
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
         self._choice = PrefetchChoice(overlap)
         # Whether the next step was prefetched beside the one under way; None where nothing was prepared beside it.
@@ -77,6 +81,11 @@ class Steps:
         layout = lookups.both.layout
         self._activations = [Blocks.of(layout, arrays["activations"]) for arrays in device.buffers]
         self._gradients = [Blocks.of(layout, arrays["gradients"]) for arrays in device.buffers]
+
+    @property
+    def relayed(self) -> tuple[str, ...]:
+        """As of `HostWindow`."""
+        return self._routes.relayed
 
     def take_rows_asked(self) -> tuple[int, ...]:
         """Per table, rows that all hosts asked of this one since the last call."""

@@ -30,7 +30,7 @@ from podembed.embedding.lookup.prefetch import Part, Split, mask_bytes
 from podembed.embedding.lookup.sharded import ShardedLookup
 from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.mesh.frames import Tag
-from podembed.workers.mesh.mesh import Mesh
+from podembed.workers.mesh.routes import Routes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,25 +93,26 @@ class VectorExchange:
     progress.
 
     Args:
-      mesh: connected to all other hosts.
+      routes: of a mesh that is connected to all other hosts.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others.
     """
 
     def __init__(
         self,
-        mesh: Mesh,
+        routes: Routes,
         lookup: ShardedLookup,
         pooled: PooledLookup,
         *,
         wire_dtype: str,
         timeout_s: float,
     ) -> None:
-        self._mesh, self._lookup, self._pooled = mesh, lookup, pooled
+        self._routes, self._lookup, self._pooled = routes, lookup, pooled
         self._dtype = np.dtype(ml_dtypes.bfloat16 if wire_dtype == "bfloat16" else np.float32)
         self._timeout_s = timeout_s
-        self._own = mesh.identity.rank
-        self._others = [host for host in range(mesh.identity.num_ranks) if host != self._own]
+        identity = routes.mesh.identity
+        self._own = identity.rank
+        self._others = [host for host in range(identity.num_ranks) if host != self._own]
         self._arrivals: dict[int, Sequence[_Arrival]] = {}
         self._frames: dict[int, np.ndarray] = {}
 
@@ -225,12 +226,12 @@ class VectorExchange:
             self._arrivals[host], self._frames[host] = expected, np.empty(num_bytes, np.uint8)
             return [self._frames[host]]
 
-        frames = [self._outgoing(send[host]) if host in send else None for host in range(self._mesh.identity.num_ranks)]
-        self._mesh.begin(tag=tag, step=number, send=frames, receive=receive, senders=arrivals)
+        frames = {host: self._outgoing(arrays) for host, arrays in send.items()}
+        self._routes.begin(tag=tag, step=number, send=frames, receive=receive, senders=arrivals)
 
     def finish(self) -> None:
         """Waits for the exchange in progress and puts what came packed to its places."""
-        self._mesh.finish(timeout_s=self._timeout_s)
+        self._routes.finish(timeout_s=self._timeout_s)
         for host, frame in self._frames.items():
             self._put(frame.view(self._dtype), self._arrivals[host])
 
@@ -257,15 +258,15 @@ class VectorExchange:
             self._frames[host] = np.empty(num_bytes, np.uint8)
             return self._frames[host]
 
-        frames: list[list[np.ndarray]] = []
-        for host in range(self._mesh.identity.num_ranks):
+        frames: dict[int, list[np.ndarray]] = {}
+        for host in self._others:
             split = splits[host] if host in send else None
             vectors = [] if split is None else self._outgoing(split.packed(Part.PREFETCHED, send[host]))
-            frames.append(vectors if split is None else [split.mask(), *vectors])
-        self._mesh.begin(tag=Tag.ROWS, step=number, send=frames, receive=receive)
+            frames[host] = vectors if split is None else [split.mask(), *vectors]
+        self._routes.begin(tag=Tag.ROWS, step=number, send=frames, receive=receive)
 
     def _finish_prefetch(self, blocks: Mapping[int, list[np.ndarray]]) -> Splits:
-        self._mesh.finish(timeout_s=self._timeout_s)
+        self._routes.finish(timeout_s=self._timeout_s)
         found: dict[int, Split | None] = {}
         for host, frame in self._frames.items():
             if not len(frame):

@@ -65,6 +65,7 @@ class Windows:
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             rows_asked=steps.take_rows_asked(),
             altered_ids=steps.take_altered_ids(),
+            relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
         )
 

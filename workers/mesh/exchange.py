@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.workers.mesh.errors import ExchangeTimeout, MeshUsageError
-from podembed.workers.mesh.frames import Buffer, Tag, byte_views, size_of
+from podembed.workers.mesh.frames import Buffer, Tag, frame_views, size_of
 from podembed.workers.mesh.link import Link
+
+Outgoing = Sequence[Sequence[Buffer] | None] | Mapping[int, Sequence[Buffer]]
+"""What is sent, by rank. No frame goes to a rank with None, to one that is not named, and to the own one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class ExchangeStatistics:
     """What exchanges cost, for one or summed over many.
 
     Attributes:
-      num_exchanges: how many are summed here.
+      num_exchanges: how many are summed here; each hop is one.
       num_frames: sent to other hosts.
       bytes_sent, bytes_received: payloads, without headers.
       seconds_blocked: spent waiting with nothing to move.
@@ -52,6 +55,7 @@ class Exchange:
       started_s: when it began, by the mesh's clock.
       num_frames: sent.
       bytes_sent: payloads, without headers.
+      links: with which anything is exchanged.
       unfinished: links with something still to send or to receive.
       seconds_blocked: spent waiting with nothing to move.
     """
@@ -61,6 +65,7 @@ class Exchange:
     started_s: float
     num_frames: int
     bytes_sent: int
+    links: Collection[Link]
     unfinished: set[Link]
     seconds_blocked: float = 0.0
 
@@ -70,22 +75,22 @@ class Exchange:
         unsent = sorted(link.rank for link in self.unfinished if not link.is_sent)
         return ExchangeTimeout(self.tag, self.step, waiting_for, unsent, timeout_s)
 
-    def cost(self, links: Sequence[Link], *, now_s: float) -> ExchangeStatistics:
+    def cost(self, *, now_s: float) -> ExchangeStatistics:
         """What it cost, once it is finished."""
         return ExchangeStatistics(
             num_exchanges=1,
             num_frames=self.num_frames,
             bytes_sent=self.bytes_sent,
-            bytes_received=sum(link.bytes_received for link in links),
+            bytes_received=sum(link.bytes_received for link in self.links),
             seconds_blocked=self.seconds_blocked,
             seconds_total=now_s - self.started_s,
         )
 
 
 def checked_views(
-    send: Sequence[Sequence[Buffer] | None], *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
-) -> list[list[memoryview] | None]:
-    """The frames of an exchange as byte views, by rank; None for no frame, as for the own rank.
+    send: Outgoing, *, tag: int, step: int, own_rank: int, num_ranks: int, max_frame_bytes: int
+) -> dict[int, list[memoryview]]:
+    """The frames of an exchange as byte views, by rank; those of ranks that get one.
 
     Raises:
       MeshUsageError: the name of the exchange or a frame cannot be sent.
@@ -94,18 +99,22 @@ def checked_views(
         raise MeshUsageError(f"Found tag {tag}. Expected 0 to {Tag.GOODBYE - 1}. Use a member of Tag.")
     if not -(2**63) <= step < 2**63:
         raise MeshUsageError(f"Found step {step}. Expected a 64-bit integer. Number steps from 0.")
-    if len(send) != num_ranks:
+    if isinstance(send, Mapping):
+        if any(not 0 <= rank < num_ranks for rank in send):
+            raise MeshUsageError(f"Found frames for ranks {sorted(send)}. Expected 0 to {num_ranks - 1}.")
+    elif len(send) != num_ranks:
         raise MeshUsageError(
             f"Found frames for {len(send)} ranks. Expected {num_ranks}. Pass [] for a frame without bytes."
         )
-    views_by_rank = [
-        None if rank == own_rank or buffers is None else byte_views(buffers) for rank, buffers in enumerate(send)
-    ]
-    for rank, views in enumerate(views_by_rank):
-        num_bytes = size_of(views)
-        if num_bytes > max_frame_bytes:
+    by_rank = send.items() if isinstance(send, Mapping) else enumerate(send)
+    found = {}
+    for rank, buffers in by_rank:
+        if rank == own_rank or buffers is None:
+            continue
+        found[rank] = views = frame_views(buffers)
+        if (num_bytes := size_of(views)) > max_frame_bytes:
             raise MeshUsageError(
                 f"Found a frame of {num_bytes} bytes for rank {rank}. Expected at most {max_frame_bytes}. Split the "
                 "exchange or raise max_frame_bytes on all hosts."
             )
-    return views_by_rank
+    return found

@@ -11,8 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
@@ -23,6 +22,9 @@ Buffer = bytes | bytearray | memoryview | np.ndarray
 
 # What nearly all frames hold.
 _PLAIN = frozenset(np.dtype(kind) for kind in (np.float32, np.int64, np.uint8))
+
+# Shorter frames are joined before they are sent: to copy them costs less than to name their parts to the kernel.
+JOINED_BYTES = 1 << 12
 
 _MAGIC = b"PEF1"
 # magic, flags, tag, sender, generation, step, sequence, payload bytes, payload crc32c; then the crc32c of all of these.
@@ -59,9 +61,8 @@ class FrameFlag(enum.IntFlag):
     PAYLOAD_CHECKSUM = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameHeader:
-    """The fixed part of a frame.
+class FrameHeader(NamedTuple):
+    """The fixed part of a frame. A tuple, since one is made for every frame, and a dataclass takes five times as long.
 
     Attributes:
       tag, step: the exchange the frame belongs to.
@@ -110,16 +111,7 @@ class FrameHeader:
         expected = google_crc32c.value(data[: _BODY.size])
         if found != expected:
             raise FrameError(rank, "header crc32c", f"{found:#010x}", f"{expected:#010x}")
-        return FrameHeader(
-            tag=tag,
-            step=step,
-            sender=sender,
-            generation=generation,
-            sequence=sequence,
-            payload_bytes=payload_bytes,
-            payload_crc32c=payload_crc32c,
-            flags=flags,
-        )
+        return FrameHeader(tag, step, sender, generation, sequence, payload_bytes, payload_crc32c, flags)
 
 
 def trailer_of(header: bytes) -> bytes:
@@ -133,8 +125,11 @@ def byte_view(buffer: Buffer) -> memoryview:
     Raises:
       MeshUsageError: it is no buffer, is not C-contiguous, or holds Python objects.
     """
+    plain: Any = buffer
     if type(buffer) is np.ndarray and buffer.size and buffer.dtype in _PLAIN and buffer.flags.c_contiguous:
-        return memoryview(cast(Any, buffer)).cast("B")
+        return memoryview(plain).cast("B")
+    if type(buffer) is bytes:
+        return memoryview(buffer)
     if isinstance(buffer, memoryview) and buffer.format == "B" and buffer.ndim == 1 and buffer.c_contiguous:
         return buffer
     try:
@@ -157,6 +152,27 @@ def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
     return [view for view in views if view.nbytes]
 
 
+def frame_views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    """Flat views that make up a frame. Buffers of a few bytes are copied into one.
+
+    Raises:
+      MeshUsageError: as `byte_view`.
+    """
+    num_bytes = 0
+    for buffer in buffers:
+        if type(buffer) is not np.ndarray or buffer.dtype not in _PLAIN:
+            return byte_views(buffers)
+        num_bytes += buffer.nbytes
+    if num_bytes > JOINED_BYTES:
+        return byte_views(buffers)
+    plain: Any = buffers
+    try:
+        # Views would take longer to make, and the kernel would take longer to read them.
+        return [memoryview(b"".join(plain))] if num_bytes else []
+    except (ValueError, BufferError):
+        return byte_views(buffers)
+
+
 def size_of(views: Sequence[memoryview] | None) -> int:
     """Bytes of a frame's payload, 0 for no frame."""
     # A loop, since this runs several times a frame and a generator takes three times as long.
@@ -164,6 +180,41 @@ def size_of(views: Sequence[memoryview] | None) -> int:
     for view in views or ():
         num_bytes += view.nbytes
     return num_bytes
+
+
+def without_first(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of the views after their first `num_bytes`."""
+    left = []
+    for view in views:
+        skipped = min(num_bytes, view.nbytes)
+        num_bytes -= skipped
+        if skipped < view.nbytes:
+            left.append(view[skipped:])
+    return left
+
+
+def writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, rank: int) -> list[memoryview]:
+    """Views of the first `num_bytes` of what `receive` gave."""
+    if type(buffers) is np.ndarray and buffers.nbytes == num_bytes and not (whole := byte_view(buffers)).readonly:
+        return [whole]
+    given = [] if buffers is None else buffers if isinstance(buffers, list | tuple) else [cast(Buffer, buffers)]
+    views = [byte_view(buffer) for buffer in given]
+    size, is_readonly = 0, False
+    for view in views:
+        size += view.nbytes
+        is_readonly = is_readonly or view.readonly
+    if is_readonly or size < num_bytes:
+        kind = "read-only" if is_readonly else "writable"
+        raise MeshUsageError(
+            f"Found a {kind} buffer of {size} bytes for {num_bytes} bytes from rank {rank}. Expected a writable one of "
+            "at least that size. Allocate it in `receive` from the size given there."
+        )
+    found = []
+    for view in views:
+        if num_bytes and view.nbytes:
+            found.append(view[:num_bytes])
+            num_bytes -= found[-1].nbytes
+    return found
 
 
 def checksum(views: Iterable[memoryview]) -> int:

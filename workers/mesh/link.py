@@ -1,40 +1,48 @@
 """One connection of a mesh after its handshake: frames out, frames in, nothing twice and nothing early.
 
-A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `exchange`
-decides when to call them. Payloads go straight between the caller's buffers and the kernel. The header of a later
-exchange may be read and kept, its payload stays in the kernel until that exchange begins. TCP therefore holds a fast
-peer back, and it costs no memory here.
+A `Link` never blocks and never waits; `read` and `write` move what the socket takes or holds now, and `mesh` decides
+when to call them. Large payloads go straight between the caller's buffers and the kernel. A small frame is read in one
+call, header and all, and copied. So the beginning of a later exchange's frame may be read and kept, at most
+`STAGE_BYTES` of it. The rest stays in the kernel until that exchange begins. TCP therefore holds a fast peer back.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from podembed.workers.faults.frames import Spoil
-from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, MeshUsageError, PeerLost
+from podembed.workers.mesh.errors import ExchangeTimeout, FrameError, PeerLost
 from podembed.workers.mesh.frames import (
     HEADER_BYTES,
+    JOINED_BYTES,
     TRAILER_BYTES,
     Buffer,
     Farewell,
     FrameFlag,
     FrameHeader,
     Tag,
-    byte_view,
     checksum,
     size_of,
     trailer_of,
+    without_first,
+    writable_views,
 )
 
 Receive = Callable[[int, int], Buffer | Sequence[Buffer] | None]
 """`receive(rank, num_bytes)` gives the buffer for a payload that is about to arrive, or several to fill in turn."""
 
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+STAGE_BYTES = 1 << 14
 _MAX_VIEWS_PER_CALL = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+
+def new_stage() -> memoryview:
+    """Room for the links of one mesh, into which frames are read; nothing stays there between two calls."""
+    return memoryview(bytearray(STAGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +66,26 @@ class LinkRules:
 class Link:
     """The connection to one host. Mutable; owned by the step thread.
 
+    Args:
+      stage: of the mesh, see `new_stage`.
+
     Attributes:
       rank: the host at the other end.
       watched: the selector events it is registered for, kept by the mesh.
       bytes_received: length of the payload of the current exchange, once its header is here.
     """
 
-    def __init__(self, *, rank: int, connection: socket.socket, rules: LinkRules) -> None:
+    def __init__(self, *, rank: int, connection: socket.socket, rules: LinkRules, stage: memoryview) -> None:
+        self._stage = stage
+        # What was read and belongs to what comes next.
+        self._ahead = memoryview(b"")
         self.rank = rank
         self.connection = connection
         self.watched = 0
         self.bytes_received = 0
         self._rules = rules
+        # Once, since the operators of an enumeration are slow.
+        self._has_checksum = bool(rules.flags & FrameFlag.PAYLOAD_CHECKSUM)
         self._out: list[memoryview] = []
         self._out_at = 0
         self._sent_frames = 0
@@ -101,8 +117,8 @@ class Link:
         """Selector events that would let this link move on, or show that the peer is gone."""
         # With the next exchange's header at hand there is nothing to read, and its payload would wake the selector for
         # ever.
-        is_readable = not self._has_left and not (self._expected is None and self._header is not None)
-        return (selectors.EVENT_READ if is_readable else 0) | (0 if self.is_sent else selectors.EVENT_WRITE)
+        is_readable = not self._has_left and (self._expected is not None or self._header is None)
+        return (READ if is_readable else 0) | (WRITE if self._out_at < len(self._out) else 0)
 
     def begin(
         self, *, tag: int, step: int, views: list[memoryview] | None, payload_crc32c: int, receive: Receive | None
@@ -130,21 +146,17 @@ class Link:
                 self.read()
 
     def _send(self, tag: int, step: int, views: list[memoryview], payload_crc32c: int) -> None:
+        rules, num_bytes = self._rules, size_of(views)
         header = FrameHeader(
-            tag=tag,
-            step=step,
-            sender=self._rules.own_rank,
-            generation=self._rules.generation,
-            sequence=self._sent_frames,
-            payload_bytes=size_of(views),
-            payload_crc32c=payload_crc32c,
-            flags=self._rules.flags,
+            tag, step, rules.own_rank, rules.generation, self._sent_frames, num_bytes, payload_crc32c, rules.flags
         ).pack()
         self._sent_frames += 1
-        trailer = [memoryview(trailer_of(header))] if views else []
-        self._out, self._out_at = [memoryview(header), *views, *trailer], 0
-        if self._rules.spoil is not None:
-            self._out = self._rules.spoil(self.connection, self.rank, tag, step, self._out)
+        parts = [header, *views, trailer_of(header)] if views else [header]
+        if num_bytes <= JOINED_BYTES:
+            parts = [b"".join(parts)]
+        self._out, self._out_at = [memoryview(part) for part in parts], 0
+        if rules.spoil is not None:
+            self._out = rules.spoil(self.connection, self.rank, tag, step, self._out)
         self.write()
 
     def write(self) -> None:
@@ -153,10 +165,10 @@ class Link:
         Raises:
           PeerLost: the connection is broken.
         """
-        while not self.is_sent:
+        while self._out_at < len(self._out):
             batch = self._out[self._out_at : self._out_at + _MAX_VIEWS_PER_CALL]
             try:
-                count = self.connection.sendmsg(batch)
+                count = self.connection.send(batch[0]) if len(batch) == 1 else self.connection.sendmsg(batch)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -191,20 +203,35 @@ class Link:
         """
         if self._header is None and not self._read_header():
             return
-        if self._expected is None:
-            return
-        if self._missing is None:
-            self._missing = self._open_payload()
-        # One call per readiness: looping here while the peer sends would starve our own sending.
-        if self._missing:
-            count = self._receive_into(self._missing, "payload")
-            self._missing = _without_first(self._missing, count)
-        if not self._missing:
-            self._close_payload()
+        if self._expected is not None:
+            if self._missing is None:
+                self._missing = self._open_payload()
+                self._take_ahead(self._missing)
+            # One call per readiness: looping here while the peer sends would starve our own sending.
+            if self._missing:
+                count = self._receive_into(self._missing, "payload")
+                self._missing = without_first(self._missing, count)
+            if not self._missing:
+                self._close_payload()
+                if self._ahead:
+                    # The kernel does not report what was already read.
+                    self._read_header()
+        if self._ahead and self._ahead.obj is self._stage.obj:
+            # The next read of any link writes over the stage.
+            self._ahead = memoryview(bytes(self._ahead))
 
     def _read_header(self) -> bool:
-        count = self._receive_into([self._header_bytes[self._header_filled :]], "header")
-        self._header_filled += count
+        room = self._header_bytes[self._header_filled :]
+        if not self._ahead:
+            # Of an exchange that has not begun, the rest is left in the kernel.
+            views = [room] if self._expected is None else [room, self._stage]
+            count = self._receive_into(views, "header", len(room))
+            self._ahead = self._stage[: max(0, count - len(room))]
+        else:
+            count = min(len(room), len(self._ahead))
+            room[:count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+        self._header_filled += min(count, len(room))
         if self._header_filled < HEADER_BYTES:
             return False
         self._header_filled = 0
@@ -217,9 +244,24 @@ class Link:
         self._received_frames += 1
         return True
 
+    def _take_ahead(self, missing: list[memoryview]) -> None:
+        """Fills what is missing with what was already read. Mutated: `missing`, which loses what is filled."""
+        while missing and self._ahead:
+            view, ahead = missing[0], self._ahead
+            count = min(view.nbytes, ahead.nbytes)
+            view[:count] = ahead[:count]
+            self._ahead = ahead[count:]
+            if count == view.nbytes:
+                del missing[0]
+            else:
+                missing[0] = view[count:]
+
     def _check(self, header: FrameHeader) -> None:
         """Refuses every header but the next one of this connection."""
         rules = self._rules
+        due = (self.rank, rules.generation, self._received_frames)
+        if header[2:5] == due and header.flags == rules.flags and header.payload_bytes <= rules.max_frame_bytes:
+            return
         for field, found, expected in (
             ("sender", header.sender, self.rank),
             ("generation", header.generation, rules.generation),
@@ -259,7 +301,7 @@ class Link:
         buffer = receive(self.rank, header.payload_bytes)
         if header.payload_bytes == 0:
             return []
-        self._payload = _writable_views(buffer, header.payload_bytes, self.rank)
+        self._payload = writable_views(buffer, header.payload_bytes, self.rank)
         return [*self._payload, self._trailer_bytes]
 
     def _close_payload(self) -> None:
@@ -269,7 +311,7 @@ class Link:
             trailer, expected = bytes(self._trailer_bytes), trailer_of(bytes(self._header_bytes))
             if trailer != expected:
                 raise FrameError(self.rank, "trailer", repr(trailer), f"{expected!r} after the payload")
-        if header.flags & FrameFlag.PAYLOAD_CHECKSUM:
+        if self._has_checksum:
             found = checksum(self._payload)
             if found != header.payload_crc32c:
                 raise FrameError(
@@ -278,8 +320,12 @@ class Link:
         self._header = self._missing = self._expected = self._receive = None
         self._payload = []
 
-    def _receive_into(self, views: list[memoryview], part: str) -> int:
-        """Bytes taken from the socket, 0 when it holds none now."""
+    def _receive_into(self, views: list[memoryview], part: str, num_missing: int | None = None) -> int:
+        """Bytes taken from the socket, 0 when it holds none now.
+
+        Args:
+          num_missing: bytes of the part that have not come, if not all of the views.
+        """
         try:
             count = self.connection.recvmsg_into(views[:_MAX_VIEWS_PER_CALL])[0]
         except BlockingIOError:
@@ -287,7 +333,8 @@ class Link:
         except OSError as error:
             raise self._lost(f"receiving failed, {error.strerror}") from error
         if count == 0:
-            raise self._lost(f"the connection closed with {sum(map(len, views))} bytes of a {part} missing")
+            num_missing = sum(map(len, views)) if num_missing is None else num_missing
+            raise self._lost(f"the connection closed with {num_missing} bytes of a {part} missing")
         return count
 
     def _lost(self, reason: str) -> PeerLost:
@@ -319,6 +366,7 @@ class Link:
         self._out, self._out_at = [], 0
         self._missing = self._receive = None
         self._payload = []
+        self._ahead = memoryview(b"")
 
 
 def farewell_for(error: BaseException) -> int:
@@ -333,36 +381,3 @@ def farewell_for(error: BaseException) -> int:
             return late.pop() if len(late) == 1 else Farewell.FAILED
         case _:
             return Farewell.FAILED
-
-
-def _without_first(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of the views after their first `num_bytes`."""
-    left = []
-    for view in views:
-        skipped = min(num_bytes, view.nbytes)
-        num_bytes -= skipped
-        if skipped < view.nbytes:
-            left.append(view[skipped:])
-    return left
-
-
-def _writable_views(buffers: Buffer | Sequence[Buffer] | None, num_bytes: int, rank: int) -> list[memoryview]:
-    """Views of the first `num_bytes` of what `receive` gave."""
-    given = [] if buffers is None else buffers if isinstance(buffers, list | tuple) else [cast(Buffer, buffers)]
-    views = [byte_view(buffer) for buffer in given]
-    size, is_readonly = 0, False
-    for view in views:
-        size += view.nbytes
-        is_readonly = is_readonly or view.readonly
-    if is_readonly or size < num_bytes:
-        kind = "read-only" if is_readonly else "writable"
-        raise MeshUsageError(
-            f"Found a {kind} buffer of {size} bytes for {num_bytes} bytes from rank {rank}. Expected a writable one of "
-            "at least that size. Allocate it in `receive` from the size given there."
-        )
-    found = []
-    for view in views:
-        if num_bytes and view.nbytes:
-            found.append(view[:num_bytes])
-            num_bytes -= found[-1].nbytes
-    return found

@@ -1,8 +1,7 @@
 """The mesh: all-to-all exchange of bytes between the hosts of one generation.
 
-One duplex TCP connection per pair of hosts, driven by readiness, straight between the callers' arrays and the kernel.
-`Mesh` decides when each `Link` moves, and holds the deadline. It ends as a whole when any part fails, since a step that
-misses one host is no step.
+One duplex TCP connection per pair of hosts, driven by readiness. `Mesh` decides when each `Link` moves, and holds the
+deadline. It ends as a whole when any part fails, since a step that misses one host is no step.
 
 A mesh belongs to one thread at a time, which calls everything; only `abort` may come from other threads. It starts no
 threads. Whoever wants two exchanges at once owns two meshes.
@@ -10,10 +9,9 @@ threads. Whoever wants two exchanges at once owns two meshes.
 
 from __future__ import annotations
 
-import selectors
 import socket
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from podembed.workers.descriptors import require_for_host
 from podembed.workers.mesh.aborting import AbortSignal
@@ -28,10 +26,11 @@ from podembed.workers.mesh.errors import (
     MeshUsageError,
     PeerLost,
 )
-from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, checked_views
-from podembed.workers.mesh.frames import Buffer, Farewell, FrameFlag, Tag, checksum, size_of
+from podembed.workers.mesh.exchange import Exchange, ExchangeStatistics, Outgoing, checked_views
+from podembed.workers.mesh.frames import Farewell, FrameFlag, Tag, checksum, size_of
 from podembed.workers.mesh.handshake import MeshIdentity
-from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for
+from podembed.workers.mesh.link import Link, LinkRules, Receive, farewell_for, new_stage
+from podembed.workers.mesh.link_poll import LinkPoll
 from podembed.workers.mesh.link_silence import NOTABLE_S, silence_s
 from podembed.workers.mesh.listening import Address, Refusal, Refusals, open_listener
 from podembed.workers.mesh.options import MeshOptions
@@ -64,6 +63,7 @@ class Mesh:
 
     Attributes:
       identity: who this host is.
+      options: how the mesh runs.
       address: where it listens, for the other hosts.
     """
 
@@ -79,13 +79,13 @@ class Mesh:
         host, port = listener.getsockname()[:2]
         self.address: Address = (host, port)
         self._listener = listener
-        self._options = options
+        self.options = options
         self._clock = clock
         self._abort_signal = AbortSignal()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._abort_signal, selectors.EVENT_READ, None)
+        self._poll = LinkPoll(self._abort_signal)
         self._refusals = Refusals()
         self._links: list[Link] = []
+        self._link_of: dict[int, Link] = {}
         self._is_connected = False
         self._is_closed = False
         self._exchange: Exchange | None = None
@@ -145,8 +145,8 @@ class Mesh:
                 addresses=addresses,
                 abort_signal=self._abort_signal,
                 refusals=self._refusals,
-                handshake_timeout_s=self._options.handshake_timeout_s,
-                socket_buffer_bytes=self._options.socket_buffer_bytes,
+                handshake_timeout_s=self.options.handshake_timeout_s,
+                socket_buffer_bytes=self.options.socket_buffer_bytes,
                 clock=self._clock,
             ).run(timeout_s)
         except BaseException as error:
@@ -156,11 +156,16 @@ class Mesh:
         rules = LinkRules(
             own_rank=self.identity.rank,
             generation=self.identity.generation,
-            max_frame_bytes=self._options.max_frame_bytes,
-            flags=FrameFlag.PAYLOAD_CHECKSUM if self._options.payload_crc else FrameFlag.NONE,
-            spoil=self._options.spoil,
+            max_frame_bytes=self.options.max_frame_bytes,
+            flags=FrameFlag.PAYLOAD_CHECKSUM if self.options.payload_crc else FrameFlag.NONE,
+            spoil=self.options.spoil,
         )
-        self._links = [Link(rank=rank, connection=connections[rank], rules=rules) for rank in sorted(connections)]
+        stage = new_stage()
+        for rank in sorted(connections):
+            self._link_of[rank] = link = Link(rank=rank, connection=connections[rank], rules=rules, stage=stage)
+            # A host that goes is noticed whether or not anything is due from it.
+            self._poll.watch(link)
+        self._links = [*self._link_of.values()]
         self._is_connected = True
 
     def exchange(
@@ -168,9 +173,9 @@ class Mesh:
         *,
         tag: int,
         step: int,
-        send: Sequence[Sequence[Buffer] | None],
+        send: Outgoing,
         receive: Receive,
-        senders: Container[int] | None = None,
+        senders: Collection[int] | None = None,
         timeout_s: float,
     ) -> ExchangeStatistics:
         """Sends other hosts their frames and takes theirs: `begin` and `finish` in one call."""
@@ -182,16 +187,16 @@ class Mesh:
         *,
         tag: int,
         step: int,
-        send: Sequence[Sequence[Buffer] | None],
+        send: Outgoing,
         receive: Receive,
-        senders: Container[int] | None = None,
+        senders: Collection[int] | None = None,
     ) -> None:
         """Starts an exchange and sends what the kernel takes without waiting.
 
         Args:
           tag, step: name of the exchange; all hosts must run the same exchanges in the same order.
-          send: per rank the buffers that make up its frame, sent without a copy; they must not change before `finish`
-            returns. None sends no frame, which that rank must know. The own rank's entry is ignored.
+          send: per rank the buffers that make up its frame; they must not change before `finish` returns. Ranks that
+            get no frame must know that. The own rank's entry is ignored.
           receive: called once per frame, in order of arrival, with its rank and the number of bytes that come. Returns
             writable C-contiguous buffers of at least that size, one or several, which are filled from their start. For
             0 bytes the result is ignored.
@@ -203,22 +208,26 @@ class Mesh:
         """
         self._require_usable()
         self._require_idle()
-        own, limit = self.identity, self._options.max_frame_bytes
+        own, limit, link_of = self.identity, self.options.max_frame_bytes, self._link_of
         frames = checked_views(
             send, tag=tag, step=step, own_rank=own.rank, num_ranks=own.num_ranks, max_frame_bytes=limit
         )
+        links = self._links
+        if senders is not None:
+            links = [link_of[rank] for rank in dict.fromkeys([*frames, *senders]) if rank in link_of]
         self._exchange = exchange = Exchange(
             tag=int(tag),
             step=int(step),
             started_s=self._clock(),
-            num_frames=sum(views is not None for views in frames),
-            bytes_sent=sum(map(size_of, frames)),
-            unfinished=set(self._links),
+            num_frames=len(frames),
+            bytes_sent=sum(map(size_of, frames.values())),
+            links=links,
+            unfinished=set(links),
         )
         try:
-            for link in self._links:
-                views = frames[link.rank]
-                crc = checksum(views) if views and self._options.payload_crc else 0
+            for link in links:
+                views = frames.get(link.rank)
+                crc = checksum(views) if views and self.options.payload_crc else 0
                 taking = receive if senders is None or link.rank in senders else None
                 link.begin(tag=exchange.tag, step=exchange.step, views=views, payload_crc32c=crc, receive=taking)
                 self._after_move(exchange, link)
@@ -264,9 +273,14 @@ class Mesh:
             self._break(error)
             raise
         self._exchange = None
-        statistics = exchange.cost(self._links, now_s=self._clock())
+        statistics = exchange.cost(now_s=self._clock())
         self._statistics += statistics
         return statistics
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the mesh because of what arrived; the other hosts learn it. For those who take frames apart."""
+        if self._error is None:
+            self._break(error)
 
     def abort(self, reason: str) -> None:
         """Ends the mesh from any thread: the thread in `connect` or `finish` wakes at once and raises `MeshAborted`."""
@@ -284,7 +298,7 @@ class Mesh:
         self._exchange = None
         if self._error is not None:
             self._error.__traceback__ = None
-        self._selector.close()
+        self._poll.close()
         self._abort_signal.close()
 
     def __enter__(self) -> Mesh:
@@ -354,33 +368,23 @@ class Mesh:
     def _move(self, exchange: Exchange, wait_s: float) -> None:
         """One round: waits at most `wait_s` for anything to become ready, and moves it."""
         before_s = self._clock()
-        ready = self._selector.select(wait_s)
+        ready = self._poll.ready(wait_s)
         exchange.seconds_blocked += self._clock() - before_s
-        for key, events in ready:
-            link: Link | None = key.data
+        for link, can_read, can_write in ready:
             if link is None:
                 self._abort_signal.raise_if_requested()
                 continue
             # Reading first finds the goodbye of a peer that left, which says more than a failed send.
-            if events & selectors.EVENT_READ:
+            if can_read:
                 link.read()
-            if events & selectors.EVENT_WRITE:
+            if can_write:
                 link.write()
             self._after_move(exchange, link)
 
     def _after_move(self, exchange: Exchange, link: Link) -> None:
         if link.is_finished:
             exchange.unfinished.discard(link)
-        interest = link.interest
-        if interest == link.watched:
-            return
-        if not interest:
-            self._selector.unregister(link.connection)
-        elif not link.watched:
-            self._selector.register(link.connection, interest, link)
-        else:
-            self._selector.modify(link.connection, interest, link)
-        link.watched = interest
+        self._poll.watch(link)
 
     def _break(self, error: BaseException) -> None:
         """Ends the mesh because of `error`: the other hosts learn it now, not when somebody calls `close`."""
@@ -388,10 +392,9 @@ class Mesh:
         self._leave(farewell_for(error))
 
     def _leave(self, farewell: int) -> None:
+        # Nothing is waited for any more, and the kernel forgets connections that are closed.
         for link in self._links:
-            if link.watched:
-                self._selector.unregister(link.connection)
             link.say_goodbye(farewell)
             link.close()
-        self._links = []
+        self._links, self._link_of = [], {}
         self._listener.close()

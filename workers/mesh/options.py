@@ -1,10 +1,19 @@
-"""`MeshOptions`: how a mesh runs."""
+"""`MeshOptions`: how a mesh runs, and `Route`: how frames travel over it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from podembed.workers.faults.frames import Spoil
+
+
+class Route(StrEnum):
+    """How the frames of an exchange travel. The text is what users write and see."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    TWO_HOP = "two-hop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

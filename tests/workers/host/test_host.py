@@ -40,6 +40,7 @@ from podembed.workers.input.reader import InputReader, build_index, training_pla
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.tables import table_specs
 from podembed.workers.mesh.errors import MeshError
+from podembed.workers.mesh.options import Route
 from podembed.workers.storage.store import Store
 from tests.run_state import assert_same_bytes, tables_of
 from tests.small_job import NUM_LANES, NUM_ROWS, small_job
@@ -119,6 +120,7 @@ class Pod:
         step_timeout_s: float = PATIENCE_S,
         buckets: tuple[int, ...] = BUCKETS,
         shares_memory: bool = True,
+        exchange: Route = Route.AUTO,
         **device: Any,
     ) -> None:
         self.job = job
@@ -146,6 +148,7 @@ class Pod:
             bind_address="127.0.0.1",
             step_timeout_s=step_timeout_s,
             shares_memory=shares_memory,
+            exchange=exchange,
         )
         self.ready: list[HostReady] = self.all("start", [(replace(base, host=host),) for host in range(num_hosts)])
         self.devices = [OneLineDevice(ready.invitation, **device) for ready in self.ready]

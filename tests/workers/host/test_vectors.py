@@ -14,6 +14,7 @@ from podembed.embedding.lookup.streams import Prepared
 from podembed.workers.host.exchange import IdExchange
 from podembed.workers.host.vectors import VectorExchange
 from podembed.workers.mesh.frames import Tag
+from podembed.workers.mesh.routes import Routes
 from tests.embedding.lookup import test_sharded as test_lookup
 from tests.workers.mesh.mesh_testing import PATIENCE_S, in_threads, meshes
 
@@ -37,7 +38,7 @@ def outcome(planned: tuple[test_lookup.Pod, Prepared], way: str, frame: np.ndarr
     layout = ActivationLayout(num_samples=6, widths=(4,), owners=(-1,))
     pooled = PooledLookup(lookup.tables, lookup.features[:1], layout, host=0, num_hosts=2)
     with meshes(2) as ranks:
-        vectors = VectorExchange(ranks[0], lookup, pooled, wire_dtype="float32", timeout_s=PATIENCE_S)
+        vectors = VectorExchange(Routes(ranks[0]), lookup, pooled, wire_dtype="float32", timeout_s=PATIENCE_S)
 
         def receive(rank: int, num_bytes: int) -> np.ndarray:
             return np.empty(num_bytes, np.uint8)
@@ -86,6 +87,8 @@ def test_rows_of_another_size_are_refused(planned) -> None:
 
 class Wire:
     """A mesh whose other host sends what a test says."""
+
+    is_settling = False
 
     def __init__(self, frame: np.ndarray) -> None:
         self.frame = frame

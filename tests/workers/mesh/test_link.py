@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 from collections.abc import Iterator
 
@@ -22,20 +21,20 @@ from podembed.workers.mesh.frames import (
     checksum,
     trailer_of,
 )
-from podembed.workers.mesh.link import Link, LinkRules
+from podembed.workers.mesh.link import READ, STAGE_BYTES, WRITE, Link, LinkRules, new_stage
 from tests.workers.mesh.mesh_testing import Inbox
-
-_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 @contextlib.contextmanager
-def _link(flags: FrameFlag = FrameFlag.NONE) -> Iterator[tuple[Link, socket.socket]]:
+def _link(
+    flags: FrameFlag = FrameFlag.NONE, *, max_frame_bytes: int = 1000, stage: memoryview | None = None
+) -> Iterator[tuple[Link, socket.socket]]:
     """A link of rank 0 to rank 1, and the socket at which rank 1 sits."""
     near, far = socket.socketpair()
     near.setblocking(False)
     far.settimeout(5)
-    rules = LinkRules(own_rank=0, generation=7, max_frame_bytes=1000, flags=flags)
-    link = Link(rank=1, connection=near, rules=rules)
+    rules = LinkRules(own_rank=0, generation=7, max_frame_bytes=max_frame_bytes, flags=flags)
+    link = Link(rank=1, connection=near, rules=rules, stage=stage or new_stage())
     with far:
         yield link, far
     link.close()
@@ -92,16 +91,16 @@ def test_what_the_kernel_does_not_take_waits_for_writability() -> None:
     with _link() as (link, far):
         payload = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
         _begin(link, payload[:1_000_000], payload[1_000_000:])
-        assert link.interest == _READ | _WRITE
+        assert link.interest == READ | WRITE
         received = bytearray()
         while len(received) < HEADER_BYTES + payload.nbytes + TRAILER_BYTES:
             received += far.recv(100_000)
             link.write()
         assert bytes(received[HEADER_BYTES:-TRAILER_BYTES]) == payload.tobytes()
-        assert link.interest == _READ
+        assert link.interest == READ
 
 
-def test_a_later_frame_stays_in_the_kernel_until_its_exchange() -> None:
+def test_later_frames_wait_for_their_exchanges() -> None:
     with _link() as (link, far):
         inbox = _begin(link)
         far.sendall(_frame(b"now") + _frame(b"later", sequence=1, step=6) + _frame(b"last", sequence=2, step=7))
@@ -110,10 +109,52 @@ def test_a_later_frame_stays_in_the_kernel_until_its_exchange() -> None:
         assert inbox.bytes_by_rank() == {1: b"now"}
         assert link.interest == 0
         assert _begin(link, step=6).bytes_by_rank() == {1: b"later"}
-        assert link.interest == _READ
-        inbox = _begin(link, step=7)
+        # The header of the last one is here, too.
+        assert link.interest == 0
+        assert _begin(link, step=7).bytes_by_rank() == {1: b"last"}
+        assert link.interest == READ
+
+
+def test_a_header_that_came_in_part_is_completed_before_its_exchange() -> None:
+    with _link() as (link, far):
+        _begin(link)
+        later = _frame(b"later", sequence=1, step=6)
+        far.sendall(_frame(b"now") + later[:20])
         link.read()
-        assert inbox.bytes_by_rank() == {1: b"last"}
+        assert (link.is_finished, link.interest) == (True, READ)
+        far.sendall(later[20:])
+        link.read()
+        assert link.interest == 0
+        inbox = _begin(link, step=6)
+        link.read()
+        assert inbox.bytes_by_rank() == {1: b"later"}
+
+
+def test_no_more_of_a_later_frame_than_the_stage_is_taken_from_the_kernel() -> None:
+    with _link(max_frame_bytes=1 << 20) as (link, far):
+        payload = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8).tobytes()
+        inbox = _begin(link)
+        far.sendall(_frame(b"now") + _frame(payload, sequence=1, step=6))
+        for _ in range(3):
+            link.read()
+        assert inbox.bytes_by_rank() == {1: b"now"}
+        left = len(link.connection.recv(1 << 20, socket.MSG_PEEK))
+        assert len(payload) - STAGE_BYTES < left < len(payload)
+        inbox = _begin(link, step=6)
+        while not link.is_received:
+            link.read()
+        assert inbox.bytes_by_rank() == {1: payload}
+
+
+def test_links_of_one_stage_do_not_mix_what_they_read_ahead() -> None:
+    stage = new_stage()
+    with _link(stage=stage) as (one, far_one), _link(stage=stage) as (other, far_other):
+        for link, far, said in ((one, far_one, b"one"), (other, far_other, b"other")):
+            _begin(link)
+            far.sendall(_frame(b"now") + _frame(said, sequence=1, step=6))
+            link.read()
+        assert _begin(one, step=6).bytes_by_rank() == {1: b"one"}
+        assert _begin(other, step=6).bytes_by_rank() == {1: b"other"}
 
 
 def test_an_early_empty_frame_is_whole_at_once() -> None:
@@ -195,7 +236,6 @@ def test_an_orderly_goodbye_after_the_exchange_matters_only_to_the_next() -> Non
         _begin(link)
         far.sendall(_frame(b"x") + _frame(step=Farewell.ORDERLY, tag=Tag.GOODBYE, sequence=1))
         far.close()
-        link.read()
         link.read()
         assert link.is_finished
         assert link.interest == 0

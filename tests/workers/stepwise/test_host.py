@@ -208,7 +208,7 @@ def counted(mesh, sent):
     begin = mesh.begin
 
     def counting(**arguments):
-        sent.append(sum(part.nbytes for parts in arguments["send"] for part in parts or ()))
+        sent.append(sum(part.nbytes for parts in arguments["send"].values() for part in parts))
         begin(**arguments)
 
     return counting
