@@ -49,6 +49,7 @@ class Counts:
       ids: entries of the batch that are walked through.
       bags: that are walked through.
       floats: written or read one after another.
+      shared_floats: of vectors that another process wrote, or will read.
       near_floats: of rows that the same pass has touched before.
       rows: distinct rows, wherever they lie.
       far_rows, far_floats: as far as no cache has them.
@@ -60,6 +61,7 @@ class Counts:
     ids: float = 0.0
     bags: float = 0.0
     floats: float = 0.0
+    shared_floats: float = 0.0
     near_floats: float = 0.0
     rows: float = 0.0
     far_rows: float = 0.0

@@ -114,7 +114,9 @@ def table_work(table: TableTraffic, *, num_hosts: int, footprint: float, memory:
     key = "dedup/partial" if table.way is TableWay.PARTIAL else "dedup/pooled"
     every.add(key, Counts(calls=own_calls, ids=table.ids, bags=own_bags))
     if table.way is TableWay.PARTIAL:
-        every.add("sums/partial", Counts(calls=own_calls, floats=own_bags * table.dim, bags=own_bags))
+        every.add(
+            "sums/partial", Counts(calls=own_calls, floats=own_bags * table.dim, shared_floats=own_bags * table.dim)
+        )
     part = 1 / num_hosts if table.way is TableWay.PARTIAL else 1.0
     served = _Served(
         calls=table.features * num_hosts,
@@ -150,7 +152,9 @@ def _add_pooled(
     marked = Counts(
         calls=served.calls, ids=served.ids, bags=served.bags, rows=served.rows, far_rows=served.rows * marks
     )
-    work.add("group/pooled", marked)
+    # Gradients that are divided get memory of their own.
+    divided = Counts(shared_floats=served.divided * dim)
+    work.add("group/pooled", marked + divided)
     work.add("split/pooled", marked)
     near = memory.far_share(_FLOAT_BYTES * served.rows * dim)
     work.add(
@@ -160,12 +164,16 @@ def _add_pooled(
             ids=served.ids,
             bags=served.bags,
             floats=served.bags * dim,
+            shared_floats=served.bags * dim,
             near_floats=served.ids * dim,
             far_rows=served.rows * cold + repeats * near,
             far_floats=dim * (served.rows * cold + repeats * near),
         ),
     )
-    gradients = memory.far_share(_FLOAT_BYTES * served.bags * dim)
+    # The first id of a bag finds its gradient where the device left it, the others where the first one did.
+    again_vectors = max(0.0, served.ids - served.bags)
+    gradients = again * min(served.ids, served.bags)
+    gradients += again_vectors * memory.far_share(_FLOAT_BYTES * served.bags * dim)
     work.add(
         "update/pooled",
         Counts(
@@ -173,10 +181,11 @@ def _add_pooled(
             ids=served.ids,
             bags=served.divided,
             floats=served.rows * width + served.divided * dim,
+            shared_floats=served.bags * dim,
             near_floats=served.ids * dim,
             rows=served.rows,
-            far_rows=served.rows * again + served.ids * gradients,
-            far_floats=served.rows * width * again + served.ids * dim * gradients,
+            far_rows=served.rows * again + gradients,
+            far_floats=served.rows * width * again + gradients * dim,
         ),
     )
 
@@ -209,6 +218,7 @@ def _add_rows(
         ids=table.ids,
         bags=table.bags,
         floats=table.bags * dim,
+        shared_floats=table.bags * dim,
         near_floats=table.ids * dim,
         far_rows=own_rows * again + max(0.0, table.ids - own_rows) * near,
         far_floats=dim * (own_rows * again + max(0.0, table.ids - own_rows) * near),

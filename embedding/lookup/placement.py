@@ -14,6 +14,9 @@ a commit. Blocks are small enough for even shares, and for hot rows, whose numbe
 
 Hosts get even shares of memory and work together. A table costs its bytes, and for each of its features an even part of
 all bytes. What a feature costs a step depends on samples and bags, not on the number of rows.
+
+A caller that knows what tables cost may choose instead (`Chosen`). Memory still decides where a table would leave its
+host with more than a fair share, and so does an optimizer that cannot pool.
 """
 
 from __future__ import annotations
@@ -53,23 +56,51 @@ class Way:
     reason: str
 
 
-def ways(specs: Sequence[TableSpec], *, num_features: Sequence[int], num_hosts: int) -> list[Way]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """How a table is to lie and to be looked up, where costs were compared.
+
+    Attributes:
+      pools: where it is cut, each owner pools its rows of each bag; otherwise distinct rows travel.
+      work: of all that its owners do for it in a step, in parts of what they do for all tables.
+    """
+
+    is_whole: bool
+    pools: bool
+    work: float
+
+
+def ways(
+    specs: Sequence[TableSpec],
+    *,
+    num_features: Sequence[int],
+    num_hosts: int,
+    chosen: Sequence[Chosen] | None = None,
+) -> list[Way]:
     """Which tables are placed whole on so many hosts, and why.
 
     Args:
       num_features: per table, how many features look up in it.
+      chosen: one a table; None follows from sizes and features.
     """
     sizes = [spec.bucket_bytes * spec.layout.num_buckets for spec in specs]
     # A table above the fair share would leave its host with more than the others even if it held nothing else.
     fair_bytes = sum(sizes) // num_hosts
     most_features = MOST_WORK * sum(num_features) / num_hosts
     return [
-        _way(spec, size, fair_bytes, count, most_features)
-        for spec, size, count in zip(specs, sizes, num_features, strict=True)
+        _way(spec, size, fair_bytes, count, most_features, one)
+        for spec, size, count, one in zip(specs, sizes, num_features, chosen or [None] * len(sizes), strict=True)
     ]
 
 
-def _way(spec: TableSpec, size_bytes: int, fair_bytes: int, num_features: int, most_features: float) -> Way:
+def _way(
+    spec: TableSpec,
+    size_bytes: int,
+    fair_bytes: int,
+    num_features: int,
+    most_features: float,
+    chosen: Chosen | None,
+) -> Way:
     share = f"a host's fair share, {fair_bytes / 2**20:,.1f} MiB"
     if spec.layout.num_buckets == 1:
         return Way(is_whole=True, size_bytes=size_bytes, reason="one bucket")
@@ -77,6 +108,8 @@ def _way(spec: TableSpec, size_bytes: int, fair_bytes: int, num_features: int, m
         return Way(is_whole=False, size_bytes=size_bytes, reason=why)
     if size_bytes > fair_bytes:
         return Way(is_whole=False, size_bytes=size_bytes, reason=f"above {share}")
+    if chosen is not None:
+        return Way(is_whole=chosen.is_whole, size_bytes=size_bytes, reason="chosen by predicted time")
     if num_features > most_features:
         reason = (
             f"work: features {num_features}, more than {most_features:.2g}, {MOST_WORK:g} times a host's fair share"
@@ -108,6 +141,7 @@ def place_tables(
     num_features: Sequence[int],
     num_hosts: int,
     previous: Sequence[np.ndarray] | None = None,
+    chosen: Sequence[Chosen] | None = None,
 ) -> list[np.ndarray]:
     """Decides which host owns each bucket of each table. A function of its arguments alone.
 
@@ -116,14 +150,20 @@ def place_tables(
       num_features: per table, how many features look up in it.
       num_hosts: hosts of the new generation.
       previous: per table, int32 `[num_buckets]` the owner in the previous generation; None for a new run.
+      chosen: as of `ways`.
 
     Returns:
       Per table, int32 `[num_buckets]`, the owner; all the same for a table that is placed whole.
     """
-    found = ways(specs, num_features=num_features, num_hosts=num_hosts)
+    found = ways(specs, num_features=num_features, num_hosts=num_hosts, chosen=chosen)
     table_bytes = [way.size_bytes for way in found]
     is_whole = [way.is_whole for way in found]
-    feature_bytes = sum(table_bytes) // max(1, sum(num_features))
+    # Work counts as much as memory does, all in all.
+    if chosen is None:
+        feature_bytes = sum(table_bytes) // max(1, sum(num_features))
+        work_bytes = [count * feature_bytes for count in num_features]
+    else:
+        work_bytes = [int(one.work * sum(table_bytes)) for one in chosen]
     blocks = [
         spec.layout.num_buckets
         if whole
@@ -139,7 +179,7 @@ def place_tables(
         ]
     placed = place(
         bucket_bytes=[np.full(units, size // units) for units, size in zip(num_units, table_bytes, strict=True)],
-        work_bytes=[count * feature_bytes // units for units, count in zip(num_units, num_features, strict=True)],
+        work_bytes=[work // units for units, work in zip(num_units, work_bytes, strict=True)],
         num_hosts=num_hosts,
         previous=before,
     )

@@ -77,6 +77,7 @@ def _parts(
         hosts_a_machine=together,
         reads_files=index is not None,
         read_sample_s=profiles.read_sample_s,
+        threads=command.threads_per_host,
     )
     dense = dense_half(
         job,
@@ -84,6 +85,7 @@ def _parts(
         calibration,
         num_hosts=hosts,
         num_processes=min(hosts, together, cpus),
+        threads=command.threads_per_host,
     )
     found = forecast(
         job,

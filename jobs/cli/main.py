@@ -189,6 +189,8 @@ class Plan:
     """Hosts to plan for."""
     hosts_per_machine: int | None = None
     """Of them on one machine. By default all if it has as many processors, else one each."""
+    threads_per_host: int = 1
+    """As for train."""
     calibration: str | None = None
     """File of `podembed calibrate --out`. Default: ~/.podembed/calibration.json."""
 

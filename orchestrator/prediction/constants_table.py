@@ -5,7 +5,6 @@ from __future__ import annotations
 from podembed.embedding.costs.constants import KINDS, Kernels
 from podembed.orchestrator.api.text import columns, format_bytes, plural, printable
 from podembed.workers.calibration.record import Calibration, PodCorrections
-from podembed.workers.liveness.progress import Phase
 
 
 def rendered(found: Calibration) -> str:
@@ -40,10 +39,19 @@ def rendered(found: Calibration) -> str:
 
 
 def _corrections(pod: PodCorrections) -> str:
-    rows = [("phase", "times what it takes alone", "and µs more", "and of the work before", "fit off by")]
-    for name, fit in [*pod.phases.items(), ("device", pod.device), (str(Phase.BETWEEN), pod.between)]:
-        rows.append((name, f"{fit.factor:.2f}", f"{1e6 * fit.constant_s:.0f}", f"{fit.before:.1%}", f"{fit.error:.0%}"))
-    return columns(rows) + f"\na second of reading makes steps {pod.reading:.2f} s longer"
+    rows = [("processor seconds of", "times what it takes alone", "µs more", "µs a call", "ns a float", "fit off by")]
+    for name, fit in [*pod.phases.items(), ("device", pod.device)]:
+        more = (f"{1e6 * fit.constant_s:.0f}", f"{1e6 * fit.call_s:.1f}", f"{1e9 * fit.float_s:.2f}")
+        rows.append((name, f"{fit.factor:.2f}", *more, f"{fit.error:.0%}"))
+    waiting = pod.waiting
+    return columns(rows) + (
+        f"\nan exchange takes {1e6 * waiting.meeting_s:.0f} µs and {waiting.spread:.0%} of the work before it, "
+        f"a device {1e6 * waiting.device_s:.0f} µs, without a processor"
+        f"\nwhere processors are short, a device does {waiting.turn:.0%} of its step before its host goes on, then "
+        f"gets {waiting.device_weight:.2f} times a host's share; "
+        f"steps are off by {waiting.error:.0%}"
+        f"\na second of decoding takes {pod.reading:.2f} s in a run"
+    )
 
 
 def _rate(seconds: float) -> str:

@@ -20,6 +20,7 @@ class Setting:
       overlap: as `JobConfig.overlap`; None is the faster one of both.
       reads_files: whether a thread of each host decodes input files.
       read_sample_s: of that thread, for a sample; None takes the machine's constants.
+      threads: of a host's kernels.
     """
 
     num_hosts: int
@@ -30,6 +31,7 @@ class Setting:
     overlap: bool | None = True
     reads_files: bool = True
     read_sample_s: float | None = None
+    threads: int = 1
 
     @property
     def share_a_machine(self) -> int:
@@ -86,11 +88,18 @@ class TableDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseHalf:
-    """The device step of a job: seconds for itself and for each sample, and bytes that devices add up."""
+    """The device step of a job.
+
+    Attributes:
+      step_s, sample_s: processor seconds for itself, and for each sample.
+      gradient_bytes: that devices add up.
+      threads: processors that it uses at once, in the mean.
+    """
 
     step_s: float
     sample_s: float
     gradient_bytes: float = 0.0
+    threads: float = 1.0
 
     def seconds(self, samples: float) -> float:
         return self.step_s + self.sample_s * samples

@@ -8,7 +8,7 @@ from pathlib import Path
 from podembed.orchestrator.cluster.worker_environment import worker_environment
 from podembed.orchestrator.prediction.demand import DenseHalf
 from podembed.workers.calibration.measure import MAX_SIDE_BY_SIDE, measure_models
-from podembed.workers.calibration.record import Calibration
+from podembed.workers.calibration.record import Calibration, ModelTime
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
 
@@ -34,12 +34,14 @@ def dense_half(
     *,
     num_hosts: int,
     num_processes: int,
+    threads: int = 1,
 ) -> DenseHalf:
     """The job's own training step, measured with a host's samples. Its overhead is that of this machine's device.
 
     Args:
       reference: by which a child builds the job; None leaves the dense half out.
       num_processes: that work side by side on one machine.
+      threads: of a device process.
 
     Raises:
       MeasuringFailed: a child ended without an answer.
@@ -50,11 +52,17 @@ def dense_half(
     (time,) = measure_models(
         [(reference, samples)],
         num_processes=min(num_processes, MAX_SIDE_BY_SIDE),
-        environment=children_environment(calibration.threads),
+        environment=children_environment(threads),
     )
-    step_s = min(time.step_s, calibration.dense_for(num_processes).step_s)
-    sample_s = (time.step_s - step_s) / samples
-    return DenseHalf(step_s=step_s, sample_s=sample_s, gradient_bytes=time.gradient_bytes)
+    return dense_of(time, calibration, num_processes=num_processes)
+
+
+def dense_of(time: ModelTime, calibration: Calibration, *, num_processes: int) -> DenseHalf:
+    """From what a device process took, with so many of them side by side."""
+    step_s = min(time.cpu_s, calibration.dense_for(num_processes).step_s)
+    sample_s = (time.cpu_s - step_s) / time.num_samples
+    threads = max(1.0, time.cpu_s / time.step_s) if time.step_s else 1.0
+    return DenseHalf(step_s=step_s, sample_s=sample_s, gradient_bytes=time.gradient_bytes, threads=threads)
 
 
 def hosts_together(num_hosts: int, cpus: int) -> int:

@@ -1,110 +1,149 @@
-"""Corrections of a machine: what made-up jobs took in runs, against what is predicted for them without corrections."""
+"""Corrections of a machine: what made-up jobs took in runs, against what their kernels and messages take alone.
+
+Processor seconds are fitted first, phase by phase. Then the seconds that pass without a processor are found: those with
+which followed steps come nearest to the measured ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from podembed.orchestrator.prediction.timeline import Timeline, crowding
+from podembed.orchestrator.prediction.sharing import Followed
+from podembed.orchestrator.prediction.timeline import Timeline, family
 from podembed.workers.calibration.pod import PodSteps
-from podembed.workers.calibration.record import Correction, PodCorrections
+from podembed.workers.calibration.record import Correction, PodCorrections, Waiting
 from podembed.workers.liveness.progress import Phase
 
-OVERLAPPED = (
-    Phase.READ,
-    Phase.DEDUP,
-    Phase.ID_EXCHANGE,
-    Phase.GROUP,
-    Phase.SPLIT,
-    Phase.PREFETCH_GATHER,
-    Phase.PREFETCH_POOL,
-    Phase.PREFETCH_EXCHANGE,
-)
-"""What a host does while its device works."""
 _LEAST_S = 2e-5
-# A host that waits for its device for a smaller part of the step does not show how long the device takes.
-_LEAST_WAIT = 0.05
-_LEAST_SAMPLES = 3
+_LEAST_SHARE = 0.03
+"""Phases that take a smaller part of a step should not decide the fit."""
+_MOST_TRIES = 80
+_FIRST = (1e-4, 0.05, 1e-3, 0.1, 1.0)
 
-Samples = list[tuple[float, float, float]]
-"""Seconds alone, seconds of work before, and measured seconds."""
+Sample = tuple[float, float, float, float]
+"""Seconds alone, calls, floats, and measured processor seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPod:
-    """One made-up job: its step as it is predicted without corrections, followed to its end, and as it was measured."""
+    """One made-up job as it was measured.
 
-    timeline: Timeline
+    Attributes:
+      timeline: of its step with these corrections; None for none.
+    """
+
+    timeline: Callable[[PodCorrections | None], Timeline]
     steps: PodSteps
 
 
-def corrections(pods: Sequence[MeasuredPod], *, hosts: int, cpus: int, reading: float) -> PodCorrections:
-    """By a fit of factors and a constant for each phase, none of them negative.
-
-    What is measured while processes share processors is first divided by how much slower that makes them.
-    """
-    always, beside = crowding(hosts, cpus)
-    samples: dict[str, Samples] = {}
+def corrections(pods: Sequence[MeasuredPod], *, hosts: int, reading: float) -> PodCorrections:
+    """By fits without negative factors."""
+    samples: dict[str, list[Sample]] = {}
     for pod in pods:
-        for name, found in _samples(pod, always=always, beside=beside).items():
+        for name, found in _samples(pod).items():
             samples.setdefault(name, []).extend(found)
     fits = {name: fitted(found) for name, found in samples.items()}
-    device, between = fits.pop(_DEVICE), fits.pop(str(Phase.BETWEEN))
-    return PodCorrections(hosts=hosts, phases=fits, device=device, between=between, reading=reading)
+    device = fits.pop(str(Phase.DEVICE))
+    found = PodCorrections(hosts=hosts, phases=fits, device=device, waiting=Waiting(), reading=reading)
+    return replace(found, waiting=waiting(pods, found))
 
 
-_DEVICE = str(Phase.DEVICE)
-
-
-def _samples(pod: MeasuredPod, *, always: float, beside: float) -> Mapping[str, Samples]:
-    """By phase, seconds that are predicted and seconds that were measured, both without other processes."""
-    steps, alone = pod.steps, pod.timeline.alone
-    hosts = steps.phase_s
-    spent = {phase: np.array([host.get(str(phase), 0.0) for host in hosts]) for phase in Phase}
-    between = np.maximum(0.0, steps.step_s - sum(spent.values()))
-    host_s = float(np.mean(between + sum(spent[phase] for phase in OVERLAPPED)))
-    wait_s = float(np.mean(spent[Phase.DEVICE]))
-    device_s = host_s + wait_s if wait_s > _LEAST_WAIT * steps.step_s else float(np.mean(steps.device_s))
-    lost_s = min(host_s, device_s) * beside / (1 + beside)
-    stretch = host_s / (host_s - lost_s) if host_s > lost_s else 1.0
-    found: dict[str, Samples] = {}
-    for phase, seconds in spent.items():
-        if phase is Phase.DEVICE or not (phase in alone or phase is Phase.READ):
-            continue
-        predicted = np.zeros(len(hosts)) + alone.get(phase, 0.0)
-        seconds = seconds / always / (stretch if phase in OVERLAPPED else 1.0)
-        # A phase that did not take place, though it might have, says nothing of what it takes.
-        if phase is Phase.READ or (seconds.max() > _LEAST_S and predicted.max() > 0):
-            found[str(phase)] = _of_phase(phase, predicted, seconds, pod.timeline.before.get(phase, 0.0))
-    device_alone_s = pod.timeline.device_alone_s
-    found[str(Phase.BETWEEN)] = [(device_alone_s, 0.0, float(np.mean(between)) / always / stretch)]
-    found[_DEVICE] = [(device_alone_s, 0.0, (device_s - lost_s) / always)]
+def _samples(pod: MeasuredPod) -> dict[str, list[Sample]]:
+    """By phase, what each host does in it, and the processor seconds that it took."""
+    timeline, steps = pod.timeline(None), pod.steps
+    found: dict[str, list[Sample]] = {}
+    names = dict.fromkeys(name for host in steps.phase_cpu_s for name in host)
+    for name in names:
+        pieces = [piece for piece in timeline.pieces if str(piece.phase) == name]
+        for host, phases in enumerate(steps.phase_cpu_s):
+            spent = phases.get(name, 0.0)
+            alone_s = sum(float(piece.alone.seconds[host]) + piece.wire_s for piece in pieces)
+            calls = sum(float(piece.alone.calls[host]) for piece in pieces)
+            floats = sum(float(piece.alone.floats[host]) for piece in pieces)
+            # A phase that takes place on no host, though it might have, says nothing of what it takes.
+            if pieces and name != Phase.DEVICE and max(of.get(name, 0.0) for of in steps.phase_cpu_s) > 0:
+                found.setdefault(family(Phase(name)), []).append((alone_s, calls, floats, spent))
+    known = (timeline.device_alone_s, timeline.device_calls, timeline.device_floats)
+    found[str(Phase.DEVICE)] = [(*known, spent) for spent in steps.device_cpu_s]
     return found
 
 
-def _of_phase(phase: Phase, predicted: np.ndarray, measured: np.ndarray, before_s: float) -> Samples:
-    if phase.waits_for_hosts:
-        # The host that came last did not wait for others.
-        at = int(np.argmin(measured))
-        return [(float(predicted[at]), before_s, float(measured[at]))]
-    return [(float(one), 0.0, float(other)) for one, other in zip(predicted, measured, strict=True)]
-
-
-def fitted(samples: Samples) -> Correction:
-    """Factors and a constant that bring the predicted seconds to the measured ones. Relative errors count.
-
-    Of few samples only a constant is found.
-    """
-    if len(samples) < _LEAST_SAMPLES:
-        return Correction(constant_s=max(0.0, float(np.mean([found - alone for alone, _, found in samples]))))
+def fitted(samples: Sequence[Sample]) -> Correction:
+    """Factors and a constant that bring what is known to the measured seconds. Relative errors count."""
     from scipy.optimize import nnls  # late: whoever only predicts needs no scipy
 
-    measured = np.array([found for _, _, found in samples])
+    measured = np.array([spent for *_, spent in samples])
     weights = 1 / np.maximum(measured, _LEAST_S)
-    columns = np.array([(alone, _LEAST_S, before) for alone, before, _ in samples]) * weights[:, None]
-    found, _ = nnls(columns, measured * weights)
-    errors = np.abs(columns @ found - measured * weights)
-    factor, constant, before = (float(value) for value in found)
-    return Correction(factor=factor, constant_s=_LEAST_S * constant, before=before, error=float(np.median(errors)))
+    columns = np.array([(alone_s, 1.0, calls, floats) for alone_s, calls, floats, _ in samples]) * weights[:, None]
+    scale = np.maximum(columns.max(axis=0), 1e-30)
+    scaled, _ = nnls(columns / scale, measured * weights)
+    errors = np.abs(columns / scale @ scaled - measured * weights)
+    factor, constant_s, call_s, float_s = (float(value) for value in scaled / scale)
+    return Correction(
+        factor=factor, constant_s=constant_s, call_s=call_s, float_s=float_s, error=float(np.median(errors))
+    )
+
+
+def waiting(pods: Sequence[MeasuredPod], found: PodCorrections) -> Waiting:
+    """With which followed steps come nearest to the measured ones, if each phase takes the processor seconds that were
+    measured.
+    """
+    from scipy.optimize import minimize
+
+    measured = [(pod.timeline(found), pod.steps) for pod in pods]
+
+    def errors(values: Sequence[float]) -> list[float]:
+        tried = _waiting(values)
+        return [
+            error
+            for timeline, steps in measured
+            for error in _errors(followed(timeline, steps, replace(found, waiting=tried)), steps)
+        ]
+
+    best = minimize(
+        lambda values: float(np.mean(np.minimum(errors(values), 1.0))),
+        np.zeros(len(_FIRST)),
+        method="Nelder-Mead",
+        options={"maxfev": _MOST_TRIES, "initial_simplex": np.vstack([np.zeros(len(_FIRST)), np.eye(len(_FIRST))])},
+    )
+    return replace(_waiting(best.x), error=float(np.median(errors(best.x))))
+
+
+def _waiting(values: Sequence[float]) -> Waiting:
+    """From logarithms of what the search begins with, so that none gets negative."""
+    meeting_s, spread, device_s, turn, weight = (
+        first * float(np.exp(np.clip(value, -5, 5))) for first, value in zip(_FIRST, values, strict=True)
+    )
+    return Waiting(meeting_s=meeting_s, spread=spread, device_s=device_s, turn=turn, device_weight=weight)
+
+
+def followed(timeline: Timeline, steps: PodSteps, found: PodCorrections) -> Followed:
+    """The steps of a pod with the processor seconds that were measured."""
+    hosts = []
+    predicted = [timeline.cpu_s(piece) for piece in timeline.pieces]
+    for host, phases in enumerate(steps.phase_cpu_s):
+        sums: dict[str, float] = {}
+        for piece, spent in zip(timeline.pieces, predicted, strict=True):
+            sums[str(piece.phase)] = sums.get(str(piece.phase), 0.0) + float(spent[host])
+        cpu_s = [
+            float(spent[host]) * phases.get(str(piece.phase), 0.0) / max(sums[str(piece.phase)], 1e-30)
+            for piece, spent in zip(timeline.pieces, predicted, strict=True)
+        ]
+        parts = timeline.host_parts(host, cpu_s, waiting=found.waiting)
+        hosts.append(replace(parts, device_cpu_s=steps.device_cpu_s[host]))
+    return timeline.followed(hosts)
+
+
+def _errors(found: Followed, steps: PodSteps) -> list[float]:
+    """Relative errors of the phases of all hosts, and of the step, which counts as much as five phases."""
+    errors = [abs(found.step_s / steps.step_s - 1)] * 5
+    for predicted, measured in zip(found.phase_s, steps.phase_s, strict=True):
+        for name, spent in measured.items():
+            least_s = _LEAST_SHARE * steps.step_s
+            expected = {str(phase): seconds for phase, seconds in predicted.items()}.get(name, 0.0)
+            if max(spent, expected) > least_s:
+                errors.append(abs(expected - spent) / max(spent, least_s))
+    return errors

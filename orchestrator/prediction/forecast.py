@@ -93,7 +93,13 @@ def _other_hosts(setting: Setting, *, most_hosts: int) -> list[tuple[str, Settin
 
 
 def setting_of(
-    job: JobConfig, *, num_hosts: int, hosts_a_machine: int, reads_files: bool, read_sample_s: float | None = None
+    job: JobConfig,
+    *,
+    num_hosts: int,
+    hosts_a_machine: int,
+    reads_files: bool,
+    read_sample_s: float | None = None,
+    threads: int = 1,
 ) -> Setting:
     """As the job declares it."""
     return Setting(
@@ -105,6 +111,7 @@ def setting_of(
         overlap=job.overlap,
         reads_files=reads_files,
         read_sample_s=read_sample_s,
+        threads=threads,
     )
 
 

@@ -74,6 +74,7 @@ def prediction_of(
         hosts_a_machine=together,
         reads_files=True,
         read_sample_s=profiles.read_sample_s,
+        threads=scaling.threads_per_host or 1,
     )
     dense = dense_half(
         job,
@@ -81,6 +82,7 @@ def prediction_of(
         calibration,
         num_hosts=num_hosts,
         num_processes=min(together, cpus),
+        threads=scaling.threads_per_host or 1,
     )
     step = predict(demands(job, found, profiles.tables), setting, calibration=calibration, dense=dense)
     num_steps, step_s = result.num_samples / job.batch_size, job.batch_size / result.median_samples_per_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,47 +17,86 @@ _ID_BYTES, _ROW_BYTES, _SPLIT_BYTES = 8, 4, 8
 POOLED = "pool/pooled"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Alone:
+    """What a phase does on each host, arrays `[num_hosts]`. They add up and can be multiplied.
+
+    Attributes:
+      seconds: that it takes alone.
+      calls: of kernels.
+      floats: of vectors that another process wrote, or will read.
+    """
+
+    seconds: np.ndarray
+    calls: np.ndarray
+    floats: np.ndarray
+
+    @staticmethod
+    def nothing(num_hosts: int) -> Alone:
+        return Alone(*(np.zeros(num_hosts) for _ in range(3)))
+
+    def __add__(self, other: Alone) -> Alone:
+        return Alone(self.seconds + other.seconds, self.calls + other.calls, self.floats + other.floats)
+
+    def __mul__(self, share: float | np.ndarray) -> Alone:
+        return Alone(self.seconds * share, self.calls * share, self.floats * share)
+
+    def part(self, share: float | np.ndarray) -> Alone:
+        """A share of the work that takes all of the calls."""
+        return Alone(self.seconds * share, self.calls, self.floats * share)
+
+
 class HostSeconds:
-    """Seconds of each key of `Work` on every host, `[num_hosts]` each. `early` is the part that is prefetched."""
+    """What each key of `Work` takes alone on every host.
+
+    Attributes:
+      num_features, width: of all tables; floats of a sample's vectors.
+      prefetches_rows, prefetches_pooled: whether hosts send what the step before does not touch ahead of its update.
+    """
 
     def __init__(
         self, tables: Sequence[TableDemand], traffic: Sequence[TableTraffic], setting: Setting, kernels: Kernels
     ) -> None:
         self._num_hosts = num_hosts = setting.num_hosts
-        self._at: dict[str, np.ndarray] = {}
-        self._early: dict[str, np.ndarray] = {}
+        self._at: dict[str, Alone] = {}
+        self._early_s: dict[str, np.ndarray] = {}
         footprint = footprint_bytes(traffic, num_hosts)
+        self.num_features = sum(table.features for table in traffic)
+        self.width = sum(table.features * table.dim for table in traffic)
         self.prefetches_rows = _is_worthwhile(traffic, setting, of_rows=True)
         self.prefetches_pooled = _is_worthwhile(traffic, setting, of_rows=False)
-        keys: set[str] = set()
         for table, asked in zip(tables, traffic, strict=True):
             work = table_work(asked, num_hosts=num_hosts, footprint=footprint, memory=kernels.memory)
             self._add(work.every_host, asked, None, kernels)
             self._add(work.owner, asked, table.owner, kernels)
-            keys |= work.every_host.counts.keys() | work.owner.counts.keys()
-        for key in keys:
-            self._at[key] += kernels.seconds(key, Counts(steps=1.0, peers=num_hosts - 1.0))
+        for key, alone in self._at.items():
+            alone.seconds[:] += kernels.seconds(key, Counts(steps=1.0, peers=num_hosts - 1.0))
 
     def _add(self, work: Work, asked: TableTraffic, owner: int | None, kernels: Kernels) -> None:
         for key, counts in work.counts.items():
             spent = kernels.seconds(key, counts)
-            whole = self._at.setdefault(key, np.zeros(self._num_hosts))
-            early = self._early.setdefault(key, np.zeros(self._num_hosts))
+            whole = self._at.setdefault(key, Alone.nothing(self._num_hosts))
+            early_s = self._early_s.setdefault(key, np.zeros(self._num_hosts))
             share = asked.free_rows if asked.way is TableWay.ROWS else asked.free_bags
             hosts = slice(None) if owner is None else owner
-            whole[hosts] += spent
-            early[hosts] += spent * share
+            whole.seconds[hosts] += spent
+            whole.calls[hosts] += counts.calls
+            whole.floats[hosts] += counts.shared_floats
+            early_s[hosts] += spent * share
 
-    def of(self, *keys: str) -> np.ndarray:
-        found = np.zeros(self._num_hosts)
+    def of(self, *keys: str) -> Alone:
+        found = Alone.nothing(self._num_hosts)
         for key in keys:
-            found = found + self._at.get(key, 0.0)
+            if key in self._at:
+                found = found + self._at[key]
         return found
 
-    def early(self, key: str) -> np.ndarray:
-        """The part of a phase that does not wait for the step before."""
+    def early_share(self, key: str) -> np.ndarray:
+        """The share of a phase that does not wait for the step before."""
         does = self.prefetches_pooled if key == POOLED else self.prefetches_rows
-        return self._early.get(key, np.zeros(self._num_hosts)) * float(does)
+        if key not in self._at or not does:
+            return np.zeros(self._num_hosts)
+        return self._early_s[key] / np.maximum(self._at[key].seconds, 1e-30)
 
 
 def _is_worthwhile(traffic: Sequence[TableTraffic], setting: Setting, *, of_rows: bool) -> bool:
@@ -107,7 +147,7 @@ class Wire:
         self._free_vectors, self._free_rows = (_mean_share(part) for part in (pooled, rows))
 
     def exchange(self, num_bytes: float) -> float:
-        """Seconds of an exchange with all other hosts that carries so many bytes."""
+        """Seconds of a host that exchanges so many bytes with all other hosts."""
         return self._calibration.wire.seconds(peers=self._setting.num_hosts - 1, num_bytes=num_bytes)
 
     def split(self, num_bytes: float, *, of_rows: bool, is_early: bool) -> float:
@@ -115,14 +155,9 @@ class Wire:
         share = self._free_rows if of_rows else self._free_vectors
         return num_bytes * (share if is_early else 1 - share)
 
-    def all_reduce(self, num_bytes: float) -> float:
-        """Seconds in which devices add up so many bytes each."""
-        hosts = self._setting.num_hosts
-        if hosts == 1:
-            return 0.0
-        rounds = float(np.ceil(np.log2(hosts)))
-        wire = self._calibration.wire
-        return 2 * rounds * wire.seconds(peers=1, num_bytes=0.0) + 2 * (1 - 1 / hosts) * num_bytes * wire.byte_s
+    def all_reduce_s(self, num_bytes: float) -> float:
+        """Seconds of a device that adds up so many bytes with all others."""
+        return 2 * (1 - 1 / self._setting.num_hosts) * num_bytes * self._calibration.wire.byte_s
 
     @property
     def sent_bytes(self) -> float:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from podembed.orchestrator.prediction.demand import DenseHalf
+from podembed.orchestrator.prediction.dense_half import dense_of
 from podembed.orchestrator.prediction.fit import MeasuredPod, corrections
 from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.orchestrator.prediction.placed import placed_demands
 from podembed.orchestrator.prediction.step import timeline_of
+from podembed.orchestrator.prediction.timeline import Timeline
 from podembed.workers.calibration.measure import MAX_SIDE_BY_SIDE, measure_models
 from podembed.workers.calibration.pod import PodSteps, measure_pods
 from podembed.workers.calibration.pod_jobs import PROBES, reference_of, write_files
 from podembed.workers.calibration.pod_specs import index_of, owners_of
-from podembed.workers.calibration.record import Calibration
-from podembed.workers.input.profile import measure_input
+from podembed.workers.calibration.record import Calibration, ModelTime, PodCorrections
+from podembed.workers.input.profile import measure_input, measure_profile
 from podembed.workers.job.job import JobConfig
 
 _READING = ("files", "memory")
@@ -65,25 +67,35 @@ def with_pods(
                 environment=environment,
             )
             measured: list[MeasuredPod] = []
-            by_name: dict[str, PodSteps] = {}
+            by_name = dict(zip(names, pods, strict=True))
             for name, job, steps, model in zip(names, jobs, pods, models, strict=True):
-                by_name[name] = steps
-                if PROBES[name].reads_files:
-                    continue
-                dense = DenseHalf(step_s=model.step_s, sample_s=0.0, gradient_bytes=steps.gradient_bytes)
-                setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=False)
-                owners = owners_of(job, num_hosts=hosts, is_cut=PROBES[name].is_cut)
-                tables = placed_demands(job, owners, measure_input(job, index_of(job))[0], num_hosts=hosts)
-                timeline = timeline_of(tables, setting, calibration=calibration, dense=dense)
-                timeline.step()
-                measured.append(MeasuredPod(timeline=timeline, steps=steps))
+                if not PROBES[name].reads_files:
+                    make = partial(_timeline, name, job, replace(calibration, pods=()), model, hosts)
+                    measured.append(MeasuredPod(timeline=make, steps=steps))
             reading = _reading(by_name, jobs[list(names).index("files")], hosts)
-            found.append(corrections(measured, hosts=hosts, cpus=cpus, reading=reading))
+            found.append(corrections(measured, hosts=hosts, reading=reading))
     return replace(calibration, pods=tuple(found))
 
 
+def _timeline(
+    name: str,
+    job: JobConfig,
+    calibration: Calibration,
+    model: ModelTime,
+    hosts: int,
+    found: PodCorrections | None,
+) -> Timeline:
+    """Of a made-up job, with these corrections."""
+    setting = setting_of(job, num_hosts=hosts, hosts_a_machine=hosts, reads_files=False)
+    owners = owners_of(job, num_hosts=hosts, is_cut=PROBES[name].is_cut)
+    tables = placed_demands(job, owners, measure_profile(job, index_of(job)), num_hosts=hosts)
+    dense = dense_of(model, calibration, num_processes=hosts)
+    known = calibration if found is None else replace(calibration, pods=(found,))
+    return timeline_of(tables, setting, calibration=known, dense=dense)
+
+
 def _reading(pods: Mapping[str, PodSteps], job: JobConfig, hosts: int) -> float:
-    """Seconds by which a step gets longer for each second of decoding. Noise makes it neither nothing nor large."""
-    files, memory = (pods[name].step_s for name in _READING)
+    """Processor seconds of decoding in a run for each that it takes alone. Noise makes it neither nothing nor large."""
+    files, memory = (sum(pods[name].phase_cpu_s[0].values()) for name in _READING)
     read_s = measure_input(job, index_of(job))[1] * job.batch_size / hosts
     return float(np.clip((files - memory) / read_s, *_READING_COSTS))

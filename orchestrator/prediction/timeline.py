@@ -1,23 +1,40 @@
-"""`Timeline`: one step, followed host by host, from exchange to exchange.
+"""`Timeline`: one step as parts of hosts and devices, and what they take where they share processors.
 
-At each exchange all hosts wait for the slowest. While a device works, its host goes on with the next step. If a machine
-has fewer processors than processes that work, both take longer. A thread that decodes input works beside both. Names
-of phases are those that a run prints, and the phases are those of host 0, as there.
+Kernels and messages are known as they are alone. Runs of made-up jobs showed how many processor seconds they take in a
+run (`PodCorrections`), and how long hosts wait for each other. `sharing.follow` makes steps of these. Names of phases
+are those that a run prints, and the phases are those of host 0, as there.
 
-What a phase takes by itself is corrected by what runs of made-up jobs showed (`PodCorrections`).
+Of a pod of many machines that of host 0 is followed, and the busiest host beside it. All others wait for that one too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting
-from podembed.orchestrator.prediction.parts import POOLED, HostSeconds, Wire
-from podembed.workers.calibration.record import Calibration
+from podembed.orchestrator.prediction.parts import POOLED, Alone, HostSeconds, Wire
+from podembed.orchestrator.prediction.sharing import Followed, HostParts, Part, follow
+from podembed.workers.calibration.record import Calibration, Correction, PodCorrections, Waiting
 from podembed.workers.liveness.progress import Phase
+
+THREADED = frozenset(
+    (Phase.GROUP, Phase.PREFETCH_POOL, Phase.POOL_FOR_OTHERS, Phase.POOL, Phase.GRADIENT_SUM, Phase.UPDATE)
+)
+"""Phases whose kernels use all threads of a host."""
+
+_FAMILIES = {Phase.PREFETCH_POOL: Phase.POOL, Phase.POOL_FOR_OTHERS: Phase.POOL, Phase.PREFETCH_GATHER: Phase.GATHER}
+
+
+def family(phase: Phase) -> str:
+    """Under which name the processor seconds of a phase are corrected: several that do the same have one."""
+    return str(_FAMILIES.get(phase, phase))
+
+
+PLAIN = PodCorrections(hosts=1, phases={}, device=Correction(), waiting=Waiting(), reading=1.0)
+"""Where no runs were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +45,7 @@ class PredictedStep:
       phase_s: on host 0, in the order of a step.
       step_s: of all; the same on every host.
       device_s: what the device works, also where its host does not wait for it.
+      cpu_s: processor seconds of the hosts and their devices, in the mean.
       sent_bytes: by a host, in the mean.
     """
 
@@ -35,6 +53,7 @@ class PredictedStep:
     phase_s: Mapping[Phase, float]
     step_s: float
     device_s: float
+    cpu_s: float
     sent_bytes: float
 
     @property
@@ -42,160 +61,241 @@ class PredictedStep:
         return self.setting.batch_size / self.step_s if self.step_s else 0.0
 
 
-class Timeline:
-    """The hosts of one step. Mutated while it is followed: clocks `[num_hosts]` and phases.
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A phase of a step, or a part of one, on all hosts.
 
     Attributes:
-      alone: by phase, seconds on each host without corrections, without other processes and without waiting.
-      before: by exchange, what hosts had done since the exchange before it, in the same seconds.
-      device_alone_s: the same of a device, with the sum over all devices.
+      alone: what its kernels take alone.
+      wire_s: what its messages take, on each host.
+      share: of the phase's constant that falls to this piece.
+      is_after: whether the device is done by then.
     """
+
+    phase: Phase
+    alone: Alone
+    wire_s: float = 0.0
+    share: float = 1.0
+    posts: str | None = None
+    awaits: str | None = None
+    is_after: bool = False
+
+
+class Timeline:
+    """A step of so many hosts. Made once; `pieces` are what it consists of, in their order."""
 
     def __init__(
         self, seconds: HostSeconds, wire: Wire, setting: Setting, calibration: Calibration, dense: DenseHalf
     ) -> None:
         self._seconds, self._wire, self._setting, self._calibration = seconds, wire, setting, calibration
-        self._clock = np.zeros(setting.num_hosts)
-        self._phases: dict[Phase, np.ndarray] = {}
-        self._charged: set[Phase] = set()
-        self.alone: dict[Phase, np.ndarray] = {}
-        self.before: dict[Phase, float] = {}
-        self._since_s = 0.0
-        self.device_alone_s = dense.seconds(setting.host_samples) + wire.all_reduce(dense.gradient_bytes)
-        self._fix = calibration.corrections_for(setting.share_a_machine)
-        self._always, self._beside = crowding(setting.share_a_machine, calibration.machine.cpus)
+        self._dense, self._nothing = dense, Alone.nothing(setting.num_hosts)
+        self._fix = calibration.corrections_for(setting.share_a_machine) or PLAIN
+        self.pieces: list[Piece] = []
+        self._beside()
+        if not setting.staleness:
+            self._after()
+            self._forward(rest=True, is_after=True)
+        else:
+            self._forward(rest=False, is_after=False)
+            self._after()
+
+    # ------------------------------------------------------------------ what a step consists of
+
+    def _beside(self) -> None:
+        """What a host does while its device works."""
+        of, wire, seconds = self._seconds.of, self._wire, self._seconds
+        found = of("dedup/pooled", "dedup/partial", "dedup/rows")
+        # Between the phases something is done for each feature, too.
+        self.pieces.append(Piece(Phase.BETWEEN, Alone(0 * found.seconds, found.calls, 0 * found.floats)))
+        self.pieces.append(Piece(Phase.READ, self._nothing))
+        self._work(Phase.DEDUP, found)
+        own = of("id exchange/pooled", "id exchange/rows")
+        self._exchange(Phase.ID_EXCHANGE, wire.id_bytes, name="ids", own=own)
+        if seconds.of("group/pooled").seconds.any():
+            self._work(Phase.GROUP, of("group/pooled"))
+        if self._setting.staleness:
+            return
+        if seconds.prefetches_rows:
+            self._work(Phase.SPLIT, of("split/rows"))
+            self._work(Phase.PREFETCH_GATHER, of("gather/rows").part(seconds.early_share("gather/rows")))
+            early = wire.split(wire.row_bytes, of_rows=True, is_early=True)
+            self._exchange(Phase.PREFETCH_EXCHANGE, early, name="early rows")
+        if seconds.prefetches_pooled:
+            self._work(Phase.SPLIT, of("split/pooled"))
+            self._work(Phase.PREFETCH_POOL, of(POOLED).part(seconds.early_share(POOLED)))
+            early = wire.split(wire.vector_bytes, of_rows=False, is_early=True)
+            self._exchange(Phase.PREFETCH_EXCHANGE, early, name="early vectors")
+
+    def _after(self) -> None:
+        of, wire = self._seconds.of, self._wire
+        self._work(Phase.GRADIENT_SUM, of("gradient sum/rows"), is_after=True)
+        self._exchange(Phase.GRADIENT_EXCHANGE, wire.vector_bytes + wire.row_bytes, name="gradients", is_after=True)
+        self._work(Phase.UPDATE, of("update/pooled", "update/rows"), is_after=True)
+
+    def _forward(self, *, rest: bool, is_after: bool) -> None:
+        """From the rows to the activations; `rest` leaves out what was prefetched."""
+        seconds, wire, others = self._seconds, self._wire, 1 - 1 / self._setting.num_hosts
+        rows, pooled = seconds.of("gather/rows"), seconds.of(POOLED)
+        row_bytes, vector_bytes = wire.row_bytes, wire.vector_bytes
+        if rest:
+            rows = rows.part(1 - seconds.early_share("gather/rows"))
+            pooled = pooled.part(1 - seconds.early_share(POOLED))
+        if rest and seconds.prefetches_rows:
+            row_bytes = wire.split(row_bytes, of_rows=True, is_early=False)
+        if rest and seconds.prefetches_pooled:
+            vector_bytes = wire.split(vector_bytes, of_rows=False, is_early=False)
+        self._work(Phase.GATHER, rows, is_after=is_after)
+        if others:
+            self._work(Phase.POOL_FOR_OTHERS, pooled * others, is_after=is_after)
+        # Vectors are on their way while a host pools its own.
+        self._exchange(Phase.ACTIVATION_EXCHANGE, 0.0, name="vectors", is_after=is_after, awaits=False)
+        self._work(Phase.POOL, pooled * (1 - others), is_after=is_after)
+        num_bytes = row_bytes + vector_bytes
+        self._exchange(Phase.ACTIVATION_EXCHANGE, num_bytes, name="vectors", is_after=is_after, posts=False)
+        if (more := seconds.of("pool/rows", "sums/partial")).seconds.any():
+            self._work(Phase.POOL, more, is_after=is_after)
+
+    def _work(self, phase: Phase, alone: Alone, *, is_after: bool = False) -> None:
+        if alone.seconds.any():
+            self.pieces.append(Piece(phase, alone, share=self._share_of(phase), is_after=is_after))
+
+    def _exchange(
+        self,
+        phase: Phase,
+        num_bytes: float,
+        *,
+        name: str,
+        own: Alone | None = None,
+        is_after: bool = False,
+        posts: bool = True,
+        awaits: bool = True,
+    ) -> None:
+        """A host sends, and goes on when all hosts have sent. Then it does its `own` part."""
+        own = own or self._nothing
+        if self._setting.num_hosts == 1:
+            if posts and awaits:
+                self.pieces.append(Piece(phase, own, share=self._share_of(phase), is_after=is_after))
+            return
+        wire_s = self._wire.exchange(num_bytes)
+        if posts:
+            share = 0.5 * self._share_of(phase)
+            self.pieces.append(Piece(phase, self._nothing, wire_s / 2, share, posts=name, is_after=is_after))
+        if awaits:
+            share = 0.5 * self._share_of(phase) if posts else 0.5
+            self.pieces.append(Piece(phase, own, wire_s / 2, share, awaits=name, is_after=is_after))
+
+    def _share_of(self, phase: Phase) -> float:
+        """Of the constant of a phase: it counts once a step."""
+        return 0.0 if any(piece.phase is phase for piece in self.pieces) else 1.0
+
+    # ------------------------------------------------------------------ what it takes
+
+    @property
+    def device_alone_s(self) -> float:
+        """Processor seconds of a device's step alone, and of the sum over all devices."""
+        dense = self._dense
+        return dense.seconds(self._setting.host_samples) + self._wire.all_reduce_s(dense.gradient_bytes)
+
+    def cpu_s(self, piece: Piece) -> np.ndarray:
+        """Processor seconds of a piece on every host in a run."""
+        fix = self._fix.phases.get(family(piece.phase), Correction())
+        alone = piece.alone
+        variable = fix.factor * (alone.seconds + piece.wire_s) + fix.call_s * alone.calls + fix.float_s * alone.floats
+        return variable + piece.share * fix.constant_s
 
     def step(self) -> PredictedStep:
-        # The clock starts as devices do, with the input of step t. The overlapped part is looked at without its stretch
-        # first, since that depends on its length.
-        self._overlapped(1.0)
-        host_s = float(self._clock.max())
-        device_s = self.device_alone_s if self._fix is None else self._fix.device.seconds(self.device_alone_s)
-        shared_s = min(host_s, device_s * self._always)
-        self._overlapped(1 + self._beside * shared_s / host_s if host_s else 1.0)
-        device_s = device_s * self._always + self._beside * shared_s
-        waited = np.maximum(self._clock, device_s)
-        self._note(Phase.DEVICE, waited - self._clock)
-        self._since_s += self.device_alone_s
-        self._clock = waited
-        self._after_device()
-        if not self._setting.staleness:
-            self._forward(rest=True)
-        return self._with_reading(device_s)
-
-    def _with_reading(self, device_s: float) -> PredictedStep:
-        """A thread of each host decodes the input of later steps meanwhile."""
-        reading_s, step_s = self._reading_s(), float(self._clock.max())
-        is_full = self._setting.share_a_machine >= self._calibration.machine.cpus
-        costs = self._fix.reading if self._fix is not None else float(is_full)
-        slower = 1 + costs * reading_s / step_s if step_s else 1.0
-        phase_s = {phase: float(slower * spent[0]) for phase, spent in self._phases.items() if spent[0] > 0}
-        wait_s = max(0.0, reading_s - slower * step_s)
-        if wait_s:
-            phase_s[Phase.READ] = phase_s.get(Phase.READ, 0.0) + wait_s
+        setting = self._setting
+        cpus = self._calibration.machine.cpus
+        cpu_s = [self.cpu_s(piece) for piece in self.pieces]
+        chosen, processors = self._looked_at(np.sum(cpu_s, axis=0), cpus)
+        found = self.followed(
+            [self.host_parts(host, [float(spent[host]) for spent in cpu_s]) for host in chosen], processors
+        )
+        device_cpu_s = self.device_cpu_s
         return PredictedStep(
-            setting=self._setting,
-            phase_s=phase_s,
-            step_s=slower * step_s + wait_s,
-            device_s=device_s * slower,
+            setting=setting,
+            phase_s={phase: spent for phase, spent in found.phase_s[0].items() if spent > 0},
+            step_s=found.step_s,
+            device_s=found.device_s[0],
+            cpu_s=float(np.mean(np.sum(cpu_s, axis=0))) + device_cpu_s + self._reading_s(),
             sent_bytes=self._wire.sent_bytes,
         )
 
+    def followed(self, hosts: list[HostParts], processors: dict[int, float] | None = None) -> Followed:
+        return follow(hosts, cpus=self._calibration.machine.cpus, processors=processors)
+
+    def _looked_at(self, cpu_s: np.ndarray, cpus: int) -> tuple[list[int], dict[int, float]]:
+        """The hosts to be followed: those of the first machine, and the busiest one with its share of its own."""
+        together = self._setting.share_a_machine
+        chosen = list(range(min(together, len(cpu_s))))
+        busiest = int(np.argmax(cpu_s))
+        if busiest in chosen:
+            return chosen, {}
+        return [*chosen, busiest], {busiest // together: cpus / together}
+
+    def host_parts(self, host: int, cpu_s: list[float], *, waiting: Waiting | None = None) -> HostParts:
+        """A host with its device.
+
+        Args:
+          cpu_s: by piece, its processor seconds.
+          waiting: None takes that of the corrections.
+        """
+        setting, waiting = self._setting, waiting or self._fix.waiting
+        is_crowded = 2 * setting.share_a_machine > self._calibration.machine.cpus
+        parts: dict[bool, list[Part]] = {False: [], True: []}
+        since_s = 0.0
+        for piece, spent in zip(self.pieces, cpu_s, strict=True):
+            delay_s = turn_s = 0.0
+            is_woken = piece.phase is Phase.BETWEEN or piece.awaits is not None
+            if is_crowded and is_woken and not piece.is_after:
+                turn_s = waiting.turn * self.device_cpu_s
+            if piece.awaits is not None:
+                delay_s = waiting.meeting_s + waiting.spread * since_s
+                since_s = 0.0
+            since_s += spent
+            first, *more = self._threaded(piece, spent)
+            parts[piece.is_after] += [replace(first, delay_s=delay_s, turn_s=turn_s), *more]
+        return HostParts(
+            machine=host // setting.share_a_machine,
+            beside=tuple(parts[False]),
+            after=tuple(parts[True]),
+            is_ahead=bool(setting.staleness),
+            device_cpu_s=self.device_cpu_s,
+            device_threads=self._dense.threads,
+            device_delay_s=waiting.device_s,
+            device_weight=waiting.device_weight,
+            reading_s=self._fix.reading * self._reading_s(),
+        )
+
+    def _threaded(self, piece: Piece, cpu_s: float) -> list[Part]:
+        """A piece as parts: what Python does is done by one thread, kernels by all."""
+        if self._setting.threads == 1 or piece.phase not in THREADED:
+            return [Part(phase=piece.phase, cpu_s=cpu_s, posts=piece.posts, awaits=piece.awaits)]
+        fix = self._fix.phases.get(family(piece.phase), Correction())
+        alone_s = min(cpu_s, piece.share * fix.constant_s + fix.call_s * float(np.mean(piece.alone.calls)))
+        threads = float(self._setting.threads)
+        return [Part(phase=piece.phase, cpu_s=alone_s), Part(phase=piece.phase, cpu_s=cpu_s - alone_s, threads=threads)]
+
+    @property
+    def device_calls(self) -> float:
+        """Features, each of which a device gets as an array of its own."""
+        return float(self._seconds.num_features)
+
+    @property
+    def device_floats(self) -> float:
+        """Activations that a device gets from its host."""
+        return self._setting.host_samples * self._seconds.width
+
+    @property
+    def device_cpu_s(self) -> float:
+        """Processor seconds of a device's step in a run."""
+        return self._fix.device.seconds(self.device_alone_s, calls=self.device_calls, floats=self.device_floats)
+
     def _reading_s(self) -> float:
-        """Of the thread that decodes input for one step."""
+        """Processor seconds of the thread that decodes input for one step, alone."""
         setting = self._setting
         if not setting.reads_files:
             return 0.0
         if setting.read_sample_s is not None:
             return setting.read_sample_s * setting.host_samples
         return self._calibration.sample_s * setting.host_samples + self._calibration.id_s * self._wire.ids
-
-    def _overlapped(self, stretch: float) -> None:
-        """What a host does while its device works."""
-        self._clock[:], self._phases, self.alone, self.before, self._since_s = 0.0, {}, {}, {}, 0.0
-        self._charged.clear()
-        of, wire = self._seconds.of, self._wire
-        nothing = np.zeros(self._setting.num_hosts)
-        if self._fix is not None:
-            self._advance(Phase.BETWEEN, nothing + self._fix.between.seconds(self.device_alone_s), stretch)
-            self._advance(Phase.READ, self._fixed(Phase.READ, nothing), stretch)
-        self._work(Phase.DEDUP, of("dedup/pooled", "dedup/partial", "dedup/rows"), stretch)
-        self._exchange(Phase.ID_EXCHANGE, wire.id_bytes, own=of("id exchange/pooled", "id exchange/rows"), by=stretch)
-        self._work(Phase.GROUP, of("group/pooled"), stretch)
-        if self._setting.staleness:
-            self._forward(rest=False, stretch=stretch)
-            return
-        if self._seconds.prefetches_rows:
-            self._work(Phase.SPLIT, of("split/rows"), stretch)
-            self._work(Phase.PREFETCH_GATHER, self._seconds.early("gather/rows"), stretch)
-            self._exchange(Phase.PREFETCH_EXCHANGE, wire.split(wire.row_bytes, of_rows=True, is_early=True), by=stretch)
-        if self._seconds.prefetches_pooled:
-            self._work(Phase.SPLIT, of("split/pooled"), stretch)
-            self._work(Phase.PREFETCH_POOL, self._seconds.early(POOLED), stretch)
-            early = wire.split(wire.vector_bytes, of_rows=False, is_early=True)
-            self._exchange(Phase.PREFETCH_EXCHANGE, early, by=stretch)
-
-    def _after_device(self) -> None:
-        of, wire = self._seconds.of, self._wire
-        self._work(Phase.GRADIENT_SUM, of("gradient sum/rows"), 1.0)
-        self._exchange(Phase.GRADIENT_EXCHANGE, wire.vector_bytes + wire.row_bytes)
-        self._work(Phase.UPDATE, of("update/pooled", "update/rows"), 1.0)
-
-    def _forward(self, *, rest: bool, stretch: float = 1.0) -> None:
-        """From the rows to the activations; `rest` leaves out what was prefetched."""
-        seconds, wire, others = self._seconds, self._wire, 1 - 1 / self._setting.num_hosts
-        early_rows = seconds.early("gather/rows") if rest else 0.0
-        early_pooled = seconds.early(POOLED) if rest else 0.0
-        self._work(Phase.GATHER, seconds.of("gather/rows") - early_rows, stretch)
-        row_bytes, vector_bytes = wire.row_bytes, wire.vector_bytes
-        if rest and seconds.prefetches_rows:
-            row_bytes = wire.split(row_bytes, of_rows=True, is_early=False)
-        if rest and seconds.prefetches_pooled:
-            vector_bytes = wire.split(vector_bytes, of_rows=False, is_early=False)
-        pooled = seconds.of(POOLED) - early_pooled
-        self._work(Phase.POOL_FOR_OTHERS, pooled * others, stretch)
-        self._work(Phase.POOL, pooled * (1 - others), stretch)
-        self._exchange(Phase.ACTIVATION_EXCHANGE, row_bytes + vector_bytes, by=stretch)
-        self._work(Phase.POOL, seconds.of("pool/rows", "sums/partial"), stretch)
-
-    def _work(self, phase: Phase, seconds: np.ndarray, stretch: float) -> None:
-        if seconds.any():
-            self._since_s += float(seconds.max())
-            self._advance(phase, self._fixed(phase, seconds), stretch)
-
-    def _exchange(self, phase: Phase, num_bytes: float, *, own: np.ndarray | float = 0.0, by: float = 1.0) -> None:
-        """All hosts wait for the slowest; then each does its `own` part."""
-        if self._setting.num_hosts > 1:
-            waits = np.max(self._clock) - self._clock
-            self._note(phase, waits)
-            self._clock = self._clock + waits
-        self.before[phase] = self.before.get(phase, 0.0) + self._since_s
-        spent = np.zeros(self._setting.num_hosts) + self._wire.exchange(num_bytes) + own
-        self._advance(phase, self._fixed(phase, spent, before_s=self._since_s), by)
-        self._since_s = 0.0
-
-    def _fixed(self, phase: Phase, seconds: np.ndarray, *, before_s: float = 0.0) -> np.ndarray:
-        """Seconds as runs have them; what is constant of a phase counts once a step."""
-        self.alone[phase] = self.alone.get(phase, 0.0) + seconds
-        correction = self._fix.phases.get(str(phase)) if self._fix is not None else None
-        if correction is None:
-            return seconds
-        constant_s = 0.0 if phase in self._charged else correction.constant_s
-        self._charged.add(phase)
-        return correction.factor * seconds + constant_s + correction.before * before_s
-
-    def _advance(self, phase: Phase, seconds: np.ndarray, stretch: float) -> None:
-        spent = seconds * self._always * stretch
-        self._note(phase, spent)
-        self._clock = self._clock + spent
-
-    def _note(self, phase: Phase, seconds: np.ndarray) -> None:
-        self._phases[phase] = self._phases.get(phase, 0.0) + seconds
-
-
-def crowding(hosts: int, cpus: int) -> tuple[float, float]:
-    """How many times slower so many hosts on a machine are because others have its processors. And how much slower
-    again while the devices work: 1 is twice as long.
-    """
-    always = max(1.0, hosts / cpus)
-    return always, max(always, 2 * hosts / cpus) / always - 1

@@ -77,6 +77,7 @@ READS_CLOCK = {
     "workers/calibration/device.py",
     "workers/calibration/exchange.py",
     "workers/calibration/lookups.py",
+    "workers/calibration/model.py",
     "workers/calibration/pod_process.py",
     "workers/calibration/reading.py",
     "workers/checkpoint/background_save.py",

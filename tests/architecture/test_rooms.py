@@ -37,7 +37,7 @@ ARROWS = {
     "workers/input": "columns data formats job",
     "workers/job": "data declared_types formats storage",
     "workers/mesh": "descriptors faults",
-    "workers/calibration": "data device host input job mesh storage",
+    "workers/calibration": "data device host input job liveness mesh storage",
     "workers/checkpoint": "liveness storage",
     "workers/device": "checkpoint crew descriptors faults job liveness storage",
     "workers/host": "checkpoint crew data device faults input job liveness mesh storage",

@@ -93,9 +93,9 @@ def measure_memory() -> MemoryCurve:
         batches = [rng.integers(0, len(table), _READS) for _ in range(6)]
         times = []
         for rows in batches:
-            began = time.perf_counter()
+            began = time.process_time()
             gather(table, rows, out)
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         found.append(1e9 * min(times[1:]) / _READS)
     # A curve that dips is noise of the clock.
     rising = np.maximum.accumulate(found)
@@ -124,7 +124,7 @@ class _Others(Alone):
 
 
 class _Clock:
-    """Seconds by phase. Mutated: the sums of the step under way."""
+    """Processor seconds by phase, which other programs change little. Mutated: the sums of the step under way."""
 
     def __init__(self) -> None:
         self.begin_step()
@@ -135,12 +135,12 @@ class _Clock:
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = time.process_time()
         yield
         # A step pools its own bags, then the rows that came. The third time it adds up partial sums.
         self._num_pools += phase == LookupPhase.POOL
         name = "sums" if phase == LookupPhase.POOL and self._num_pools == 3 else str(phase)
-        self.sums[name] = self.sums.get(name, 0.0) + time.perf_counter() - began
+        self.sums[name] = self.sums.get(name, 0.0) + time.process_time() - began
 
 
 class _Setup:

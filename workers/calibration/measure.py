@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 MAX_SIDE_BY_SIDE = 4
 MANY_HOSTS = 4
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 900.0
 
 
 class MeasuringFailed(CalibrationError):

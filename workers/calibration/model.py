@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
             array[...] = 1.0 if name == "weights" else 0.1 * random.random(array.shape, np.float32)
         worker = DeviceWorker(job=job, num_samples=num_samples)
         worker.build()
-        times = [_step(host, ends[0], worker, number) for number in range(_WARM_UP_STEPS + _STEPS)]
+        times = [_step(host, ends[0], worker, number) for number in range(_WARM_UP_STEPS + _STEPS)][_WARM_UP_STEPS:]
     finally:
         for end in ends:
             end.close()
@@ -53,15 +54,21 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
     parameters = worker.dense_arrays()
     return ModelTime(
         num_samples=num_samples,
-        step_s=float(np.quantile(times[_WARM_UP_STEPS:], 0.25)),
+        step_s=float(np.quantile([seconds for seconds, _ in times], 0.25)),
+        cpu_s=float(np.quantile([cpu_s for _, cpu_s in times], 0.25)),
         gradient_bytes=float(sum(a.nbytes for key, a in parameters.items() if key.startswith("params/"))),
     )
 
 
-def _step(host: ChannelEnd, device: ChannelEnd, worker: DeviceWorker, number: int) -> float:
-    """Seconds of one step. Its record and the end of its window are sent before it begins, so no thread is needed."""
+def _step(host: ChannelEnd, device: ChannelEnd, worker: DeviceWorker, number: int) -> tuple[float, float]:
+    """Seconds and processor seconds of one step.
+
+    Its record and the end of its window are sent before it begins, so no thread is needed.
+    """
     host.send(Record(kind=RecordKind.TRAIN, step=number, buffer=0, weight_sum=float(worker.num_samples)))
     host.send(Record(kind=RecordKind.END, step=number))
+    began = time.process_time()
     done = worker.serve_window(device, timeout_s=_TIMEOUT_S)
+    cpu_s = time.process_time() - began
     host.receive(timeout_s=_TIMEOUT_S)
-    return done.seconds
+    return done.seconds, cpu_s

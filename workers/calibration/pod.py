@@ -19,6 +19,7 @@ from typing import Any
 
 from podembed.workers.calibration.measure import MeasuringFailed
 from podembed.workers.job.reference import JobReference
+from podembed.workers.liveness.progress import Phase
 
 _WARM_UP_STEPS = 8
 
@@ -30,13 +31,17 @@ class PodSteps:
     Attributes:
       step_s: of a step, from the quickest windows of them.
       phase_s: by host, seconds of each phase in a step.
+      phase_cpu_s: by host, processor seconds of each phase, and of what is between them.
       device_s: by device.
+      device_cpu_s: by device, processor seconds of all its threads.
       gradient_bytes: of the parameters' gradients.
     """
 
     step_s: float
     phase_s: tuple[Mapping[str, float], ...]
+    phase_cpu_s: tuple[Mapping[str, float], ...]
     device_s: tuple[float, ...]
+    device_cpu_s: tuple[float, ...]
     gradient_bytes: float
 
 
@@ -147,26 +152,55 @@ def _steps(
     hosts: Sequence[_Child], devices: Sequence[_Child], gradient_bytes: float, *, windows: int, window_s: float
 ) -> PodSteps:
     step, count = 0, _WARM_UP_STEPS
-    measured: list[tuple[float, list[dict[str, float]], list[float]]] = []
+    measured: list[_Window] = []
     for window in range(1 + windows):
         for host in hosts:
             host.ask("train", step, step + count)
         for device in devices:
             device.ask("serve")
         answers, served = [host.answer() for host in hosts], [device.answer() for device in devices]
-        seconds = max(spent for _, spent in answers)
+        found = _Window.of(answers, served, count=count)
         if window:
-            found = [{phase: spent / count for phase, spent in phase_s.items()} for phase_s, _ in answers]
-            measured.append((seconds / count, found, [spent / count for spent in served]))
-        step, count = step + count, max(4, int(window_s * count / seconds))
+            measured.append(found)
+        step, count = step + count, max(4, int(window_s / found.step_s))
     # Other programs only make windows slower.
-    quickest = sorted(measured, key=lambda one: one[0])[: max(1, windows // 4)]
+    quickest = sorted(measured, key=lambda one: one.step_s)[: max(1, windows // 4)]
+    ranks = range(len(hosts))
     return PodSteps(
-        step_s=statistics.fmean(step_s for step_s, _, _ in quickest),
-        phase_s=tuple(_mean([found[at] for _, found, _ in quickest]) for at in range(len(hosts))),
-        device_s=tuple(statistics.fmean(served[at] for _, _, served in quickest) for at in range(len(devices))),
+        step_s=statistics.fmean(one.step_s for one in quickest),
+        phase_s=tuple(_mean([one.phase_s[at] for one in quickest]) for at in ranks),
+        phase_cpu_s=tuple(_mean([one.phase_cpu_s[at] for one in quickest]) for at in ranks),
+        device_s=tuple(statistics.fmean(one.device_s[at][0] for one in quickest) for at in ranks),
+        device_cpu_s=tuple(statistics.fmean(one.device_s[at][1] for one in quickest) for at in ranks),
         gradient_bytes=gradient_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """One window of steps, by step; hosts and devices in their order. `device_s` has seconds and processor seconds."""
+
+    step_s: float
+    phase_s: list[dict[str, float]]
+    phase_cpu_s: list[dict[str, float]]
+    device_s: list[list[float]]
+
+    @staticmethod
+    def of(answers: Sequence[Mapping[str, Any]], served: Sequence[Sequence[float]], *, count: int) -> _Window:
+        """From what the processes answered for so many steps."""
+        cpu_s = [_each(answer["phase_cpu_s"], count) for answer in answers]
+        for spent, answer in zip(cpu_s, answers, strict=True):
+            spent[Phase.BETWEEN] = max(0.0, answer["cpu_s"] / count - sum(spent.values()))
+        return _Window(
+            step_s=max(answer["seconds"] for answer in answers) / count,
+            phase_s=[_each(answer["phase_s"], count) for answer in answers],
+            phase_cpu_s=cpu_s,
+            device_s=[[spent / count for spent in both] for both in served],
+        )
+
+
+def _each(phases: Mapping[str, float], count: int) -> dict[str, float]:
+    return {name: spent / count for name, spent in phases.items()}
 
 
 def _mean(windows: Sequence[Mapping[str, float]]) -> Mapping[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ NUM_DENSE = 4
 NUM_BATCHES = 8
 _LANES = 4
 _GROUPS = 4
+_SKEW = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,10 @@ class PodProbe:
 
     Attributes:
       tables: each with one feature.
-      length: ids of a bag, or of a sequence.
+      dims, lengths: of the tables in turn: floats of a row, and ids of a bag or of a sequence.
+      layers: widths of the dense half.
+      is_skewed: whether some ids come often; otherwise all come equally often.
+      takes_means: whether every second bag is a mean; otherwise all are sums.
       is_cut: whether its tables are cut; otherwise they lie whole.
       is_sequence: whether rows travel to the samples.
       reads_files: from Parquet; otherwise batches lie in memory.
@@ -42,24 +47,46 @@ class PodProbe:
 
     tables: int
     num_rows: int
-    dim: int
-    length: int
+    dims: tuple[int, ...]
+    lengths: tuple[int, ...]
     batch_size: int
+    layers: tuple[int, ...] = (64,)
+    is_skewed: bool = False
+    takes_means: bool = False
     is_cut: bool = False
     is_sequence: bool = False
     reads_files: bool = False
 
 
+def _files(reads_files: bool) -> PodProbe:
+    return PodProbe(tables=26, num_rows=10_000, dims=(16,), lengths=(2,), batch_size=1024, reads_files=reads_files)
+
+
 PROBES: Mapping[str, PodProbe] = {
-    "few": PodProbe(tables=4, num_rows=20_000, dim=32, length=4, batch_size=256),
-    "many": PodProbe(tables=40, num_rows=2_000, dim=16, length=1, batch_size=512),
-    "hundred": PodProbe(tables=120, num_rows=1_000, dim=32, length=3, batch_size=256),
-    "large": PodProbe(tables=12, num_rows=200_000, dim=64, length=10, batch_size=2048),
-    "cut": PodProbe(tables=4, num_rows=100_000, dim=32, length=20, batch_size=512, is_cut=True),
-    "cut large": PodProbe(tables=2, num_rows=400_000, dim=32, length=40, batch_size=2048, is_cut=True),
-    "sequence": PodProbe(tables=2, num_rows=100_000, dim=16, length=8, batch_size=512, is_cut=True, is_sequence=True),
-    "files": PodProbe(tables=26, num_rows=10_000, dim=16, length=2, batch_size=1024, reads_files=True),
-    "memory": PodProbe(tables=26, num_rows=10_000, dim=16, length=2, batch_size=1024),
+    "few": PodProbe(tables=4, num_rows=20_000, dims=(32,), lengths=(4,), batch_size=256),
+    "many": PodProbe(tables=40, num_rows=2_000, dims=(16,), lengths=(1,), batch_size=512),
+    "hundred": PodProbe(tables=120, num_rows=1_000, dims=(32,), lengths=(3,), batch_size=256),
+    "mixed": PodProbe(
+        tables=60, num_rows=5_000, dims=(8, 16, 64, 128), lengths=(1, 3, 40), batch_size=512, takes_means=True
+    ),
+    "skewed": PodProbe(
+        tables=16, num_rows=100_000, dims=(64,), lengths=(1, 8), batch_size=1024, is_skewed=True, layers=(256, 128)
+    ),
+    "large": PodProbe(tables=12, num_rows=200_000, dims=(64,), lengths=(10,), batch_size=2048),
+    "far": PodProbe(tables=2, num_rows=800_000, dims=(64,), lengths=(30,), batch_size=2048),
+    "dense": PodProbe(tables=16, num_rows=10_000, dims=(32,), lengths=(1,), batch_size=2048, layers=(512, 256)),
+    "cut": PodProbe(tables=4, num_rows=100_000, dims=(32,), lengths=(20,), batch_size=512, is_cut=True),
+    "cut few": PodProbe(tables=3, num_rows=50_000, dims=(16,), lengths=(10,), batch_size=256, is_cut=True),
+    "cut large": PodProbe(tables=2, num_rows=400_000, dims=(32,), lengths=(40,), batch_size=2048, is_cut=True),
+    "short": PodProbe(tables=4, num_rows=100_000, dims=(32,), lengths=(1,), batch_size=2048, is_cut=True),
+    # So few rows that they travel, whatever is known of lengths.
+    "rows": PodProbe(tables=2, num_rows=2_000, dims=(256,), lengths=(4,), batch_size=2048, is_cut=True),
+    "rows many": PodProbe(tables=6, num_rows=4_000, dims=(128,), lengths=(10,), batch_size=4096, is_cut=True),
+    "sequence": PodProbe(
+        tables=2, num_rows=100_000, dims=(16,), lengths=(8,), batch_size=512, is_cut=True, is_sequence=True
+    ),
+    "files": _files(True),
+    "memory": _files(False),
 }
 
 
@@ -92,16 +119,23 @@ class ProbeReader:
         self._batches = []
 
 
-def ids_of(probe: PodProbe, number: int) -> np.ndarray:
-    """Ids of one batch, int64 `[tables, batch_size, length]`."""
-    shape = (probe.tables, probe.batch_size, probe.length)
-    return np.random.default_rng(number).integers(0, probe.num_rows, shape)
+def ids_of(probe: PodProbe, number: int) -> list[np.ndarray]:
+    """Ids of one batch, of each table int64 `[batch_size, length]`."""
+    rng = np.random.default_rng(number)
+    found = []
+    for at in range(probe.tables):
+        shape = (probe.batch_size, probe.lengths[at % len(probe.lengths)])
+        if probe.is_skewed:
+            found.append((probe.num_rows * rng.random(shape) ** _SKEW).astype(np.int64))
+        else:
+            found.append(rng.integers(0, probe.num_rows, shape))
+    return found
 
 
 def _batch(name: str, number: int, part: slice) -> Batch:
     probe = PROBES[name]
-    ids = ids_of(probe, number)[:, part]
-    count = ids.shape[1]
+    ids = [of_table[part] for of_table in ids_of(probe, number)]
+    count = len(ids[0])
     return Batch(
         dense=np.full((count, NUM_DENSE), 0.1, np.float32),
         labels=np.arange(count, dtype=np.float32) % 2,
@@ -121,12 +155,13 @@ def write_files(name: str, folder: Path) -> None:
     from pyarrow import parquet
 
     probe = PROBES[name]
-    ids = np.concatenate([ids_of(probe, number) for number in range(NUM_BATCHES)], axis=1)
-    count = ids.shape[1]
+    batches = zip(*(ids_of(probe, number) for number in range(NUM_BATCHES)), strict=True)
+    ids = [np.concatenate(of_table) for of_table in batches]
+    count = len(ids[0])
     columns: dict[str, pa.Array] = {f"x{at}": pa.array(np.full(count, 0.1, np.float32)) for at in range(NUM_DENSE)}
     columns["label"] = pa.array(np.arange(count, dtype=np.float32) % 2)
-    offsets = pa.array(np.arange(0, probe.length * count + 1, probe.length, dtype=np.int32))
     for at, of_table in enumerate(ids):
+        offsets = pa.array(np.arange(0, of_table.size + 1, of_table.shape[1], dtype=np.int32))
         columns[feature_name(at)] = pa.ListArray.from_arrays(offsets, pa.array(of_table.reshape(-1)))
     parquet.write_table(pa.table(columns), folder / "probe.parquet", row_group_size=count // _GROUPS)
 
@@ -143,30 +178,35 @@ def probe_job(*, probe: str, folder: str) -> JobConfig:
     shape = PROBES[probe]
 
     class Layers:
-        """One layer over all activations side by side."""
+        """Layers over all activations side by side."""
 
         def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
-            width = num_dense + sum(widths.values())
-            return {"below": 0.01 * jax.random.normal(key, (width, 64)), "above": jnp.full((64,), 0.01)}
+            sizes = pairwise((num_dense + sum(widths.values()), *shape.layers))
+            return {
+                "below": [0.01 * jax.random.normal(key, size) for size in sizes],
+                "above": jnp.full((shape.layers[-1],), 0.01),
+            }
 
         def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
             blocks = [block.mean(axis=1) if block.ndim > 2 else block for block in activations.values()]
-            joined = jnp.concatenate([dense, *blocks], axis=1)
-            return jax.nn.relu(joined @ params["below"]) @ params["above"]
+            found = jnp.concatenate([dense, *blocks], axis=1)
+            for below in params["below"]:
+                found = jax.nn.relu(found @ below)
+            return found @ params["above"]
 
     names = [feature_name(at) for at in range(shape.tables)]
     dense = tuple(f"x{at}" for at in range(NUM_DENSE))
     columns = {name: name for name in names}
-    length = shape.length if shape.is_sequence else 0
+
+    def feature(at: int) -> FeatureConfig:
+        combiner = "mean" if shape.takes_means and at % 2 else "sum"
+        dim, length = shape.dims[at % len(shape.dims)], shape.lengths[at % len(shape.lengths)]
+        table = TableConfig(shape.num_rows, dim, name=names[at], combiner=combiner, initializer=Constant(0.01))
+        return FeatureConfig(table, max_sequence_length=length if shape.is_sequence else 0)
+
     return JobConfig(
         name=f"calibration-{probe.replace(' ', '-')}",
-        features={
-            name: FeatureConfig(
-                TableConfig(shape.num_rows, shape.dim, name=name, combiner="sum", initializer=Constant(0.01)),
-                max_sequence_length=length,
-            )
-            for name in names
-        },
+        features={name: feature(at) for at, name in enumerate(names)},
         model=Layers(),
         data=ParquetData(f"{folder}/probe.parquet", label="label", dense=dense, features=columns)
         if shape.reads_files

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from podembed.workers.calibration.cpu_tracker import CpuTracker
 from podembed.workers.calibration.pod_specs import TIMEOUT_S, document_of, invitation_of, spec_of
 from podembed.workers.host.host import HostWorker
 from podembed.workers.job.reference import JobReference
@@ -22,7 +23,8 @@ class PodHost:
     """A host as a run has it, in one generation after another. Mutated: its tables."""
 
     def __init__(self) -> None:
-        self._worker = HostWorker()
+        self._tracker = CpuTracker()
+        self._worker = HostWorker(self._tracker)
 
     def begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """As `HostWorker.start`, after the end of what was there before."""
@@ -39,11 +41,17 @@ class PodHost:
         self._worker.connect([(str(host), int(port)) for host, port in addresses], TIMEOUT_S)
         self._worker.restore(None)
 
-    def train(self, first_step: int, last_step: int) -> tuple[dict[str, float], float]:
-        """The seconds of each phase in a window, and those of the window."""
-        began = time.perf_counter()
+    def train(self, first_step: int, last_step: int) -> dict[str, Any]:
+        """The seconds of a window and of each phase in it, and the processor seconds of both."""
+        self._tracker.take_phase_cpu_s()
+        began, cpu_began = time.perf_counter(), time.process_time()
         window = self._worker.train(first_step, last_step, True)
-        return {str(phase): spent for phase, spent in window.phase_s.items()}, time.perf_counter() - began
+        return {
+            "seconds": time.perf_counter() - began,
+            "cpu_s": time.process_time() - cpu_began,
+            "phase_s": {str(phase): spent for phase, spent in window.phase_s.items()},
+            "phase_cpu_s": {str(phase): spent for phase, spent in self._tracker.take_phase_cpu_s().items()},
+        }
 
 
 class PodDevice:
@@ -75,9 +83,11 @@ class PodDevice:
         arrays = self._worker.dense_arrays()
         return float(sum(array.nbytes for key, array in arrays.items() if key.startswith("params/")))
 
-    def serve(self) -> float:
-        """The device's seconds in one window."""
-        return self._worker.serve_window(self._end, timeout_s=TIMEOUT_S).seconds
+    def serve(self) -> tuple[float, float]:
+        """The device's seconds in one window, and its processor seconds."""
+        began = time.process_time()
+        seconds = self._worker.serve_window(self._end, timeout_s=TIMEOUT_S).seconds
+        return seconds, time.process_time() - began
 
 
 def serve(target: Any, calls: TextIO, answers: TextIO) -> None:

@@ -16,7 +16,7 @@ from podembed.workers.storage.finished_folder import write_durably
 from podembed.workers.storage.records import decode, encode
 from podembed.workers.storage.strict_json import MAX_DOCUMENT_BYTES, DocumentRefused
 
-FORMAT = 3
+FORMAT = 4
 
 
 class CalibrationError(ValueError):
@@ -71,33 +71,58 @@ class ModelTime:
     Attributes:
       num_samples: of a step.
       step_s: seconds of a step with its transfers, without other devices.
+      cpu_s: processor seconds of it, of all threads.
       gradient_bytes: of the parameters' gradients, which devices add up.
     """
 
     num_samples: int
     step_s: float
+    cpu_s: float
     gradient_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What a phase takes in a run, from what its kernels or messages take alone.
+    """Processor seconds of a phase in a run, from what its kernels or messages take alone.
 
     Attributes:
-      factor: of what they take. Caches are cold in a run, and others use the memory.
-      constant_s: seconds beside it, for waking up and for what Python does.
-      before: of an exchange, the share of what was done since the exchange before it. Hosts wait for each other, since
-        no two take equally long.
+      factor: of what they take alone. Caches are cold in a run, and others use the memory.
+      constant_s: beside it, once a step.
+      call_s: for each call of a kernel, of what Python does around it.
+      float_s: for each float that another process wrote or will read.
       error: how far the fit was off in the middle of the measured runs; 0.1 is a tenth.
     """
 
     factor: float = 1.0
     constant_s: float = 0.0
-    before: float = 0.0
+    call_s: float = 0.0
+    float_s: float = 0.0
     error: float = 0.0
 
-    def seconds(self, alone_s: float, *, before_s: float = 0.0) -> float:
-        return self.factor * alone_s + self.constant_s + self.before * before_s
+    def seconds(self, alone_s: float, *, calls: float = 0.0, floats: float = 0.0) -> float:
+        return self.factor * alone_s + self.call_s * calls + self.float_s * floats + self.constant_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Seconds that pass in runs without a processor, and who gets one first.
+
+    Attributes:
+      meeting_s: of an exchange, until a host that waited works again.
+      spread: of an exchange, the share of the work before it by which hosts that have equal work differ.
+      device_s: of a step of a device: waking up, and the sum over all devices.
+      turn: of a device's processor seconds, what it does before its host gets a processor back, where they are short.
+        A host that wakes its device, or that has waited for another host, is set aside for so long.
+      device_weight: a device's share of a processor that others want, where a host has 1.
+      error: of the phases of the measured runs, in the middle.
+    """
+
+    meeting_s: float = 0.0
+    spread: float = 0.0
+    device_s: float = 0.0
+    turn: float = 0.0
+    device_weight: float = 1.0
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +133,14 @@ class PodCorrections:
       hosts: on one machine.
       phases: by the name of a phase; those that were not measured are taken as they are.
       device: of a device's step with its transfers and the sum over all devices.
-      between: of what a host does between its phases, from what its device takes.
-      reading: seconds by which a step gets longer for each second that a thread of the host decodes input.
+      waiting: of hosts and devices for each other.
+      reading: processor seconds of a thread that decodes input in a run, for each that it takes alone.
     """
 
     hosts: int
     phases: Mapping[str, Correction]
     device: Correction
-    between: Correction
+    waiting: Waiting
     reading: float
 
 

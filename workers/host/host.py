@@ -25,10 +25,14 @@ from podembed.workers.storage.store import Store
 
 
 class HostWorker:
-    """One host, in one generation after another. See the module for threads."""
+    """One host, in one generation after another. See the module for threads.
 
-    def __init__(self) -> None:
-        self._tracker = Tracker()
+    Args:
+      tracker: has the timers of its phases; None makes one.
+    """
+
+    def __init__(self, tracker: Tracker | None = None) -> None:
+        self._tracker = tracker or Tracker()
         # Replaced whole, so that other threads see all of a generation or nothing.
         self._generation: Generation | None = None
         self._abort_reason: str | None = None

@@ -33,7 +33,7 @@ def test_counts_add_up_and_scale() -> None:
 def test_the_fit_finds_the_constants_that_made_the_steps() -> None:
     """Also where nothing measured says how much a kind costs: that one costs nothing."""
     random = np.random.default_rng(0)
-    truth = dict(zip(KINDS, (5000.0, 0.0, 300.0, 2.0, 7.0, 0.1, 0.0, 0.0, 12.0, 0.4), strict=True))
+    truth = dict(zip(KINDS, (5000.0, 0.0, 300.0, 2.0, 7.0, 0.1, 0.0, 0.0, 0.0, 12.0, 0.4), strict=True))
     samples = []
     for _ in range(40):
         counts = Counts(

@@ -14,7 +14,7 @@ from podembed.embedding.optimizers import SGD
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand
 from podembed.orchestrator.prediction.step import predict
-from podembed.workers.calibration.record import Machine
+from podembed.workers.calibration.record import Correction, Machine, PodCorrections, Waiting
 from podembed.workers.liveness.progress import Phase
 from tests.workers.calibration.constants import CALIBRATION, CORRECTIONS
 
@@ -101,19 +101,39 @@ def test_runs_of_made_up_jobs_correct_what_was_measured_alone() -> None:
     found = predict(tables, SETTING, calibration=replace(ROOMY, pods=(CORRECTIONS,)), dense=device)
     assert found.phase_s[Phase.UPDATE] == pytest.approx(2 * plain.phase_s[Phase.UPDATE] + 1e-3)
     assert found.phase_s[Phase.GROUP] == pytest.approx(plain.phase_s[Phase.GROUP])
+    # 10 µs for each of its calls, one for each part of two hosts.
+    assert found.phase_s[Phase.DEDUP] == pytest.approx(plain.phase_s[Phase.DEDUP] + 2e-5)
     assert found.phase_s[Phase.BETWEEN] == pytest.approx(5e-4)
-    assert found.device_s == pytest.approx(plain.device_s + 2e-3)
-    # Half of the work since the exchange before it.
-    exchange_s = plain.phase_s[Phase.ID_EXCHANGE] + 0.5 * plain.phase_s[Phase.DEDUP]
-    assert found.phase_s[Phase.ID_EXCHANGE] == pytest.approx(exchange_s)
+    assert found.device_s == pytest.approx(plain.device_s + 2e-3 + 3e-4)
+    assert found.phase_s[Phase.ID_EXCHANGE] == pytest.approx(plain.phase_s[Phase.ID_EXCHANGE] + 1e-4)
     assert sum(found.phase_s.values()) == pytest.approx(found.step_s)
 
 
-def test_reading_makes_steps_longer_by_what_it_took_in_runs() -> None:
+def test_decoding_takes_processors_from_steps_where_they_are_short() -> None:
     tables = [table(TableWay.PARTIAL)]
-    corrected = replace(ROOMY, pods=(CORRECTIONS,))
-    plain = predict(tables, SETTING, calibration=corrected, dense=QUICK)
+    one = replace(ROOMY, machine=Machine(processor="testing", cpus=1))
+    plain = predict(tables, SETTING, calibration=one, dense=QUICK)
     reads = replace(SETTING, reads_files=True, read_sample_s=1e-6)
-    assert predict(tables, reads, calibration=corrected, dense=QUICK).step_s == pytest.approx(plain.step_s + 1e-3)
-    half = replace(corrected, pods=(replace(CORRECTIONS, reading=0.5),))
-    assert predict(tables, reads, calibration=half, dense=QUICK).step_s == pytest.approx(plain.step_s + 5e-4)
+    # A millisecond on each of two hosts.
+    assert predict(tables, reads, calibration=one, dense=QUICK).step_s == pytest.approx(plain.step_s + 2e-3)
+    twice = replace(one, pods=(replace(CORRECTIONS, phases={}, device=Correction(), waiting=Waiting(), reading=2.0),))
+    assert predict(tables, reads, calibration=twice, dense=QUICK).step_s == pytest.approx(plain.step_s + 4e-3)
+    roomy = predict(tables, reads, calibration=ROOMY, dense=QUICK)
+    assert roomy.step_s < plain.step_s + 1e-3
+
+
+def test_threads_make_kernels_faster_and_not_what_python_does() -> None:
+    tables = [table(TableWay.PARTIAL)]
+    fix = PodCorrections(
+        hosts=1,
+        phases={"update": Correction(constant_s=1e-3), "dedup": Correction()},
+        device=Correction(),
+        waiting=Waiting(),
+        reading=1.0,
+    )
+    known = replace(ROOMY, pods=(fix,))
+    one = predict(tables, SETTING, calibration=known, dense=QUICK)
+    two = predict(tables, replace(SETTING, threads=2), calibration=known, dense=QUICK)
+    kernels_s = one.phase_s[Phase.UPDATE] - 1e-3
+    assert two.phase_s[Phase.UPDATE] == pytest.approx(1e-3 + kernels_s / 2)
+    assert two.phase_s[Phase.DEDUP] == pytest.approx(one.phase_s[Phase.DEDUP])

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from podembed.embedding.costs.constants import Counts, Kernels, MemoryCurve
-from podembed.workers.calibration.record import FORMAT, Calibration, Correction, Dense, Machine, PodCorrections, Wire
+from podembed.workers.calibration.record import (
+    FORMAT,
+    Calibration,
+    Correction,
+    Dense,
+    Machine,
+    PodCorrections,
+    Waiting,
+    Wire,
+)
 
 MACHINE = Machine(processor="testing", cpus=2)
 KEYS = [
@@ -40,8 +49,12 @@ CALIBRATION = Calibration(
 
 CORRECTIONS = PodCorrections(
     hosts=1,
-    phases={"update": Correction(factor=2.0, constant_s=1e-3), "id exchange": Correction(before=0.5)},
+    phases={
+        "update": Correction(factor=2.0, constant_s=1e-3),
+        "dedup": Correction(call_s=1e-5),
+        "between phases": Correction(constant_s=5e-4),
+    },
     device=Correction(factor=1.0, constant_s=2e-3),
-    between=Correction(factor=0.0, constant_s=5e-4),
+    waiting=Waiting(meeting_s=1e-4, device_s=3e-4),
     reading=1.0,
 )

@@ -29,7 +29,8 @@ def test_two_hosts_train_one_job_after_another(tmp_path: Path) -> None:
     for steps in found:
         assert len(steps.phase_s) == len(steps.device_s) == 2
         assert all(phases["update"] > 0 and phases["id exchange"] > 0 for phases in steps.phase_s)
-        assert all(seconds > 0 for seconds in steps.device_s)
+        assert all(seconds > 0 for seconds in (*steps.device_s, *steps.device_cpu_s))
+        assert all(phases["update"] > 0 and phases["between phases"] > 0 for phases in steps.phase_cpu_s)
         assert steps.gradient_bytes > 0
         # Phases are parts of the step.
         assert sum(steps.phase_s[0].values()) <= steps.step_s
@@ -58,5 +59,5 @@ def test_files_hold_the_ids_of_the_batches(tmp_path: Path) -> None:
         reader.close()
     assert batch.num_samples == probe.batch_size
     known = {tuple(bag) for number in range(8) for bag in ids_of(probe, number)[0].tolist()}
-    ids = batch.features["f000"].values.reshape(-1, probe.length)
+    ids = batch.features["f000"].values.reshape(-1, probe.lengths[0])
     assert {tuple(bag) for bag in ids.tolist()} <= known
