@@ -18,9 +18,9 @@ from podembed import (
     IdColumn,
     JobConfig,
     JobError,
-    Model,
     ParquetData,
     ReadOrder,
+    ShortModel,
     TableConfig,
 )
 from podembed.embedding import RowWiseAdagrad, TruncatedNormal
@@ -30,7 +30,7 @@ from podembed.jobs.models import DLRM, DCNv2
 SMALL = TruncatedNormal(stddev=0.05)
 DEFAULT_ROWS = 200_000
 PREPARED = "prepared.json"  # in the folder of a prepared set
-MODELS: dict[str, Callable[[], Model]] = {"dlrm": DLRM, "dcn_v2": DCNv2}
+MODELS: dict[str, Callable[[], ShortModel]] = {"dlrm": DLRM, "dcn_v2": DCNv2}
 
 # Names of the 13 numbers and the 26 categorical fields in Parquet files that are understood, by who wrote them.
 COLUMN_NAMES = {

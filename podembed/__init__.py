@@ -41,9 +41,15 @@ if TYPE_CHECKING:
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
-    from podembed.workers.job.job import JobConfig, JobError, Model
+    from podembed.workers.job.job import JobConfig, JobError
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
+    from podembed.workers.model.batch import Losses, ModelBatch, WithState
+    from podembed.workers.model.context import StepContext
+    from podembed.workers.model.contract import Model, ModelSpec, ShortModel
+    from podembed.workers.model.equinox_model import EquinoxModel
+    from podembed.workers.model.flax_models import FlaxModel, NnxModel
+    from podembed.workers.model.haiku_model import HaikuModel
     from podembed.workers.storage.errors import StorageError
 
     __version__: str
@@ -71,7 +77,16 @@ _WHERE = {
     "JobReference": "workers.job.reference",
     "LogLoss": "workers.job.ranking",
     "Metric": "workers.job.ranking",
-    "Model": "workers.job.job",
+    "Losses": "workers.model.batch",
+    "Model": "workers.model.contract",
+    "ModelBatch": "workers.model.batch",
+    "ModelSpec": "workers.model.contract",
+    "EquinoxModel": "workers.model.equinox_model",
+    "FlaxModel": "workers.model.flax_models",
+    "HaikuModel": "workers.model.haiku_model",
+    "NnxModel": "workers.model.flax_models",
+    "StepContext": "workers.model.context",
+    "WithState": "workers.model.batch",
     "NpyData": "workers.data.config",
     "ParquetData": "workers.data.config",
     "PodLost": "orchestrator.pod",
@@ -86,6 +101,7 @@ _WHERE = {
     "RunIsHeld": "orchestrator.commit.holder",
     "RunMismatch": "orchestrator.commit.run_record",
     "ScalingConfig": "orchestrator.api.config",
+    "ShortModel": "workers.model.contract",
     "SilentReporter": "orchestrator.events.reporter",
     "StorageError": "workers.storage.errors",
     "TableConfig": "embedding.config",
@@ -105,10 +121,13 @@ __all__ = [
     "DataConfigError",
     "DataFailed",
     "DenseColumn",
+    "EquinoxModel",
     "Evaluation",
     "FailureConfig",
     "FeatureConfig",
     "Fenced",
+    "FlaxModel",
+    "HaikuModel",
     "HostsChange",
     "IdColumn",
     "InputError",
@@ -117,8 +136,12 @@ __all__ = [
     "JobFailed",
     "JobReference",
     "LogLoss",
+    "Losses",
     "Metric",
     "Model",
+    "ModelBatch",
+    "ModelSpec",
+    "NnxModel",
     "NpyData",
     "ParquetData",
     "PodLost",
@@ -133,13 +156,16 @@ __all__ = [
     "RunIsHeld",
     "RunMismatch",
     "ScalingConfig",
+    "ShortModel",
     "SilentReporter",
+    "StepContext",
     "StorageError",
     "TableConfig",
     "TooFewHosts",
     "Trainer",
     "WarmStart",
     "WindowReport",
+    "WithState",
 ]
 
 # In a checkout the parts are links beside this file. Where a copy lost them, the folders are found in the checkout.

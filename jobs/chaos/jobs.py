@@ -28,8 +28,11 @@ from podembed.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad
 from podembed.jobs.search_path import current_folder
 from podembed.workers.data.columns import IdColumn
 from podembed.workers.data.config import ParquetData
-from podembed.workers.job.job import JobConfig, Model
+from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
+from podembed.workers.model.batch import ModelBatch
+from podembed.workers.model.context import StepContext
+from podembed.workers.model.contract import Model, ModelSpec, ShortModel, has_short_form
 from podembed.workers.storage.finished_folder import create_once
 
 AUDIT = "podembed_audit"
@@ -68,13 +71,34 @@ class TinyModel:
 class Audited:
     """A model that does not see the audit feature."""
 
-    model: Model
+    model: ShortModel
 
     def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
         return self.model.init(key, num_dense, _without(widths))
 
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         return self.model.apply(params, dense, Activations(_without(activations)))
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedLong:
+    """The same for a model of the long form."""
+
+    model: Model
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> Any:
+        return self.model.init(key, replace(spec, activation_shapes=_without(spec.activation_shapes)))
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> Any:
+        return self.model.apply(params, self._seen(batch), context)
+
+    @property
+    def loss(self) -> Any:
+        loss = getattr(self.model, "loss", None)
+        return loss and (lambda outputs, batch, context: loss(outputs, self._seen(batch), context))
+
+    def _seen(self, batch: ModelBatch) -> ModelBatch:
+        return replace(batch, activations=Activations(_without(batch.activations)))
 
 
 def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -> JobConfig:
@@ -98,7 +122,7 @@ def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -
     return replace(
         job,
         features={**job.features, AUDIT: FeatureConfig(table)},
-        model=Audited(job.model),
+        model=Audited(job.model) if has_short_form(job.model) else AuditedLong(job.model),  # type: ignore[arg-type]
         data=replace(data, features=declared),
     )
 

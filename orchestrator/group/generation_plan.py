@@ -119,6 +119,7 @@ def plan_generation(
             num_hosts=num_hosts,
             coordinator=coordinator,
             num_samples=ready.num_samples,
+            shares=tuple(len(of_host) * (job.batch_size // job.num_lanes) for of_host in lanes),
             invitation=ready.invitation,
             storage_url=run.url,
             start_timeout_s=failures.start_timeout_s,

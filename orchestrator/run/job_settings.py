@@ -229,11 +229,13 @@ def _dense_differences(before: JobConfig, after: JobConfig) -> list[str]:
     import jax
     import optax
 
+    from podembed.workers.device.dense_half import initial
+
     def shapes(job: JobConfig) -> tuple[Any, Any]:
         optimizer = job.dense_optimizer or optax.adam(1e-3)
-        params = jax.eval_shape(lambda: job.model.init(jax.random.key(job.seed), len(job.data.dense), job.widths))
+        params, kept = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
         state = jax.eval_shape(optimizer.init, params)
-        return _leaves(params), _leaves(state)
+        return _leaves((params, kept)), _leaves(state)
 
     def _leaves(tree: Any) -> list[tuple[str, tuple[int, ...], str]]:
         found = jax.tree_util.tree_flatten_with_path(tree)[0]

@@ -57,13 +57,13 @@ class DenseRule(Enum):
     """What becomes of the dense model."""
 
     SAME = "same"  # parameters and the state of the dense optimizer are loaded
-    PARAMS = "params"  # parameters are loaded; the optimizer begins anew
+    PARAMS = "params"  # parameters and the state of the model are loaded; the optimizer begins anew
     REINIT = "reinit"  # all of it begins anew
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Which parts of the dense state are loaded."""
-        return {DenseRule.SAME: DENSE_PARTS, DenseRule.PARAMS: DENSE_PARTS[:1], DenseRule.REINIT: ()}[self]
+        return {DenseRule.SAME: DENSE_PARTS, DenseRule.PARAMS: DENSE_PARTS[:2], DenseRule.REINIT: ()}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

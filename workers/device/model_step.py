@@ -23,14 +23,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
+from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.programs import (
     AXIS,
     Blocks,
-    forward_pass,
     own_parts,
     reads_in_place,
-    sigmoid_binary_cross_entropy,
+    scores_of_batch,
     to_host,
     training_step,
 )
@@ -38,10 +38,8 @@ from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.liveness.progress import Laps
-
-
-class DenseStateError(ValueError):
-    """Dense arrays that do not fit the job."""
+from podembed.workers.model.context import Shares
+from podembed.workers.model.contract import has_short_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +72,12 @@ class _Share:
 
 @dataclass(slots=True)
 class DeviceWorker:
-    """The dense half of a host. Mutated: `params`, `optimizer_state`.
+    """The dense half of a host. Mutated: `params`, `optimizer_state`, `state`.
 
     Attributes:
       job: the declared job.
       num_samples: rows of this host's share of a batch, with padding; the same on every host.
+      shares: rows of every host that are samples; left out, all of them.
       faults: injected ones.
       crew: copies results to the host.
       build_s: seconds of the parts of `build`.
@@ -88,6 +87,8 @@ class DeviceWorker:
     num_samples: int
     params: Any = None
     optimizer_state: Any = None
+    state: Any = None
+    shares: tuple[int, ...] = ()
     _train: Callable[..., Any] = field(init=False)
     _forward: Callable[..., Any] = field(init=False)
     _sharding: NamedSharding = field(init=False)
@@ -98,6 +99,8 @@ class DeviceWorker:
     crew: Crew = ONE_THREAD
     build_s: dict[str, float] = field(default_factory=dict)
     _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
+    _knows_step: bool = True
+    _step: tuple[int, jax.Array] | None = None
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
         """Initialises parameters and compiles both steps. Returns the seconds that compiling took.
@@ -131,68 +134,66 @@ class DeviceWorker:
         self._sharding = NamedSharding(mesh, P(AXIS))
         self._replicated = NamedSharding(mesh, P())
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
-        num_dense = len(self.job.data.dense)
+        self._knows_step = not has_short_form(self.job.model)
 
-        def initial() -> tuple[Any, Any]:
-            params = self.job.model.init(jax.random.key(self.job.seed), num_dense, self.job.widths)
-            return params, self._optimizer.init(params)
+        def first_values() -> tuple[Any, Any, Any]:
+            params, state = initial(self.job, jax.random.key(self.job.seed))
+            return params, self._optimizer.init(params), state
 
         if is_restored_later:
-            first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(initial))
+            first = jax.tree_util.tree_map(self._shape_of, jax.eval_shape(first_values))
         else:
-            first = jax.jit(initial, out_shardings=self._replicated)()
-        self.params, self.optimizer_state = first
+            first = jax.jit(first_values, out_shardings=self._replicated)()
+        self.params, self.optimizer_state, self.state = first
         self._keyed_leaves()
         laps.end("first values")
-        self._check_shapes(num_dense)
-        laps.end("shapes")
-        compile_s = self._compile(mesh, num_dense, laps, is_rehearsal=is_rehearsal)
+        compile_s = self._compile(mesh, laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
         return compile_s
 
     def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
 
-    def _check_shapes(self, num_dense: int) -> None:
-        """Other shapes would be broadcast against each other and train something else without a word."""
-        n = self.num_samples
-        column = jax.ShapeDtypeStruct((n,), jnp.float32)
-        dense = jax.ShapeDtypeStruct((n, num_dense), jnp.float32)
-        shapes = self.job.activation_shapes.values()
-        blocks = tuple(jax.ShapeDtypeStruct((n, *shape), jnp.float32) for shape in shapes)
-        try:
-            scores = jax.eval_shape(partial(forward_pass, self.job), self.params, dense, blocks)
-        except Exception as error:
-            error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=n, num_dense=num_dense)}.")
-            raise
-        _check_column("model.apply", scores, n)
-        _check_column("loss", jax.eval_shape(self.job.loss or sigmoid_binary_cross_entropy, scores, column), n)
-
-    def _compile(self, mesh: DeviceMesh, num_dense: int, laps: Laps, *, is_rehearsal: bool) -> float:
+    def _compile(self, mesh: DeviceMesh, laps: Laps, *, is_rehearsal: bool) -> float:
+        """Traces both steps, which checks what model and loss return, and compiles them."""
         started = time.perf_counter()
         rows = self.num_samples * jax.process_count()
+        shares = Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count())
         shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-        dense = shaped((rows, num_dense), sharding=self._sharding)
+        dense = shaped((rows, len(self.job.data.dense)), sharding=self._sharding)
         shapes = self.job.activation_shapes.values()
         activations = tuple(shaped((rows, *shape), sharding=self._sharding) for shape in shapes)
         column = shaped((rows,), sharding=self._sharding)
-        step = partial(training_step, self.job, self._optimizer)
+        scale = shaped((), sharding=self._replicated)
+        step = jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
         specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
+        of_batch = (P(AXIS),) * 4
         train = jax.jit(
             jax.shard_map(
-                step,
-                in_specs=(P(), P(), P(AXIS), P(AXIS), P(AXIS), P(AXIS), P()),
-                out_specs=(P(), P(), P(AXIS), P()),
+                partial(training_step, self.job, self._optimizer, shares),
+                in_specs=(P(), P(), P(), *of_batch, P(), P()),
+                out_specs=(P(), P(), P(), P(AXIS), P()),
                 **specs,
             ),
-            donate_argnums=(0, 1),
+            donate_argnums=(0, 1, 2),
         )
         forward = jax.jit(
-            jax.shard_map(partial(forward_pass, self.job), in_specs=(P(), P(AXIS), P(AXIS)), out_specs=P(AXIS), **specs)
+            jax.shard_map(
+                partial(scores_of_batch, self.job, shares),
+                in_specs=(P(), P(), *of_batch, P()),
+                out_specs=P(AXIS),
+                **specs,
+            )
         )
-        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        train_step = train.lower(self.params, self.optimizer_state, dense, activations, column, column, scale)
-        forward_step = forward.lower(self.params, dense, activations)
+        inputs = dense, activations, column, column, step
+        try:
+            # First, since what it refuses is said of the scores.
+            forward_step = forward.lower(self.params, self.state, *inputs)
+            train_step = train.lower(self.params, self.optimizer_state, self.state, *inputs, scale)
+        except Exception as error:
+            num_local = self.num_samples // len(self._devices)
+            error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_local)}.")
+            raise
         laps.end("trace")
         if not is_rehearsal:
             self._train, self._forward = train_step.compile(), forward_step.compile()
@@ -217,9 +218,9 @@ class DeviceWorker:
                 spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
             share = self._share_of(end, record.buffer)
             if record.kind is RecordKind.TRAIN:
-                losses.append(self.train(share, weight_sum=record.weight_sum))
+                losses.append(self.train(share, step=record.step, weight_sum=record.weight_sum))
             else:
-                self.evaluate(share)
+                self.evaluate(share, step=record.step)
             if self.faults is not None:
                 spoil(self.faults, "device.gradients", step=record.step, arrays=share.gradients)
             num_steps += 1
@@ -240,24 +241,27 @@ class DeviceWorker:
             self._inputs_in_place[buffer] = inputs
         return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])
 
-    def train(self, share: _Share, *, weight_sum: float) -> jax.Array:
+    def train(self, share: _Share, *, weight_sum: float, step: int = 0) -> jax.Array:
         """One step on this host's share. Writes its gradients, changes parameters and optimizer state.
 
         Args:
           weight_sum: weight of the global batch, over all hosts.
+          step: from which the random keys of the model are made.
 
         Returns:
           The global mean loss, still being computed.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
         inputs = share.inputs
-        self.params, self.optimizer_state, gradients, loss = self._train(
+        self.params, self.optimizer_state, self.state, gradients, loss = self._train(
             self.params,
             self.optimizer_state,
+            self.state,
             inputs.dense,
             inputs.activations,
             inputs.labels,
             inputs.weights,
+            self._number(step),
             self._everywhere(scale),
         )
         found = [own_parts(gradient) for gradient in gradients]
@@ -265,9 +269,12 @@ class DeviceWorker:
         self.crew.run(calls, size=sum(block.size for block in share.gradients))
         return loss
 
-    def evaluate(self, share: _Share) -> None:
+    def evaluate(self, share: _Share, *, step: int = 0) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        to_host(own_parts(self._forward(self.params, share.inputs.dense, share.inputs.activations)), share.scores)
+        inputs = share.inputs
+        batch = inputs.dense, inputs.activations, inputs.labels, inputs.weights
+        scores = self._forward(self.params, self.state, *batch, self._number(step))
+        to_host(own_parts(scores), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:
         """This host's rows as its part of the global array. On one CPU device the memory is used in place.
@@ -285,23 +292,31 @@ class DeviceWorker:
             ]
         return jax.make_array_from_single_device_arrays(shape, self._sharding, parts)
 
-    def _everywhere(self, values: np.ndarray | np.float32) -> jax.Array:
+    def _everywhere(self, values: np.ndarray | np.float32 | np.uint32) -> jax.Array:
         """What all processes have alike, on every device. Given all devices at once, JAX would gather and compare it
         over the gang first.
         """
         parts = [jax.device_put(values, device) for device in self._devices]
         return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
 
+    def _number(self, step: int) -> jax.Array:
+        """Of a step, on every device. Models of the short form do not ask for it."""
+        if not self._knows_step:
+            step = 0
+        if self._step is None or self._step[0] != step:
+            self._step = step, self._everywhere(np.uint32(step))
+        return self._step[1]
+
     def _replaced(self, values: np.ndarray, leaf: Any) -> jax.Array:
         array = self._everywhere(values)
         return jax.random.wrap_key_data(array, impl=_kind_of_key(leaf)) if _is_random_key(leaf) else array
 
     def dense_arrays(self) -> dict[str, np.ndarray]:
-        """Parameters and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
+        """Parameters, state and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
         return {key: np.asarray(_numbers(leaf)) for key, leaf in self._keyed_leaves().items()}
 
     def _keyed_leaves(self) -> dict[str, Any]:
-        state = {"params": self.params, "optimizer": self.optimizer_state}
+        state = {"params": self.params, "optimizer": self.optimizer_state, "state": self.state}
         leaves = jax.tree_util.tree_leaves_with_path(state)
         keys = [_key(path) for path, _ in leaves]
         if len(set(keys)) != len(keys):
@@ -322,7 +337,7 @@ class DeviceWorker:
         Raises:
           DenseStateError: an array is missing, unknown, or has another shape or dtype.
         """
-        state = {"params": self.params, "optimizer": self.optimizer_state}
+        state = {"params": self.params, "optimizer": self.optimizer_state, "state": self.state}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         known = {key: leaf for path, leaf in leaves if (key := _key(path)).split("/", 1)[0] in parts}
         if set(known) != set(arrays):
@@ -340,7 +355,7 @@ class DeviceWorker:
                 )
         values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
         restored = jax.tree_util.tree_unflatten(structure, values)
-        self.params, self.optimizer_state = restored["params"], restored["optimizer"]
+        self.params, self.optimizer_state, self.state = (restored[key] for key in ("params", "optimizer", "state"))
 
 
 def _few(keys: Collection[str]) -> str:
@@ -350,21 +365,11 @@ def _few(keys: Collection[str]) -> str:
     return ", ".join(f"'{key}'" for key in named[:3]) + more
 
 
-def _shapes_text(job: JobConfig, *, num_samples: int, num_dense: int) -> str:
+def _shapes_text(job: JobConfig, *, num_samples: int) -> str:
     """What a model is called with, for the note of an error that it raises."""
-    shapes = {"dense": (num_dense,)}
+    shapes = {"dense": (len(job.data.dense),)}
     shapes |= {f"activations[{name!r}]": shape for name, shape in job.activation_shapes.items()}
     return ", ".join(f"{name} of shape {(num_samples, *shape)}" for name, shape in shapes.items())
-
-
-def _check_column(what: str, found: Any, num_samples: int) -> None:
-    shape = getattr(found, "shape", None)
-    if shape != (num_samples,):
-        raise DenseStateError(
-            f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for "
-            f"{num_samples} samples. "
-            f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
-        )
 
 
 def _is_random_key(leaf: Any) -> bool:

@@ -47,7 +47,8 @@ class DeviceSpec:
 
     Attributes:
       coordinator: `address:port` of the gang's coordinator; unused by a gang of one.
-      num_samples: rows of the host's share of a batch.
+      num_samples: rows of the host's share of a batch, with padding.
+      shares: rows of every host that are samples.
       invitation: how to reach the host process.
       lease_timeout_s: without calls and heartbeats of the driver for so long, the process ends itself.
       fault_plan: faults to be injected.
@@ -65,6 +66,7 @@ class DeviceSpec:
     storage_url: str
     start_timeout_s: float
     step_timeout_s: float
+    shares: tuple[int, ...] = ()
     lease_timeout_s: float = 30.0
     fault_plan: FaultPlan | None = None
     compile_cache: str = ""
@@ -150,7 +152,9 @@ class DeviceProcess:
             )
             laps.end("gang")
         self._crew = ThreadCrew(spec.threads)
-        self._worker = DeviceWorker(job=job, num_samples=spec.num_samples, faults=faults, crew=self._crew)
+        self._worker = DeviceWorker(
+            job=job, num_samples=spec.num_samples, shares=spec.shares, faults=faults, crew=self._crew
+        )
         with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
             compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
         if not spec.is_restored_later:

@@ -15,15 +15,15 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
+from podembed.workers.device.dense_half import losses_of, outputs_of, scores_of
 from podembed.workers.job.job import JobConfig
+from podembed.workers.model.batch import ModelBatch
+from podembed.workers.model.context import Shares, StepContext
+from podembed.workers.model.sample_keys import with_positions
 
 AXIS = "data"
+_STEPS = 1
 Blocks = tuple[jax.Array, ...]
-
-
-def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
-    return optax.sigmoid_binary_cross_entropy(scores, labels)
 
 
 def reads_in_place() -> bool:
@@ -31,36 +31,108 @@ def reads_in_place() -> bool:
     return len(devices) == 1 and devices[0].platform == "cpu"
 
 
-def forward_pass(job: JobConfig, params: Any, dense: jax.Array, activations: Blocks) -> jax.Array:
-    return job.model.apply(params, dense, Activations(zip(job.widths, activations, strict=True)))
-
-
-def training_step(
+def scores_of_batch(
     job: JobConfig,
-    optimizer: optax.GradientTransformation,
+    shares: Shares,
     params: Any,
     state: Any,
     dense: jax.Array,
     activations: Blocks,
     labels: jax.Array,
     weights: jax.Array,
+    step: jax.Array,
+) -> jax.Array:
+    """One device's part of an evaluation: a score for each of its samples."""
+    batch = _batch(job, dense, activations, labels, weights)
+    context = _context(job, shares, params, state, weights, step, training=False)
+    outputs, _ = outputs_of(job, params, batch, context)
+    return scores_of(outputs, weights.shape[0])
+
+
+def training_step(
+    job: JobConfig,
+    optimizer: optax.GradientTransformation,
+    shares: Shares,
+    params: Any,
+    optimizer_state: Any,
+    state: Any,
+    dense: jax.Array,
+    activations: Blocks,
+    labels: jax.Array,
+    weights: jax.Array,
+    step: jax.Array,
     scale: jax.Array,
-) -> tuple[Any, Any, Blocks, jax.Array]:
-    """One host's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back without
-    it.
+) -> tuple[Any, Any, Any, Blocks, jax.Array]:
+    """One device's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back
+    without it.
     """
-    per_sample = job.loss or sigmoid_binary_cross_entropy
+    num_devices = jax.lax.axis_size(AXIS)
 
-    def weighted_loss(params: Any, activations: Blocks) -> jax.Array:
-        return jnp.sum(per_sample(forward_pass(job, params, dense, activations), labels) * weights)
+    def weighted_loss(params: Any, activations: Blocks) -> tuple[jax.Array, Any]:
+        batch = _batch(job, dense, activations, labels, weights)
+        context = _context(job, shares, params, state, weights, step, training=True)
+        outputs, after = outputs_of(job, params, batch, context)
+        losses = losses_of(job, outputs, batch, context)
+        total = jnp.sum(losses.per_sample * weights)
+        if isinstance(losses.batch, jax.Array):
+            # It is there once on every device, and is divided by the weight with all else.
+            total += losses.batch / (num_devices * jnp.where(scale > 0, scale, 1.0))
+        return total, after
 
-    loss, (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1))(params, activations)
+    (loss, after), (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1), has_aux=True)(
+        params, activations
+    )
     # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
     # which need no other host and can be handed back while it runs.
     flat, unravel = ravel_pytree(dense_gradients)
     total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
-    updates, state = optimizer.update(unravel(total[:-1]), state, params)
-    return optax.apply_updates(params, updates), state, gradients, total[-1]
+    updates, optimizer_state = optimizer.update(unravel(total[:-1]), optimizer_state, params)
+    return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
+
+
+def _batch(job: JobConfig, dense: jax.Array, activations: Blocks, labels: jax.Array, weights: jax.Array) -> ModelBatch:
+    named = Activations(zip(job.widths, activations, strict=True))
+    return ModelBatch(dense=dense, activations=named, labels={job.data.label: labels}, weights=weights)
+
+
+def _context(
+    job: JobConfig, shares: Shares, params: Any, state: Any, weights: jax.Array, step: jax.Array, *, training: bool
+) -> StepContext:
+    by_device = jnp.asarray(shares.positions.reshape(-1, weights.shape[0]))
+    positions = by_device[jax.lax.axis_index(AXIS)]
+    # Apart from the key of the first values.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(job.seed), _STEPS), step)
+    return StepContext(
+        training=training,
+        step=step,
+        key=with_positions(key, positions),
+        positions=positions,
+        batch_size=shares.batch_size,
+        weights=weights,
+        params=params,
+        state=state,
+        axis=AXIS,
+        _plain_key=key,
+        _order=shares.order,
+    )
+
+
+def _of_first_device(state: Any) -> Any:
+    """The state of a model as the first device has it, so that it is the same on all of them to the last bit."""
+    is_first = jax.lax.axis_index(AXIS) == 0
+
+    def taken(leaf: jax.Array) -> jax.Array:
+        if _is_key(leaf):
+            return jax.random.wrap_key_data(taken(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        if leaf.dtype == jnp.bool_:
+            return taken(leaf.astype(jnp.uint8)).astype(jnp.bool_)
+        return jax.lax.psum(jnp.where(is_first, leaf, jnp.zeros_like(leaf)), AXIS)
+
+    return jax.tree.map(taken, state)
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def own_parts(array: jax.Array) -> list[jax.Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.feature_order import FeatureOrder
@@ -19,45 +19,20 @@ from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.ranking import Baseline, Metric
 from podembed.workers.job.types import type_problem
+from podembed.workers.model.contract import Model, ShortModel
 
 if TYPE_CHECKING:
     import jax
     import optax
 
 
-# First segments of the keys of a job's dense state: parameters of its model, state of its dense optimizer.
-DENSE_PARTS = ("params", "optimizer")
+# First segments of the keys of a job's dense state: parameters of its model, its own state, and that of the optimizer.
+DENSE_PARTS = ("params", "state", "optimizer")
 WIRE_DTYPES = ("float32", "bfloat16")
 
 
 class JobError(ValueError):
     """A job that cannot run as declared."""
-
-
-class Model(Protocol):
-    """The dense half of a job, as two pure functions.
-
-    Features have one order everywhere, that of `JobConfig.features`. `widths` comes in it, and so does what `apply`
-    gets in training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree
-    that keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call
-    `apply` by hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
-    `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
-    """
-
-    def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
-        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its
-        activation, in their order.
-        """
-        ...
-
-    def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the
-        order of `widths`.
-
-        A feature with `max_sequence_length` comes as `[n, max_sequence_length, width]`, positions without an id as
-        zeros; one with `output_shape` as `[n, *output_shape[1:], width]`.
-        """
-        ...
 
 
 Loss = Callable[["jax.Array", "jax.Array"], "jax.Array"]
@@ -70,14 +45,15 @@ class JobConfig:
     Attributes:
       name: used for the run's folder and in messages.
       features: per input the table it looks up in; features that share a table share the `TableConfig` object. Their
-        order is that in which the model gets widths and activations, see `Model`.
-      model: the dense half.
+        order is that in which the model gets widths and activations, see `ShortModel`.
+      model: the dense half, of either form.
       data: where samples come from; its feature names are those of `features`.
       batch_size: samples of a step over all hosts.
       optimizer: row optimizer of every table that has none of its own.
       dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
       loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The
-        step's loss is its mean over the global batch, weighted by the samples' weights.
+        step's loss is its mean over the global batch, weighted by the samples' weights. A model with a method `loss`
+        has that instead.
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
@@ -96,7 +72,7 @@ class JobConfig:
 
     name: str
     features: Mapping[str, FeatureConfig]
-    model: Model
+    model: Model | ShortModel
     data: InputData
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))

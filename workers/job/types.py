@@ -63,7 +63,7 @@ def _features(features: Any) -> str | None:
 
 
 def _model(model: Any) -> str | None:
-    expected = "an object with init(key, num_dense, widths) and apply(params, dense, activations)"
+    expected = "an object with init(key, spec) and apply(params, batch, context), see docs/write-a-job.md"
     if isinstance(model, type):
         return _sentence("model", model, expected, f"Write model={model.__name__}(...), an object of it")
     if not all(callable(getattr(model, method, None)) for method in ("init", "apply")):

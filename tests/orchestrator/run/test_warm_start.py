@@ -145,8 +145,8 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("rule", "keys", "parts"),
         [
-            (DenseRule.SAME, {"params/w", "optimizer/m"}, ("params", "optimizer")),
-            (DenseRule.PARAMS, {"params/w"}, ("params",)),
+            (DenseRule.SAME, {"params/w", "optimizer/m"}, ("params", "state", "optimizer")),
+            (DenseRule.PARAMS, {"params/w"}, ("params", "state")),
             (DenseRule.REINIT, set(), ()),
         ],
     )

@@ -14,9 +14,9 @@ import optax
 import pytest
 
 from podembed.embedding.features.activations import Activations
+from podembed.workers.device.dense_half import sigmoid_binary_cross_entropy
 from podembed.workers.device.model_step import DenseStateError, DeviceWindow, DeviceWorker
 from podembed.workers.device.process import DeviceProcess, _not_finite
-from podembed.workers.device.programs import sigmoid_binary_cross_entropy
 from podembed.workers.device.shared_memory import ChannelEnd, ChannelServer, ChannelTimeout, Record, RecordKind
 from podembed.workers.job.job import JobConfig
 from tests.small_job import small_job

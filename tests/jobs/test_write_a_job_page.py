@@ -1,0 +1,101 @@
+"""The job and the models of docs/write-a-job.md train as they stand there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed import JobConfig, Losses, RunConfig, ScalingConfig, SilentReporter, StepContext, Trainer, WithState
+from podembed.workers.device.dense_half import model_spec
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "write-a-job.md"
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the blocks of the page define."""
+    found: dict[str, Any] = {"WithState": WithState, "Losses": Losses}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        # The last one is of a prompt: it has a spec and a model.
+        if "spec.example" not in block:
+            exec(compile(block, str(PAGE), "exec"), found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("clicks")
+    random = np.random.default_rng(0)
+    columns = {
+        "click": (random.random(5000) < 0.3).astype(np.int8),
+        "price": random.random(5000, np.float32),
+        "age": random.random(5000, np.float32),
+        "item": random.integers(0, 100_000, 5000),
+    }
+    pq.write_table(pa.table(columns), folder / "part.parquet")
+    return f"{folder}/*.parquet"
+
+
+def trained(job: JobConfig, folder: Path) -> float:
+    """The loss of the last of three steps."""
+    result = Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(folder), name="page", max_steps=3),
+        reporter=SilentReporter(),
+    ).fit()
+    assert result.step == 3
+    return result.losses[max(result.losses)]
+
+
+def on(clicks: str, job: JobConfig) -> JobConfig:
+    return replace(job, data=replace(job.data, paths=(clicks,)))
+
+
+def test_the_smallest_job_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
+    assert 0.3 < trained(on(clicks, names["job"]()), tmp_path) < 1.0
+
+
+def test_the_module_of_flax_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
+    job = replace(on(clicks, names["job"]()), model=names["model"])
+    assert 0.3 < trained(job, tmp_path) < 1.0
+
+
+def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
+    """The functions `init`, `apply` and `loss` of the page, as methods."""
+
+    class Stateful:
+        init, apply = names["init"], names["apply"]
+
+    assert 0.3 < trained(replace(on(clicks, names["job"]()), model=Stateful()), tmp_path / "state") < 1.0
+
+    class Towers:
+        def init(self, key: jax.Array, spec: Any) -> Any:
+            return {"w": jax.random.normal(key, (spec.num_dense, spec.widths["item"]))}
+
+        def apply(self, params: Any, batch: Any, context: StepContext) -> Any:
+            user = batch.dense @ params["w"]
+            item = batch.activations["item"]
+            return {"scores": (user * item).sum(axis=1), "user": user, "item": item}
+
+        loss = names["loss"]
+
+    # As many candidates as samples, and vectors near 0: the logarithm of 1,024.
+    assert trained(replace(on(clicks, names["job"]()), model=Towers()), tmp_path / "towers") == pytest.approx(
+        6.9, abs=1
+    )
+
+
+def test_a_model_is_tried_out_without_a_trainer(names: dict[str, Any]) -> None:
+    job = names["job"]()
+    spec = model_spec(job)
+    batch, context = spec.example(8), StepContext.alone(8)
+    assert job.model.apply(job.model.init(jax.random.key(0), spec), batch, context).shape == (8,)

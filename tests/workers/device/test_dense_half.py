@@ -1,0 +1,118 @@
+"""Models of the long form: over several devices as in one process of plain JAX, and what is refused before the first
+step.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podembed.workers.device.model_step import DenseStateError, DeviceWorker
+from podembed.workers.model import sample_keys
+from podembed.workers.model.batch import Losses, ModelBatch, WithState
+from podembed.workers.model.context import Shares, StepContext
+from tests.small_job import small_job
+from tests.workers.device.models import EveryPart
+
+
+def test_a_step_over_devices_has_the_numbers_of_one_process_in_plain_jax(small_data: str) -> None:
+    """In-batch softmax, normalization, dropout, a penalty and mutable state, with padding on some devices."""
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.workers.device.devices_process", small_data],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    results = json.loads(found.stdout)
+    plain = results["plain"]
+    assert len(results["shares"]) == 4
+    for one in results["shares"]:
+        np.testing.assert_allclose(one["loss"], plain["loss"], rtol=1e-6)
+        for part in ("params", "state"):
+            for name, values in plain[part].items():
+                np.testing.assert_allclose(one[part][name], values, rtol=1e-5, atol=1e-7, err_msg=f"{part}/{name}")
+        for values, expected in zip(one["gradients"], plain["gradients"], strict=True):
+            np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_positions_follow_the_lanes_and_padding_comes_behind_them() -> None:
+    shares = Shares(num_samples=4, real=(4, 2, 3))
+    assert shares.batch_size == 9
+    assert shares.positions.tolist() == [0, 1, 2, 3, 4, 5, 15, 16, 6, 7, 8, 20]
+    assert shares.order.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10]
+
+
+def test_a_random_number_of_a_sample_depends_on_its_place_in_the_batch_alone() -> None:
+    """Also after `split` and `fold_in`; an array without an axis of samples is that of a usual key."""
+    key = jax.random.key(3)
+    whole = sample_keys.with_positions(key, jnp.arange(12))
+    parts = [sample_keys.with_positions(key, jnp.arange(12)[at]) for at in (slice(0, 5), slice(5, 12))]
+
+    def drawn(key: jax.Array, n: int) -> list[jax.Array]:
+        left, right = jax.random.split(jax.random.fold_in(key, 7))
+        return [
+            jax.random.normal(left, (n, 3)),
+            jax.random.bernoulli(right, 0.5, (n,)),
+            jax.random.uniform(key, (n, 2)),
+        ]
+
+    for of_whole, *of_parts in zip(drawn(whole, 12), drawn(parts[0], 5), drawn(parts[1], 7), strict=True):
+        np.testing.assert_array_equal(of_whole, np.concatenate(of_parts))
+    np.testing.assert_array_equal(jax.random.normal(whole, (3, 3)), jax.random.normal(key, (3, 3)))
+
+
+class Refused(EveryPart):
+    """`EveryPart` with one thing changed."""
+
+    def __init__(self, **changed: Any) -> None:
+        self.changed = changed
+
+    def init(self, key: jax.Array, spec: Any) -> Any:
+        made = super().init(key, spec)
+        return self.changed["init"](made) if "init" in self.changed else made
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> Any:
+        made = super().apply(params, batch, context)
+        return self.changed["apply"](made) if "apply" in self.changed else made
+
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> Any:
+        if "loss" in self.changed:
+            return self.changed["loss"](outputs)
+        return Losses(per_sample=jnp.zeros(len(batch.weights)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"init": lambda made: {"w": jnp.arange(3)}}, r"parameter \['w'\] of type int32.*WithState\(params, state\)"),
+        ({"apply": lambda made: made.value}, "returning dict, of a model that has state.*WithState"),
+        (
+            {"apply": lambda made: WithState(made.value, {"mean": made.state["mean"]})},
+            r"returning the state \{'mean': 'float32\[\d+\]'\}. Expected \{'mean'.*'variance'",
+        ),
+        (
+            {"apply": lambda made: WithState({"logits": made.value["scores"]}, made.state)},
+            "returning .'logits'.*scores",
+        ),
+        (
+            {"apply": lambda made: WithState({"scores": made.value["scores"][:, None]}, made.state)},
+            r"returning shape \[8, 1\] for 8 samples",
+        ),
+        ({"loss": lambda outputs: jnp.zeros((8, 2))}, r"model.loss returning the shape \[8, 2\] for samples"),
+        ({"loss": lambda outputs: Losses(batch=jnp.zeros(8))}, r"\[\] for samples and \[8\] for the batch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_step(small_data: str, changed: Any, message: str) -> None:
+    job = replace(small_job(folder=small_data, audit=False), model=Refused(**changed))
+    with pytest.raises(DenseStateError, match=message):
+        DeviceWorker(job=job, num_samples=8).build()

@@ -1,0 +1,101 @@
+"""Models of flax, equinox and haiku: the same numbers as ours, and runs that train, evaluate and go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podembed.embedding.features.activations import Activations
+from podembed.jobs.models.dlrm import DLRM
+from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.model.batch import ModelBatch
+from podembed.workers.model.context import StepContext
+from podembed.workers.model.contract import ModelSpec
+from tests.run_state import assert_same_bytes, committed_state
+from tests.small_job import small_job
+from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP
+
+NAMES = ("a", "b", "c")
+WIDTH = 8
+NUM_SAMPLES = 20
+
+
+def test_a_dlrm_in_each_framework_has_the_loss_and_the_gradients_of_ours() -> None:
+    """With the same weights, which are matched by their shapes."""
+    random = np.random.default_rng(0)
+    values = [jnp.asarray(random.normal(size=(NUM_SAMPLES, WIDTH)), jnp.float32) for _ in NAMES]
+    batch = ModelBatch(
+        dense=jnp.asarray(random.normal(size=(NUM_SAMPLES, 4)), jnp.float32),
+        activations=Activations(zip(NAMES, values, strict=True)),
+        labels={"click": jnp.asarray(random.random(NUM_SAMPLES) < 0.5, jnp.float32)},
+        weights=jnp.ones(NUM_SAMPLES),
+    )
+    spec = ModelSpec(num_dense=4, activation_shapes=dict.fromkeys(NAMES, (WIDTH,)), batch_size=NUM_SAMPLES)
+    ours = DLRM(bottom=BOTTOM, top=TOP)
+    params = ours.init(jax.random.key(1), 4, dict.fromkeys(NAMES, WIDTH))
+    expected = loss_and_gradients(lambda params, batch: ours.apply(params, batch.dense, batch.activations))(
+        params, batch
+    )
+    by_shape = {tuple(leaf.shape): np.asarray(leaf) for leaf in jax.tree.leaves(params)}
+    assert len(by_shape) == len(jax.tree.leaves(params))
+    context = StepContext.alone(NUM_SAMPLES)
+    for name, make in DLRMS.items():
+        model = make(WIDTH)
+        first = model.init(jax.random.key(0), spec)
+
+        def same(leaf: Any) -> Any:
+            # equinox lays a matrix the other way round.
+            shape = tuple(leaf.shape)
+            return jnp.asarray(by_shape[shape] if shape in by_shape else by_shape[shape[::-1]].T)
+
+        def scores(params: Any, batch: ModelBatch, model: Any = model, state: Any = first.state) -> Any:
+            return model.apply(params, batch, replace(context, state=state)).value
+
+        found = loss_and_gradients(scores)(jax.tree.map(same, first.value), batch)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6, err_msg=name)
+        for feature in NAMES:
+            np.testing.assert_allclose(found[1][feature], expected[1][feature], atol=1e-6, err_msg=name)
+
+
+def loss_and_gradients(scores: Any) -> Any:
+    def loss(params: Any, batch: ModelBatch) -> Any:
+        found = scores(params, batch)
+        return (jnp.logaddexp(0.0, found) - batch.label * found).mean()
+
+    def both(params: Any, batch: ModelBatch) -> Any:
+        of_activations = jax.grad(lambda values: loss(params, replace(batch, activations=values)))
+        return loss(params, batch), of_activations(batch.activations)
+
+    return jax.jit(both)
+
+
+@pytest.mark.parametrize("name", list(THINNED))
+def test_a_model_with_dropout_and_batch_normalization_goes_on_where_it_was(
+    small_data: str, tmp_path: Path, name: str
+) -> None:
+    """A run in one piece and a run in two end with the same bytes; so statistics are committed and come back."""
+    job = replace(small_job(folder=small_data, audit=False, evaluate=True), model=THINNED[name])
+    states = {}
+    for folder, stops in {"one": (20,), "two": (10, 20)}.items():
+        for stop in stops:
+            config = RunConfig(
+                storage_path=str(tmp_path),
+                name=folder,
+                max_steps=stop,
+                checkpoint_config=CheckpointConfig(every_steps=10),
+            )
+            in_process = ScalingConfig(in_process=True)
+            result = Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit()
+            assert result.step == stop
+            assert len(result.evaluations) == 1
+        states[folder] = committed_state(str(tmp_path / folder))
+    assert any(key.startswith("dense/state/") for key in states["one"])
+    assert_same_bytes(states["one"], states["two"])

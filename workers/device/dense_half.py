@@ -1,0 +1,147 @@
+"""`DenseHalf`: the model and the loss of a job under one interface, whichever form the model has.
+
+What a model returns is checked while it is traced, so before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podembed.workers.job.job import JobConfig
+from podembed.workers.model.batch import Losses, ModelBatch, WithState
+from podembed.workers.model.context import StepContext
+from podembed.workers.model.contract import ModelSpec, has_short_form
+
+
+class DenseStateError(ValueError):
+    """A model, a loss or dense arrays that do not fit the job."""
+
+
+def sigmoid_binary_cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Per-sample binary cross entropy of logits `[n]`; stable for large scores of either sign."""
+    return optax.sigmoid_binary_cross_entropy(scores, labels)
+
+
+def model_spec(job: JobConfig) -> ModelSpec:
+    """What the model of a job gets to know."""
+    return ModelSpec(
+        num_dense=len(job.data.dense),
+        activation_shapes=job.activation_shapes,
+        batch_size=job.batch_size,
+        label=job.data.label,
+    )
+
+
+def initial(job: JobConfig, key: jax.Array) -> tuple[Any, Any]:
+    """Parameters and state; the state of a model without any is an empty dict."""
+    if has_short_form(job.model):
+        return job.model.init(key, len(job.data.dense), job.widths), {}  # type: ignore[call-arg]
+    made: Any = job.model.init(key, model_spec(job))  # type: ignore[call-arg]
+    params, state = (made.value, made.state) if isinstance(made, WithState) else (made, {})
+    wrong = [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    ]
+    if wrong:
+        raise DenseStateError(
+            f"Found the parameter {wrong[0][0]} of type {jnp.result_type(wrong[0][1])}. Expected floating point, since "
+            "parameters are trained. Return what is not trained as state: WithState(params, state)."
+        )
+    return params, state
+
+
+def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepContext) -> tuple[Any, Any]:
+    """What the model returns for a batch, and its state after it.
+
+    Raises:
+      DenseStateError: the state has other arrays than before.
+    """
+    if has_short_form(job.model):
+        return job.model.apply(params, batch.dense, batch.activations), context.state  # type: ignore[call-arg]
+    made: Any = job.model.apply(params, batch, context)  # type: ignore[call-arg]
+    has_state = bool(jax.tree.leaves(context.state))
+    if not isinstance(made, WithState):
+        if has_state and context.training:
+            raise DenseStateError(
+                f"Found model.apply returning {type(made).__name__}, of a model that has state. Expected "
+                "WithState(outputs, state). Return context.state where nothing changed."
+            )
+        return made, context.state
+    before, after = _shapes(context.state), _shapes(made.state)
+    if before != after:
+        raise DenseStateError(
+            f"Found model.apply returning the state {after}. Expected {before}, as model.init made it. Keep names, "
+            "shapes and types."
+        )
+    return made.value, made.state
+
+
+def scores_of(outputs: Any, num_samples: int) -> jax.Array:
+    """The scores among what a model returns, `[n]`.
+
+    Raises:
+      DenseStateError: there are none, or not one a sample.
+    """
+    scores = outputs
+    if isinstance(outputs, Mapping):
+        if "scores" not in outputs:
+            raise DenseStateError(
+                f"Found model.apply returning {sorted(outputs)}. Expected `scores` among them, one number a sample, by "
+                "which evaluations judge. Add it."
+            )
+        scores = outputs["scores"]
+    return require_column("model.apply", scores, num_samples)
+
+
+def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepContext) -> Losses:
+    """The losses of a batch.
+
+    Raises:
+      DenseStateError: the loss has another shape than one number, or one a sample.
+    """
+    num_samples = batch.weights.shape[0]
+    own = None if has_short_form(job.model) else getattr(job.model, "loss", None)
+    if own is None:
+        per_sample = job.loss or sigmoid_binary_cross_entropy
+        found: Any = per_sample(scores_of(outputs, num_samples), batch.label)
+        return Losses(per_sample=require_column("loss", found, num_samples))
+    found = own(outputs, batch, context)
+    if not isinstance(found, Losses):
+        found = Losses(batch=found) if jnp.shape(found) == () else Losses(per_sample=found)
+    if jnp.shape(found.per_sample) not in ((), (num_samples,)) or jnp.shape(found.batch) != ():
+        raise DenseStateError(
+            f"Found model.loss returning the shape {list(jnp.shape(found.per_sample))} for samples and "
+            f"{list(jnp.shape(found.batch))} for the batch, of {num_samples} samples. Expected [{num_samples}] and []. "
+            "Return one number a sample, or one number, or podembed.Losses with both."
+        )
+    return found
+
+
+def require_column(what: str, found: Any, num_samples: int) -> Any:
+    """`found`, if it is one number a sample.
+
+    Raises:
+      DenseStateError: it is not.
+    """
+    shape = getattr(found, "shape", None)
+    if shape == (num_samples,):
+        return found
+    raise DenseStateError(
+        f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for "
+        f"{num_samples} samples. "
+        f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
+    )
+
+
+def _shapes(state: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in leaves
+    }

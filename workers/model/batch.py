@@ -1,0 +1,76 @@
+"""What a model is given of a batch, and what it may return besides plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from podembed.embedding.features.activations import Activations
+
+_tree = jax.tree_util.register_dataclass
+
+
+@_tree
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBatch:
+    """One host's share of a batch, or one device's. A JAX pytree.
+
+    Some rows are padding. They have weight 0, and their activations are zeros.
+
+    Attributes:
+      dense: float32 `[n, num_dense]`.
+      activations: per feature `[n, width]`, or `[n, max_sequence_length, width]` of a sequence, in the order of the
+        features.
+      labels: by name of the column, float32 `[n]`.
+      weights: float32 `[n]`, 0 on padding.
+    """
+
+    dense: jax.Array
+    activations: Activations
+    labels: Mapping[str, jax.Array]
+    weights: jax.Array
+
+    @property
+    def label(self) -> jax.Array:
+        """The one label, `[n]`.
+
+        Raises:
+          ValueError: there are several.
+        """
+        if len(self.labels) != 1:
+            raise ValueError(f"Found the labels {list(self.labels)}. Expected one. Name it: batch.labels['...'].")
+        return next(iter(self.labels.values()))
+
+
+@_tree
+@dataclass(frozen=True, slots=True)
+class WithState:
+    """Parameters or outputs, with the state that a model keeps beside its parameters. A JAX pytree.
+
+    The state is a pytree of arrays. Commits hold it, restores bring it back, and it is the same on all hosts.
+
+    Attributes:
+      value: parameters from `init`, outputs from `apply`.
+      state: the state after that.
+    """
+
+    value: Any
+    state: Any
+
+
+@_tree
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What a step minimizes: the mean of `per_sample` over the global batch, by the samples' weights, plus `batch`.
+
+    Attributes:
+      per_sample: `[n]`.
+      batch: one number that is the same on every host, such as a penalty of the parameters, or a loss that was made of
+        gathered arrays. It is not divided by anything.
+    """
+
+    per_sample: jax.Array | float = 0.0
+    batch: jax.Array | float = field(default=0.0)

@@ -1,0 +1,120 @@
+"""`Model`: what the dense half of a job is, and `ModelSpec`, what it gets to know before the first step.
+
+Nothing of JAX is imported here, since the driver reads declarations too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import jax
+
+    from podembed.workers.model.batch import ModelBatch, WithState
+    from podembed.workers.model.context import StepContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What a model may want to know of its job.
+
+    Attributes:
+      num_dense: dense numbers a sample.
+      activation_shapes: per feature, the shape of its activation behind the axis of the samples, in the order of the
+        features: `(width,)`, or `(max_sequence_length, width)` of a sequence.
+      batch_size: samples of a step over all hosts.
+      label: name of the column of the label.
+    """
+
+    num_dense: int
+    activation_shapes: Mapping[str, tuple[int, ...]]
+    batch_size: int
+    label: str = "label"
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Per feature, the last axis of its activation."""
+        return {name: shape[-1] for name, shape in self.activation_shapes.items()}
+
+    def example(self, num_samples: int = 1) -> ModelBatch:
+        """A batch of zeros, for frameworks that find the shapes of their parameters by a call."""
+        import jax.numpy as jnp
+
+        from podembed.embedding.features.activations import Activations
+        from podembed.workers.model.batch import ModelBatch
+
+        shapes = self.activation_shapes.items()
+        return ModelBatch(
+            dense=jnp.zeros((num_samples, self.num_dense)),
+            activations=Activations({name: jnp.zeros((num_samples, *shape)) for name, shape in shapes}),
+            labels={self.label: jnp.zeros(num_samples)},
+            weights=jnp.ones(num_samples),
+        )
+
+
+class Model(Protocol):
+    """The dense half of a job, as pure functions.
+
+    All hosts call them on their own share of a batch. What a sample's score depends on is that sample. What depends on
+    other samples goes through `context`, which reaches the whole batch.
+
+    A model may also have a method `loss(outputs, batch, context)`. It returns the loss of each sample, `[n]`. For a
+    loss of the batch as a whole it returns one number, or `podembed.Losses` for both. Without that method, and without
+    `JobConfig.loss`, the loss is the sigmoid binary cross entropy of the scores.
+
+    `ShortModel` is a shorter form, for models of pooled vectors and one score.
+    """
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> Any | WithState:
+        """Returns the parameters, a pytree of floating-point arrays. A model that changes something else in its steps,
+        such as the statistics of a batch normalization, returns `podembed.WithState(parameters, state)`.
+        """
+        ...
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> Any | WithState:
+        """Returns outputs: one score (logit) a sample, `[n]`, or a mapping with these as `scores` and anything else.
+
+        A model with state reads `context.state` and returns `podembed.WithState(outputs, new state)`. In an evaluation
+        the new state is dropped.
+        """
+        ...
+
+
+class ShortModel(Protocol):
+    """The dense half of a job in the short form, which knows nothing of the step.
+
+    Features have one order everywhere, that of `JobConfig.features`. `widths` comes in it, and so does what `apply`
+    gets in training, in evaluations and in every other place here. There it is an `embedding.Activations`, a JAX pytree
+    that keeps this order under `jit`, `grad` and `vmap`. A plain dict does not, since JAX sorts its keys; so call
+    `apply` by hand with `Activations`, or name in it what it reads. A model that shall take plain dicts keeps an
+    `embedding.FeatureOrder` as its attribute `order`, as those of `jobs.models` do; the job tells it its order.
+    """
+
+    def init(self, key: jax.Array, num_dense: int, widths: Mapping[str, int]) -> Any:
+        """Returns the parameters, a pytree of float32 arrays. `widths` maps each feature to the width of its
+        activation, in their order.
+        """
+        ...
+
+    def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns one score (logit) a sample, `[n]`, from `dense` `[n, num_dense]` and per feature `[n, width]`, in the
+        order of `widths`.
+
+        A feature with `max_sequence_length` comes as `[n, max_sequence_length, width]`, positions without an id as
+        zeros; one with `output_shape` as `[n, *output_shape[1:], width]`.
+        """
+        ...
+
+
+def has_short_form(model: Any) -> bool:
+    """Whether a model is a `ShortModel`: by the number of arguments that its `init` requires."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    try:
+        parameters = inspect.signature(model.init).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    required = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    return len(required) != 2 or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
