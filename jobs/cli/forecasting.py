@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.config import FailureConfig
 from podembed.orchestrator.decisions.table_plan import Plan, render
 from podembed.orchestrator.prediction.dense_half import default_path, dense_half, hosts_together
@@ -28,6 +29,7 @@ def show(
     index: InputIndex | None,
     *,
     plan: Callable[[int], Plan],
+    placed: Callable[[Sequence[Chosen]], Plan] | None = None,
     problem: str | None = None,
 ) -> None:
     """Prints the tables of `podembed plan`, and what is predicted for them.
@@ -36,13 +38,14 @@ def show(
       reference: by which a child builds the job to measure its dense half; None leaves that out.
       index: of the files for training, where they are at hand.
       plan: where tables lie on so many hosts.
+      placed: where they would lie if costs decided; None leaves that out.
       problem: what is wrong with the files for training, if there is no index for that reason.
 
     Raises:
       CalibrationError: constants cannot be used, or a child failed.
     """
     print(render(plan(command.hosts)), flush=True)
-    for part in _parts(command, job, reference, index, plan=plan, problem=problem):
+    for part in _parts(command, job, reference, index, plan=plan, placed=placed, problem=problem):
         print(f"\n{part}", flush=True)
 
 
@@ -53,6 +56,7 @@ def _parts(
     index: InputIndex | None,
     *,
     plan: Callable[[int], Plan],
+    placed: Callable[[Sequence[Chosen]], Plan] | None,
     problem: str | None,
 ) -> Iterator[str]:
     """The text behind the tables; only a remedy where there are no constants."""
@@ -95,6 +99,7 @@ def _parts(
         calibration=calibration,
         dense=dense,
         undo_share=FailureConfig().undo_share,
+        placed=placed,
     )
     yield render_forecast(found)
     machines = "one machine" if setting.is_one_machine else f"machines with {together} of them each"

@@ -46,6 +46,7 @@ def plan(command: Plan) -> int:
             reference,
             index,
             plan=lambda hosts: plan_tables(job, num_hosts=hosts, index=index),
+            placed=lambda chosen: plan_tables(job, num_hosts=command.hosts, index=index, chosen=chosen),
             problem=problem,
         )
         return 0

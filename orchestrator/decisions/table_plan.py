@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.lookup.placement import Way, place_tables, ways
+from podembed.embedding.lookup.placement import Chosen, Way, place_tables, ways
 from podembed.embedding.lookup.pooling_choice import CutWay, why_not_pooled
 from podembed.embedding.table_spec import TableSpec
 from podembed.orchestrator.api.text import columns, format_bytes, printable
@@ -75,6 +75,7 @@ def plan(
     table_buckets: Sequence[int | None] | None = None,
     previous: Mapping[str, Sequence[int]] | None = None,
     index: InputIndex | None = None,
+    chosen: Sequence[Chosen] | None = None,
 ) -> Plan:
     """Places a job's tables as the driver would.
 
@@ -82,13 +83,20 @@ def plan(
       table_buckets: as recorded with a run, in the job's order; None chooses by size, as for a new run.
       previous: per table the owner of each bucket before, as in a manifest; None for a new run.
       index: of the files for training, which may say how long lists are; None where they were not looked at.
+      chosen: one a table, as it would lie if costs decided; None is what the driver does.
     """
     specs = table_specs(job, table_buckets or (None,) * len(job.tables))
     before = None if previous is None else [np.asarray(previous[spec.name], np.int32) for spec in specs]
     counts = features_per_table(job)
-    owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before)
-    found = ways(specs, num_features=counts, num_hosts=num_hosts)
+    owners = place_tables(specs, num_features=counts, num_hosts=num_hosts, previous=before, chosen=chosen)
+    found = ways(specs, num_features=counts, num_hosts=num_hosts, chosen=chosen)
     cut = cut_ways(job, specs, bag_lengths(job, index), num_hosts=num_hosts)
+    if chosen is not None:
+        free = [why is None and why_not_pooled(spec) is None for spec, why in zip(specs, why_rows(job), strict=True)]
+        cut = [
+            CutWay(is_pooled=one.pools, reason="chosen by predicted time") if is_free else way
+            for way, one, is_free in zip(cut, chosen, free, strict=True)
+        ]
     tables = tuple(
         _table(spec, way, count, placed, why=why, cut=if_cut)
         for spec, way, count, placed, why, if_cut in zip(specs, found, counts, owners, why_rows(job), cut, strict=True)

@@ -1,14 +1,15 @@
 """What a plan chooses, and what each alternative would take: overlap, staleness, the wire's type, and the way of every
-table. Functions of their arguments alone.
+table. And other ways in which all tables could lie (`proposals`). Functions of their arguments alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from podembed.embedding.costs.constants import Kernels
 from podembed.embedding.costs.work import TableTraffic, TableWay, footprint_bytes, table_work
+from podembed.embedding.lookup.placement import Chosen
 from podembed.embedding.lookup.pooling_choice import why_not_pooled
 from podembed.orchestrator.prediction.demand import Setting, TableDemand, traffic_of
 from podembed.orchestrator.prediction.parts import sent_bytes
@@ -154,4 +155,32 @@ def _cost(
         host_s=every + owner / hosts + wire_s,
         owner_s=every + owner + wire_s if asked.way is TableWay.WHOLE else None,
         sent_bytes=sent,
+    )
+
+
+def proposals(tables: Sequence[TableChoice]) -> Mapping[str, tuple[Chosen, ...]]:
+    """By name, one choice a table each. What memory and optimizers do not allow is left to the placement.
+
+    The first one keeps the ways of all tables and shares their work evenly, where a driver counts features.
+    """
+    ways = {
+        "tables shared by predicted work": [table.way for table in tables],
+        "each table its cheapest way": [table.cheapest for table in tables],
+        "all tables cut": [_cut(table) for table in tables],
+    }
+    return {name: _chosen(tables, found) for name, found in ways.items()}
+
+
+def _cut(table: TableChoice) -> TableWay:
+    """The cheaper way of a table that is cut; its own where there is none."""
+    costs = {way: cost.host_s for way, cost in table.costs if way is not TableWay.WHOLE}
+    return min(costs, key=lambda way: costs[way], default=table.way)
+
+
+def _chosen(tables: Sequence[TableChoice], ways: Sequence[TableWay]) -> tuple[Chosen, ...]:
+    seconds = [dict(table.costs)[way].host_s for table, way in zip(tables, ways, strict=True)]
+    total_s = sum(seconds)
+    return tuple(
+        Chosen(is_whole=way is TableWay.WHOLE, pools=way is TableWay.PARTIAL, work=spent / total_s if total_s else 0.0)
+        for way, spent in zip(ways, seconds, strict=True)
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from podembed.embedding.costs.profile import TableProfile
 from podembed.embedding.costs.work import TableWay
+from podembed.embedding.lookup.placement import Chosen
 from podembed.orchestrator.api.text import plural
 from podembed.orchestrator.decisions.table_plan import Plan, PlannedTable
-from podembed.orchestrator.prediction.choices import Choice, TableChoice, setting_choices, table_choices
+from podembed.orchestrator.prediction.choices import Choice, TableChoice, proposals, setting_choices, table_choices
 from podembed.orchestrator.prediction.demand import DenseHalf, Setting, TableDemand, traffic_of
 from podembed.orchestrator.prediction.memory import HostMemory, host_memory
 from podembed.orchestrator.prediction.step import predict
@@ -27,7 +28,7 @@ class Forecast:
       step: as it is declared.
       choices: overlap, staleness and the wire's type, with what each alternative would take.
       tables: the way of each table, with what the others would cost.
-      others: other numbers of hosts, and the step then.
+      others: other numbers of hosts and threads, and other places of the tables, with the step then.
       memory: of the host that holds most.
       is_measured: whether all tables' data was looked at.
     """
@@ -49,6 +50,7 @@ def forecast(
     calibration: Calibration,
     dense: DenseHalf,
     undo_share: float,
+    placed: Callable[[Sequence[Chosen]], Plan] | None = None,
 ) -> Forecast:
     """Predicts the declared setting, and those that may be better.
 
@@ -56,6 +58,7 @@ def forecast(
       profiles: one a table.
       plan: where tables lie on so many hosts.
       undo_share: of the run's settings.
+      placed: where tables would lie on as many hosts as declared, if costs decided; None leaves that out.
     """
 
     declared = plan(setting.num_hosts)
@@ -72,11 +75,19 @@ def forecast(
         undo_share=undo_share,
         num_buffers=2 if setting.overlap is not False or setting.staleness else 1,
     )
+    tables = table_choices(here, setting, whys=[table.why for table in declared.tables], calibration=calibration)
+    others = [(name, step(one)) for name, one in _other_hosts(setting, most_hosts=job.num_lanes)]
+    others.append((f"threads {2 * setting.threads}", step(replace(setting, threads=2 * setting.threads))))
+    if placed is not None and setting.num_hosts > 1:
+        for name, chosen in proposals(tables).items():
+            elsewhere = demands(job, placed(chosen), profiles)
+            if [(table.way, table.owner) for table in elsewhere] != [(table.way, table.owner) for table in here]:
+                others.append((name, predict(elsewhere, setting, calibration=calibration, dense=dense)))
     return Forecast(
         step=step(setting),
         choices=setting_choices(setting, step),
-        tables=table_choices(here, setting, whys=[table.why for table in declared.tables], calibration=calibration),
-        others=tuple((name, step(one)) for name, one in _other_hosts(setting, most_hosts=job.num_lanes)),
+        tables=tables,
+        others=tuple(others),
         memory=memory,
         is_measured=all(profile.is_measured for profile in profiles),
     )

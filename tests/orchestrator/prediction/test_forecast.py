@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.costs.work import TableWay
+from podembed.embedding.initializers import Constant
 from podembed.orchestrator.api.result import Prediction
 from podembed.orchestrator.decisions.table_plan import plan
-from podembed.orchestrator.prediction.choices import setting_choices
+from podembed.orchestrator.prediction.choices import proposals, setting_choices
 from podembed.orchestrator.prediction.demand import DenseHalf
 from podembed.orchestrator.prediction.forecast import Forecast, forecast, setting_of
 from podembed.orchestrator.prediction.report import render_comparison, render_forecast, render_profiles
+from podembed.workers.data.config import ParquetData
 from podembed.workers.input.profile import assumed_profiles
 from tests.small_job import NUM_LANES, small_job
 from tests.workers.calibration.constants import CALIBRATION
@@ -36,7 +39,7 @@ def found_for(folder: Path, num_hosts: int) -> Forecast:
 def test_other_numbers_of_hosts_are_predicted_as_if_they_were_declared(tmp_path: Path) -> None:
     found = found_for(tmp_path, 2)
     others = dict(found.others)
-    assert {"1 host", "3 hosts", "4 hosts"} == set(others)
+    assert {"1 host", "3 hosts", "4 hosts", "threads 2"} == set(others)
     assert others["3 hosts"] == found_for(tmp_path, 3).step
     assert found.step.setting.num_hosts == 2
     assert not found.is_measured
@@ -91,6 +94,40 @@ def test_each_way_of_a_table_has_its_cost(tmp_path: Path) -> None:
             assert (costs[TableWay.WHOLE].owner_s or 0.0) > costs[TableWay.WHOLE].host_s
     alone = found_for(tmp_path, 1)
     assert all(len(table.costs) == 1 and table.cost.sent_bytes == 0 for table in alone.tables)
+
+
+def test_places_by_predicted_time_are_compared_with_the_drivers_own() -> None:
+    """One table has nearly all of the work, so the others should lie elsewhere. A driver counts features."""
+    tables = {
+        name: TableConfig(100_000, 16, name=name, combiner="sum", initializer=Constant(0.0))
+        for name in ("long", "short one", "short two", "short three")
+    }
+    job = replace(
+        small_job(folder="."),
+        features={name.replace(" ", "_"): FeatureConfig(table) for name, table in tables.items()},
+        data=ParquetData("none", label="label", features={name.replace(" ", "_"): name for name in tables}),
+        overlap=None,
+    )
+    profiles = assumed_profiles(job, [400.0, 20.0, 20.0, 20.0])
+    setting = setting_of(job, num_hosts=2, hosts_a_machine=1, reads_files=False)
+    found = forecast(
+        job,
+        setting,
+        profiles,
+        plan=lambda hosts: plan(job, num_hosts=hosts),
+        calibration=CALIBRATION,
+        dense=DenseHalf(step_s=1e-4, sample_s=0.0),
+        undo_share=0.1,
+        placed=lambda chosen: plan(job, num_hosts=2, chosen=chosen),
+    )
+    others = dict(found.others)
+    shared = others["tables shared by predicted work"]
+    assert shared.step_s < found.step.step_s
+    assert others["all tables cut"].sent_bytes != found.step.sent_bytes
+    by_work = plan(job, num_hosts=2, chosen=proposals(found.tables)["tables shared by predicted work"])
+    long, *short = [table.hosts for table in by_work.tables]
+    assert all(table.is_whole for table in by_work.tables)
+    assert {*short} == {(1 - long[0],)}
 
 
 def test_no_more_hosts_than_lanes_are_proposed(tmp_path: Path) -> None:
