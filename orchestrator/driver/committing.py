@@ -6,7 +6,7 @@ How a commit comes about beside training is in `background_commit`, how it is pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from podembed.orchestrator.commit.lease import Lease
 from podembed.orchestrator.commit.manifest import Manifest
@@ -38,7 +38,7 @@ class Committing:
         group: WorkerGroup,
         lease: Lease,
         base: Manifest | None,
-        placement: Mapping[str, tuple[int, ...]],
+        placement: Mapping[str, Sequence[int]],
     ) -> None:
         self._shared = shared
         self._group = group

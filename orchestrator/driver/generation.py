@@ -6,7 +6,7 @@ What outlives it is in `Shared`; `Groups` keeps those of its processes that live
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from podembed.orchestrator.api.errors import WorkerFailure, is_host_fault
@@ -26,7 +26,7 @@ from podembed.orchestrator.group.worker_group import WorkerGroup
 from podembed.workers.liveness.progress import Laps
 
 # table → owner of each bucket, by the numbers of the hosts of one generation.
-Placement = Mapping[str, tuple[int, ...]]
+Placement = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

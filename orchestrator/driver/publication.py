@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -98,7 +98,7 @@ class RunPublication:
     keeper: HistoryKeeper
     record: HistoryRecord
     step: int
-    placement: Mapping[str, tuple[int, ...]]
+    placement: Mapping[str, Sequence[int]]
     num_hosts: int
     metrics: Mapping[str, float]
     read_back: bool

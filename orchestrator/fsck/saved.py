@@ -113,7 +113,7 @@ def _sizes(tables: Sequence[TableFiles], dense: Sequence[DenseFile]) -> dict[str
         sizes |= leaf.file_sizes()
     for table in tables:
         sizes |= {f"{array.path}/zarr.json": array.metadata_size_bytes for array in table.arrays}
-        sizes |= {chunk.name: chunk.size_bytes for chunk in table.chunks}
+        sizes.update(table.chunk_sizes())
     return sizes
 
 

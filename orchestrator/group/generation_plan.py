@@ -14,7 +14,7 @@ import numpy as np
 from podembed.embedding.buckets import split_evenly
 from podembed.embedding.lookup.placement import place_tables
 from podembed.orchestrator.api.config import RunConfig
-from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.commit.manifest import Manifest, Owners
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostReady, HostSpec
@@ -34,12 +34,10 @@ class GenerationPlan:
 
     hosts: Sequence[HostSpec]
     device: Callable[[int, HostReady, str], DeviceSpec]
-    placement: Mapping[str, tuple[int, ...]]
+    placement: Mapping[str, Owners]
 
 
-def renumbered(
-    placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], *, num_hosts: int
-) -> dict[str, tuple[int, ...]]:
+def renumbered(placement: Mapping[str, Sequence[int]], kept: Mapping[int, int], *, num_hosts: int) -> dict[str, Owners]:
     """Who of the next generation holds each bucket already, by the numbers of that generation.
 
     Args:
@@ -52,11 +50,11 @@ def renumbered(
       to no host (-1).
     """
     now = {old: new for new, old in kept.items()}
-
-    def owner(old: int) -> int:
-        return now.get(old, old if old < num_hosts and old not in kept else -1)
-
-    return {table: tuple(owner(old) for old in owners) for table, owners in placement.items()}
+    most = max((int(np.max(owners)) for owners in placement.values() if len(owners)), default=-1)
+    by_old = [now.get(old, old if old < num_hosts and old not in kept else -1) for old in range(most + 1)]
+    # A bucket without an owner stays without one: the last entry is that of -1.
+    table_of = np.array([*by_old, -1], np.int32)
+    return {table: Owners.of(table_of[np.asarray(owners, np.int32)]) for table, owners in placement.items()}
 
 
 def plan_generation(
@@ -130,7 +128,7 @@ def plan_generation(
             threads=threads,
         )
 
-    owners = {spec.name: tuple(int(o) for o in owned) for spec, owned in zip(specs, placement, strict=True)}
+    owners = {spec.name: Owners.of(owned) for spec, owned in zip(specs, placement, strict=True)}
     return GenerationPlan(hosts=hosts, device=device, placement=owners)
 
 

@@ -33,7 +33,7 @@ def manifest_of(
     generation: int,
     created_unix_s: float,
     parent: Manifest | None,
-    placement: Mapping[str, tuple[int, ...]],
+    placement: Mapping[str, Sequence[int]],
     num_hosts: int,
     receipts: Receipts,
     metrics: Mapping[str, float],

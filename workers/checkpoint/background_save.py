@@ -160,8 +160,10 @@ class BackgroundSave:
         if self._undo is not None and commit:
             self._undo.begin(commit)
         if self._tracks_changes:
+            held = {table.spec.name: table.buckets.tolist() for table in self._tables}
+            # Of the buckets of this host alone: a large table has many times as many.
             self._digests = {
-                (entry.name, bucket): digest for entry in tables for bucket, digest in enumerate(entry.digests)
+                (entry.name, bucket): entry.digests[bucket] for entry in tables for bucket in held.get(entry.name, ())
             }
             self._has_parent, self._has_begun = True, False
         if keeps_undo or self._tracks_changes:

@@ -27,7 +27,16 @@ from podembed.workers.checkpoint.chunks import (
 )
 from podembed.workers.checkpoint.deltas import DeltaFiles, DeltaPart, read_changes
 from podembed.workers.checkpoint.digest import bucket_digest
-from podembed.workers.checkpoint.records import ROWS, ArrayFiles, BucketReceipt, ChunkFile, TableFiles, TablePlan
+from podembed.workers.checkpoint.records import (
+    ROWS,
+    ArrayFiles,
+    BucketReceipt,
+    ChunkFile,
+    ChunkFiles,
+    Digests,
+    TableFiles,
+    TablePlan,
+)
 from podembed.workers.checkpoint.zarr_metadata import dtype_name
 from podembed.workers.storage.store import Store
 
@@ -115,6 +124,7 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Se
         (chunk for receipt in receipts for chunk in receipt.chunks),
         key=lambda chunk: (order[chunk.array], chunk.bucket),
     )
+    files = ChunkFiles.of(chunks, arrays, num_buckets=plan.num_buckets, buckets_per_file=plan.buckets_per_file)
     return TableFiles(
         name=plan.name,
         num_rows=plan.num_rows,
@@ -123,13 +133,13 @@ def assemble_table(plan: TablePlan, arrays: tuple[ArrayFiles, ...], receipts: Se
         rows_per_bucket=plan.rows_per_bucket,
         buckets_per_file=plan.buckets_per_file,
         arrays=arrays,
-        chunks=tuple(chunks),
+        chunks=files or tuple(chunks),
         digests=_digests(receipts),
     )
 
 
-def _digests(receipts: Sequence[BucketReceipt]) -> tuple[str, ...]:
-    return tuple(
+def _digests(receipts: Sequence[BucketReceipt]) -> Digests:
+    return Digests.of(
         digest for receipt in sorted(receipts, key=lambda receipt: receipt.bucket) for digest in receipt.digests
     )
 

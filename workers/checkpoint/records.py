@@ -6,17 +6,17 @@ Values only, which travel from hosts to the driver, into the manifest, and back 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 
 from podembed.embedding.buckets import BucketLayout, buckets_together
 from podembed.embedding.table_spec import TableSpec
 from podembed.workers.checkpoint.arrays import safe_segment
-from podembed.workers.checkpoint.chunks import (
-    ChunkReceipt,
-)
+from podembed.workers.checkpoint.chunks import ChunkReceipt
 from podembed.workers.checkpoint.deltas import DeltaFiles
 from podembed.workers.checkpoint.zarr_metadata import DTYPES, ArrayMetadata
 
@@ -64,6 +64,10 @@ class ChunkFile:
     size_bytes: int
     crc32c: tuple[int, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A driver may get a million from its hosts, which takes a third of the time this way.
+        return _chunk_file, (self.array, self.bucket, self.name, self.size_bytes, self.crc32c)
+
     @property
     def buckets(self) -> range:
         return range(self.bucket, self.bucket + len(self.crc32c))
@@ -74,6 +78,149 @@ class ChunkFile:
         return ChunkReceipt(name=self.name, size_bytes=self.size_bytes, crc32c=crc32c)
 
 
+def _chunk_file(array: str, bucket: int, name: str, size_bytes: int, crc32c: tuple[int, ...]) -> ChunkFile:
+    return ChunkFile(array=array, bucket=bucket, name=name, size_bytes=size_bytes, crc32c=crc32c)
+
+
+DIGEST_BYTES = 16
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Digests(Sequence[str]):
+    """The digests of many buckets, each as 32 hexadecimal digits. They are held as bytes: a text of Python takes five
+    times as much, and a commit may have a million.
+    """
+
+    data: bytes
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> Digests:
+        return texts if isinstance(texts, Digests) else Digests(bytes.fromhex("".join(texts)))
+
+    def __len__(self) -> int:
+        return len(self.data) // DIGEST_BYTES
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, at: int | slice) -> str | tuple[str, ...]:
+        if isinstance(at, slice):
+            return tuple(self[one] for one in range(len(self))[at])
+        start = range(len(self))[at] * DIGEST_BYTES
+        return self.data[start : start + DIGEST_BYTES].hex()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Digests):
+            return self.data == other.data
+        return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayChunks:
+    """The files of one array, under the names that Zarr gives them.
+
+    Attributes:
+      array, path: its name, and where it lies.
+      size_bytes: of each file.
+      crc32c: of each chunk without its trailer, in the order of buckets: four bytes each, little-endian.
+    """
+
+    array: str
+    path: str
+    size_bytes: int
+    crc32c: bytes
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.crc32c) // CHECKSUM_BYTES
+
+    def name(self, file: int) -> str:
+        """Of a file, by its number."""
+        return f"{self.path}/c/{file}/0/0"
+
+    def checksums(self, first: int, count: int) -> tuple[int, ...]:
+        """Of chunks in a row."""
+        return tuple(np.frombuffer(self.crc32c, "<u4", count, first * CHECKSUM_BYTES).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkFiles(Sequence[ChunkFile]):
+    """All files of a table, by array, then by bucket. What is said of each is made when somebody asks for it.
+
+    Attributes:
+      arrays: rows first, then slots in their declared order; all have as many chunks.
+    """
+
+    buckets_per_file: int
+    arrays: tuple[ArrayChunks, ...]
+
+    @staticmethod
+    def of(
+        chunks: Iterable[ChunkFile], arrays: Sequence[ArrayFiles], *, num_buckets: int, buckets_per_file: int
+    ) -> ChunkFiles | None:
+        """The same as single files; None if they are not all there, once and in order, each where its array lies."""
+        if isinstance(chunks, ChunkFiles):
+            return chunks
+        given, found = iter(chunks), []
+        for array in arrays:
+            files = list(itertools.islice(given, num_buckets // buckets_per_file))
+            sizes, checksums = {file.size_bytes for file in files}, [file.crc32c for file in files]
+            if len(sizes) != 1 or any(len(of_file) != buckets_per_file for of_file in checksums):
+                return None
+            crc32c = np.fromiter(itertools.chain.from_iterable(checksums), "<u4").tobytes()
+            one = ArrayChunks(array=array.name, path=array.path, size_bytes=sizes.pop(), crc32c=crc32c)
+            firsts = range(0, num_buckets, buckets_per_file)
+            expected = [(array.name, first, one.name(number)) for number, first in enumerate(firsts)]
+            if [(file.array, file.bucket, file.name) for file in files] != expected:
+                return None
+            found.append(one)
+        return ChunkFiles(buckets_per_file=buckets_per_file, arrays=tuple(found)) if next(given, None) is None else None
+
+    def __len__(self) -> int:
+        return sum(array.num_chunks for array in self.arrays) // self.buckets_per_file
+
+    @overload
+    def __getitem__(self, at: int) -> ChunkFile: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[ChunkFile, ...]: ...
+    def __getitem__(self, at: int | slice) -> ChunkFile | tuple[ChunkFile, ...]:
+        if isinstance(at, slice):
+            return tuple(self[one] for one in range(len(self))[at])
+        number, file = divmod(range(len(self))[at], len(self) // len(self.arrays))
+        array, bucket = self.arrays[number], file * self.buckets_per_file
+        return ChunkFile(
+            array=array.array,
+            bucket=bucket,
+            name=array.name(file),
+            size_bytes=array.size_bytes,
+            crc32c=array.checksums(bucket, self.buckets_per_file),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ChunkFiles):
+            return (self.buckets_per_file, self.arrays) == (other.buckets_per_file, other.arrays)
+        return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(array.size_bytes * (array.num_chunks // self.buckets_per_file) for array in self.arrays)
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Name and size of each file."""
+        for array in self.arrays:
+            for file in range(array.num_chunks // self.buckets_per_file):
+                yield array.name(file), array.size_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFiles:
     """One table of a checkpoint.
@@ -81,7 +228,7 @@ class TableFiles:
     Attributes:
       arrays: rows first, then slots in their declared order.
       buckets_per_file: a power of two.
-      chunks: every bucket of every array once, by array, then by bucket.
+      chunks: every bucket of every array once, by array, then by bucket; mostly a `ChunkFiles`.
       digests: per bucket, `digest.bucket_digest` over rows and slots, with all deltas.
       deltas: rows that changed after the chunks were written, oldest first; each replaces what is before it.
     """
@@ -93,8 +240,8 @@ class TableFiles:
     rows_per_bucket: int
     buckets_per_file: int = 1
     arrays: tuple[ArrayFiles, ...]
-    chunks: tuple[ChunkFile, ...]
-    digests: tuple[str, ...]
+    chunks: Sequence[ChunkFile]
+    digests: Sequence[str]
     deltas: tuple[DeltaFiles, ...] = ()
 
     @property
@@ -109,7 +256,14 @@ class TableFiles:
     @property
     def size_bytes(self) -> int:
         """Of all files that a reader needs."""
-        return sum(chunk.size_bytes for chunk in self.chunks) + sum(delta.size_bytes for delta in self.deltas)
+        chunks = self.chunks
+        held = chunks.size_bytes if isinstance(chunks, ChunkFiles) else sum(chunk.size_bytes for chunk in chunks)
+        return held + sum(delta.size_bytes for delta in self.deltas)
+
+    def chunk_sizes(self) -> Iterator[tuple[str, int]]:
+        """Name and size of each file with chunks."""
+        chunks = self.chunks
+        return chunks.sizes() if isinstance(chunks, ChunkFiles) else ((one.name, one.size_bytes) for one in chunks)
 
     def chunk(self, array: ArrayFiles, bucket: int) -> ChunkFile:
         """The file with one bucket of one array."""

@@ -217,7 +217,7 @@ def table_record(table: TableFiles) -> TableRecord:
             )
             for array in table.arrays
         },
-        digests=table.digests,
+        digests=tuple(table.digests),
     )
 
 

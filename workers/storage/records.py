@@ -1,8 +1,8 @@
 """Frozen dataclasses to and from sealed JSON, strictly: every field must be there, no other may be, and each value has
 its declared type.
 
-Fields may be int, float, str, bool, other such dataclasses, `X | None`, `tuple[X, ...]` and `Mapping[str, X]`. What a
-value means (ranges, references, names) is checked by the module that owns the record.
+Fields may be int, float, str, bool, other such dataclasses, `X | None`, `tuple[X, ...]` or `Sequence[X]`, and
+`Mapping[str, X]`. What a value means (ranges, references, names) is checked by the module that owns the record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -102,7 +102,7 @@ def _value(expected: Any, name: str, where: str, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         inner = next(argument for argument in arguments if argument is not type(None))
         return None if value is None else _value(inner, name, where, value)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if not isinstance(value, list):
             raise DocumentRefused(name, f"{_kind(value)} at {where}", "a list")
         return tuple(_value(arguments[0], name, f"{where}[]", inner) for inner in value)

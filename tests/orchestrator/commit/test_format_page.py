@@ -6,6 +6,7 @@ Everything between the two marks is what a stranger would write from the page al
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
@@ -108,18 +109,28 @@ def row_hash(row: int, parts: list[bytes]) -> tuple[int, int]:
     return mix(a), mix(b)
 
 
+def column(text: str, dtype: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype)
+
+
 def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
     """Rows and slots of a table in the order of row numbers, with every check of the page."""
     document = read_sealed(run / "commit" / f"{commit}.json")
-    if document["format_version"] not in (1, 2):
+    if document["format_version"] not in (1, 2, 3):
         raise ValueError("unknown format")
+    has_lists = document["format_version"] < 3
     (table,) = [table for table in document["tables"] if table["name"] == name]
-    num_buckets, num_rows = table["num_buckets"], table["num_rows"]
+    num_buckets, num_rows, per_file = table["num_buckets"], table["num_rows"], table.get("buckets_per_file", 1)
+    digests = table["digests"] if has_lists else [d.tobytes().hex() for d in column(table["digests"], "V16")]
     buckets: dict[str, list[np.ndarray]] = {}
     for array in table["arrays"]:
-        described, per_file = table["chunks"][array["name"]], table.get("buckets_per_file", 1)
-        files = zip(described["name"], described["size_bytes"], strict=True)
-        checksums = [described["crc32c"][first : first + per_file] for first in range(0, num_buckets, per_file)]
+        described, num_files = table["chunks"][array["name"]], num_buckets // per_file
+        if has_lists:
+            files, crc32c = zip(described["name"], described["size_bytes"], strict=True), described["crc32c"]
+        else:
+            files = ((f"{array['path']}/c/{k}/0/0", described["size_bytes"]) for k in range(num_files))
+            crc32c = column(described["crc32c"], "<u4").tolist()
+        checksums = [crc32c[first : first + per_file] for first in range(0, num_buckets, per_file)]
         chunks = [
             chunk
             for (name, size_bytes), crc32c in zip(files, checksums, strict=True)
@@ -139,7 +150,7 @@ def read_table(run: Path, commit: str, name: str) -> dict[str, np.ndarray]:
         for row in range(bucket, num_rows, num_buckets):
             hashes = row_hash(row, [values[bucket][row // num_buckets].tobytes() for values in buckets.values()])
             a, b = (a + hashes[0]) & MASK, (b + hashes[1]) & MASK
-        if f"{a:016x}{b:016x}" != table["digests"][bucket]:
+        if f"{a:016x}{b:016x}" != digests[bucket]:
             raise ValueError(f"bucket {bucket} of {name} is damaged")
     return {
         array: np.stack(values).transpose(1, 0, 2).reshape(-1, values[0].shape[1])[:num_rows]
@@ -480,8 +491,8 @@ def test_the_example_of_the_page_has_exactly_the_members_of_a_manifest() -> None
     for file in delta["parts"][0]["files"]:
         assert set(file) == {field.name for field in dataclasses.fields(checkpoint_files.DenseFile)}
         size = {"int64": 8, "float32": 4}[file["dtype"]] * int(np.prod(file["shape"]))
-        assert (file["shape"][0], file["size_bytes"]) == (sum(delta["parts"][0]["counts"]), size + 4)
+        assert (file["shape"][0], file["size_bytes"]) == (column(delta["parts"][0]["counts"], "<i4").sum(), size + 4)
     table = example["tables"][0]
     assert table["rows_per_bucket"] == -(-table["num_rows"] // table["num_buckets"])
     per_file, bucket_bytes = table["buckets_per_file"], table["rows_per_bucket"] * table["dim"] * 4
-    assert table["chunks"]["rows"]["size_bytes"][0] == per_file * (bucket_bytes + 4) + 16 * per_file + 4
+    assert table["chunks"]["rows"]["size_bytes"] == per_file * (bucket_bytes + 4) + 16 * per_file + 4

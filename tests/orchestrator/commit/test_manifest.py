@@ -84,20 +84,30 @@ def test_a_manifest_under_another_name_is_refused() -> None:
 
 def test_another_format_is_refused_with_advice() -> None:
     with pytest.raises(DocumentRefused, match="matching version of podembed"):
-        from_json(NAME, seal(document() | {"format_version": 3}))
+        from_json(NAME, seal(document() | {"format_version": 4}))
 
 
-def test_the_format_before_is_read_and_written_as_it_was() -> None:
-    """Its files have one bucket each, which it does not say."""
-    old = document() | {"format_version": 1}
-    for table in old["tables"]:
-        assert table.pop("buckets_per_file") == 1
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_formats_before_are_read_and_written_as_they_were(version: int) -> None:
+    """They have lists, and version 1 does not say that its files have one bucket each."""
+    before = dataclasses.replace(sample(), format_version=version)
+    old = unseal("x", to_json(before))
+    files = [f"data/{NAME}/tables/users/rows/c/{bucket}/0/0" for bucket in range(4)]
+    assert old["tables"][0]["chunks"]["rows"]["name"] == files
+    assert [len(digest) for digest in old["tables"][0]["digests"]] == [32] * 4
+    assert old["placement"]["users"] == [0, 1, 0, 1]
+    assert [table.get("buckets_per_file") for table in old["tables"]] == [None if version == 1 else 1] * 2
     read = from_json(NAME, seal(old))
-    assert read == dataclasses.replace(sample(), format_version=1)
+    assert read == before
     assert to_json(read) == seal(old)
+    # What a delta to it becomes today.
+    assert to_json(dataclasses.replace(read, format_version=3)) == to_json(sample())
+
+
+def test_todays_format_says_how_many_buckets_a_file_has() -> None:
     missing = document()
     del missing["tables"][0]["buckets_per_file"]
-    with pytest.raises(DocumentRefused, match="buckets a file"):
+    with pytest.raises(DocumentRefused, match="buckets_per_file"):
         from_json(NAME, seal(missing))
 
 
@@ -171,8 +181,12 @@ OTHER = "data/s000000010-g00000002/other"
         ("tables.0.arrays.0.metadata_size_bytes", 2**40),
         ("tables.0.arrays.0.metadata_crc32c", 2**32),
         ("tables.0.digests", []),
-        ("tables.0.digests.0", "0" * 31),
-        ("tables.0.digests.0", "G" * 32),
+        ("tables.0.digests", ["0" * 32] * 4),
+        ("tables.0.digests", ""),
+        ("tables.0.digests", "A" * 64),
+        ("tables.0.digests", "G" * 85 + "é"),
+        # One bit of the last digit that belongs to no byte.
+        ("tables.0.digests", "A" * 85 + "B=="),
         ("tables.0.buckets_per_file", 0),
         ("tables.0.buckets_per_file", 2),
         ("tables.0.buckets_per_file", 2**30),
@@ -184,16 +198,14 @@ OTHER = "data/s000000010-g00000002/other"
         ("tables.0.chunks", {}),
         ("tables.0.chunks.rows", {}),
         ("tables.0.chunks.rows.name", []),
-        ("tables.0.chunks.rows.name", 3),
-        ("tables.0.chunks.rows.name.0", "../../../etc/passwd"),
-        ("tables.0.chunks.rows.name.0", "s3://bucket/x"),
-        ("tables.0.chunks.rows.name.0", "data/s000000010-g00000002/tables/users/rows/c/1/0/0"),
-        ("tables.0.chunks.rows.name.0", "RUN.json"),
-        ("tables.0.chunks.rows.name.0", None),
-        ("tables.0.chunks.rows.size_bytes.0", 2**60),
-        ("tables.0.chunks.rows.size_bytes.0", -4),
-        ("tables.0.chunks.rows.crc32c.0", -1),
-        ("tables.0.chunks.extra", {"name": [], "size_bytes": [], "crc32c": []}),
+        ("tables.0.chunks.rows.size_bytes", 2**60),
+        ("tables.0.chunks.rows.size_bytes", -4),
+        ("tables.0.chunks.rows.size_bytes", True),
+        ("tables.0.chunks.rows.crc32c", None),
+        ("tables.0.chunks.rows.crc32c", [1, 2, 3, 4]),
+        ("tables.0.chunks.rows.crc32c", "AAAA"),
+        ("tables.0.chunks.rows.crc32c", "AAAAAA=="),
+        ("tables.0.chunks.extra", {"size_bytes": 0, "crc32c": ""}),
         ("dense.0.key", "count"),
         ("dense.0.key", LONG),
         ("dense.0.shape", [2**40, 2**40]),
@@ -205,9 +217,11 @@ OTHER = "data/s000000010-g00000002/other"
         ("dense.0.path", f"{OTHER}/../../x"),
         ("dense.1.path", "data/s000000010-g00000002/dense/w"),
         ("placement", {}),
+        ("placement", []),
         ("placement.users", [0, 1]),
-        ("placement.users.0", 2),
-        ("placement.users.0", -1),
+        ("placement.users", "AAAAAA=="),
+        ("placement.users", "AAAAAAAAAAACAAAAAAAAAA=="),
+        ("placement.users", "AAAAAAAAAAD/////AAAAAA=="),
         ("counters", {"a": "b"}),
         ("cursor", {LONG: 1}),
         ("versions", {"a": LONG}),
@@ -225,7 +239,7 @@ def test_many_arrays_of_many_buckets_cost_nothing() -> None:
     table = changed["tables"][0]
     table["num_buckets"], table["rows_per_bucket"] = 2**20, 1
     table["arrays"] = [table["arrays"][0] | {"name": "rows" if n == 0 else f"a{n}"} for n in range(500)]
-    table["chunks"] = {array["name"]: {"name": [], "size_bytes": [], "crc32c": []} for array in table["arrays"]}
+    table["chunks"] = {array["name"]: {"size_bytes": 1, "crc32c": ""} for array in table["arrays"]}
     with pytest.raises(DocumentRefused):
         from_json(NAME, seal(changed))
 
@@ -301,6 +315,15 @@ class TestCoverage:
         first, second, *rest = sample().tables[0].chunks
         with pytest.raises(DocumentRefused, match="several entries"):
             to_json(self.replace_chunks([first, dataclasses.replace(second, name=first.name), *rest]))
+
+    def test_a_file_in_another_place(self) -> None:
+        first, *rest = sample().tables[0].chunks
+        moved = self.replace_chunks([dataclasses.replace(first, name=f"{OTHER}/c/0/0/0"), *rest])
+        with pytest.raises(DocumentRefused, match="do not lie where their arrays do"):
+            to_json(moved)
+        # Version 2 named each file.
+        before = dataclasses.replace(moved, format_version=2)
+        assert from_json(NAME, to_json(before)) == before
 
 
 def test_a_stranger_can_check_the_seal() -> None:

@@ -1,9 +1,10 @@
-"""Runs of the format before are read, checked, continued and compacted; their new commits have today's format."""
+"""Runs of older formats are read, checked, continued and compacted; their new commits have today's format."""
 
 from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.commit import checkpoint
-from podembed.orchestrator.commit.manifest import FORMAT_VERSION
+from podembed.orchestrator.commit.manifest import FORMAT_VERSION, from_json, to_json
 from podembed.orchestrator.commit.run_record import read_run
 from podembed.orchestrator.inspect.compact import compact
 from podembed.workers.checkpoint.files import read_bucket, read_dense
@@ -22,15 +23,16 @@ from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import Arrays, commit_changes, two_tables
 from tests.run_state import assert_same_bytes, committed_state
 
-# Written by the last program of version 1: `committed_tables.two_tables()` whole at 10 and 20, and changed at 30.
-ARCHIVE = Path(__file__).parent / "run_of_version_1.zip"
+# Each written by the last program of its version: `committed_tables.two_tables()` whole at 10 and 20, and changed at
+# 30. Files of version 2 have two buckets each.
+ARCHIVES = {1: "run_of_version_1.zip", 2: "run_of_version_2.zip"}
 CHANGED = {"users": [0, 5, 36], "items": [4]}
 HEAD = "s000000030-g00000001"
 
 
-@pytest.fixture
-def old_run(tmp_path: Path) -> Store:
-    with zipfile.ZipFile(ARCHIVE) as archive:
+@pytest.fixture(params=[*ARCHIVES])
+def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    with zipfile.ZipFile(Path(__file__).parent / ARCHIVES[request.param]) as archive:
         archive.extractall(tmp_path / "run")
     return Store(tmp_path / "run")
 
@@ -66,12 +68,14 @@ def check_rows(store: Store, name: str) -> None:
 
 
 def test_an_old_run_is_read_and_verified(old_run: Store) -> None:
-    assert read_run(old_run).format_version == 1
+    version = read_run(old_run).format_version
+    assert version in ARCHIVES
     infos = checkpoint.list_commits(old_run)
     assert [info.name for info in infos if info.counts] == [HEAD, "s000000020-g00000001", "s000000010-g00000001"]
     for info in infos:
         assert info.manifest is not None
-        assert info.manifest.format_version == 1
+        assert info.manifest.format_version == version
+        assert {table.buckets_per_file for table in info.manifest.tables} == {version}
         assert checkpoint.verify(old_run, info.manifest).damages == ()
     check_rows(old_run, HEAD)
     (leaf,) = checkpoint.load(old_run, HEAD).dense
@@ -82,7 +86,8 @@ def test_damage_in_an_old_run_is_found(old_run: Store) -> None:
     head = checkpoint.load(old_run, HEAD)
     name = head.tables[0].chunks[1].name
     path = Path(old_run.locate(name))
-    path.write_bytes(path.read_bytes()[:-6] + bytes(6))
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     assert [damage.name for damage in checkpoint.verify(old_run, head).damages] == [name]
 
 
@@ -102,36 +107,42 @@ def test_an_old_run_is_compacted_into_todays_format(old_run: Store) -> None:
     check_rows(old_run, made.name)
 
 
-def make_old(run: Path) -> None:
-    """Rewrites what has a version as the program of version 1 wrote it."""
-    for path in [run / "RUN.json", *(run / "commit").glob("*.json")]:
-        document = json.loads(path.read_bytes())
-        del document["sha256"]
-        document["format_version"] = 1
-        for table in document["tables"]:
-            assert table.pop("buckets_per_file", 1) == 1
-        path.write_bytes(seal(document))
+def make_old(run: Path, version: int) -> None:
+    """Rewrites what has a version as the program of that version wrote it."""
+    for path in (run / "commit").glob("*.json"):
+        made = from_json(path.stem, path.read_bytes())
+        path.write_bytes(to_json(replace(made, format_version=version)))
+    document = json.loads((run / "RUN.json").read_bytes())
+    del document["sha256"]
+    (run / "RUN.json").write_bytes(seal(document | {"format_version": version}))
 
 
+@pytest.mark.parametrize("version", [*ARCHIVES])
 @pytest.mark.parametrize("full_every", [1, 3])
 def test_training_goes_on_from_an_old_run(
-    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_every: int
+    small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_every: int, version: int
 ) -> None:
     """With the same bytes as if it had never stopped, in whole commits or deltas to old chunks."""
     monkeypatch.setattr("podembed.orchestrator.run.opening.choose_buckets", lambda job: (1, 64, 4))
     policy = CheckpointConfig(every_steps=1, num_to_keep=None, full_every=full_every)
     whole = train(small_data, tmp_path / "whole", max_steps=4, checkpoint_config=policy)
     with monkeypatch.context() as patched:
-        patched.setattr("podembed.workers.host.shard.buckets_per_file", lambda *_, **__: {})
+        if version == 1:
+            patched.setattr("podembed.workers.host.shard.buckets_per_file", lambda *_, **__: {})
         old = train(small_data, tmp_path / "old", max_steps=2, checkpoint_config=policy)
-    make_old(Path(old.path))
+    make_old(Path(old.path), version)
     resumed = train(small_data, tmp_path / "old", max_steps=4, checkpoint_config=policy)
     assert_same_bytes(committed_state(resumed.path), committed_state(whole.path))
     manifests = [info.manifest for info in checkpoint.list_commits(Store(resumed.path)) if info.manifest]
-    assert {made.step: made.format_version for made in manifests} == {1: 1, 2: 1, 3: 2, 4: 2}
+    assert {made.step: made.format_version for made in manifests} == {
+        1: version,
+        2: version,
+        3: FORMAT_VERSION,
+        4: FORMAT_VERSION,
+    }
     for made in manifests:
         # A delta keeps the chunks of the whole commit before it.
-        is_new = made.format_version == FORMAT_VERSION and not made.num_deltas
+        is_new = version > 1 or (made.format_version == FORMAT_VERSION and not made.num_deltas)
         expected_sizes = [1, 8, 4] if is_new else [1, 1, 1]
         assert [table.buckets_per_file for table in made.tables] == expected_sizes
     assert any(made.num_deltas for made in manifests) == (full_every > 1)
