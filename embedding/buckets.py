@@ -7,14 +7,20 @@ decides who holds which.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 TARGET_BUCKET_BYTES = 1 << 20
-MAX_BUCKETS = 4096
+MIN_BUCKET_BYTES = 1 << 18
+# A table beyond so many buckets of the target size is cut more finely, for the sake of many hosts.
+USUAL_BUCKETS = 4096
+MAX_BUCKETS = 65_536
+# Of all tables of a run that have more than the usual number together: each costs some 40 bytes of a manifest.
+MAX_FINE_BUCKETS = 1 << 20
+# Of a host's share of a large table. With so many the busiest host has at most 1/64 more than the mean.
+BUCKETS_PER_HOST = 64
 # How much busier than the mean host the busiest may be, where buckets are small enough.
 MOST_OVER_MEAN = 1.02
 
@@ -52,16 +58,33 @@ class BucketLayout:
         return bucket + positions * self.num_buckets
 
 
-def bucket_layout(*, num_rows: int, row_bytes: int) -> BucketLayout:
+def bucket_layout(*, num_rows: int, row_bytes: int, most_hosts: int = MAX_BUCKETS) -> BucketLayout:
     """Chooses V by size: a bucket is about one MiB, and a table below that is one bucket.
+
+    A table above 4 GiB gets buckets of down to 256 KiB. With 4,096 buckets the busiest of 1,000 hosts would have 5,
+    which is 1.22 times the mean.
 
     Args:
       num_rows: rows of the table.
       row_bytes: bytes of one row with its slots.
+      most_hosts: that will ever share the table. Where they are few, larger buckets are fewer files and less to name.
     """
-    wanted = max(1, num_rows * row_bytes // TARGET_BUCKET_BYTES)
-    num_buckets = min(MAX_BUCKETS, 1 << (wanted - 1).bit_length())
-    return BucketLayout(num_rows=num_rows, num_buckets=num_buckets)
+    size_bytes = num_rows * row_bytes
+    wanted = max(1, size_bytes // TARGET_BUCKET_BYTES)
+    if wanted <= USUAL_BUCKETS:
+        return BucketLayout(num_rows=num_rows, num_buckets=1 << (wanted - 1).bit_length())
+    # The largest power of two whose buckets are not too small.
+    by_size = 1 << (size_bytes // MIN_BUCKET_BYTES).bit_length() - 1
+    by_hosts = 1 << (BUCKETS_PER_HOST * most_hosts - 1).bit_length()
+    return BucketLayout(num_rows=num_rows, num_buckets=max(USUAL_BUCKETS, min(MAX_BUCKETS, by_size, by_hosts)))
+
+
+def within_reason(num_buckets: Sequence[int]) -> tuple[int, ...]:
+    """The same numbers, of which the largest are halved until there are not too many. Usual numbers stay."""
+    found = list(num_buckets)
+    while sum(found) > MAX_FINE_BUCKETS and max(found) > USUAL_BUCKETS:
+        found[found.index(max(found))] //= 2
+    return tuple(found)
 
 
 def place(
@@ -188,17 +211,21 @@ def _release_surplus(tables: Sequence[_Placed], load: np.ndarray, held: np.ndarr
 
 
 def _fill(table: _Placed, load: np.ndarray) -> None:
-    """Gives each bucket without an owner to the least busy host that may have another one. Changes table and load."""
-    hosts = [(int(load[host]), int(host)) for host in np.flatnonzero(table.counts < table.most)]
-    heapq.heapify(hosts)
-    for bucket in np.flatnonzero(table.owners < 0):
-        _, host = hosts[0]
-        table.give(int(bucket), host)
-        load[host] += table.size
-        if table.counts[host] < table.most:
-            heapq.heapreplace(hosts, (int(load[host]), host))
-        else:
-            heapq.heappop(hosts)
+    """Gives each bucket without an owner to the least busy host that may have another one, the first of several.
+    Changes table and load.
+
+    Buckets of a table are equal. So a host's load before its next bucket, and the one after that, is known at the
+    beginning. In the order of these loads the hosts take the buckets.
+    """
+    free = np.flatnonzero(table.owners < 0)
+    room = np.maximum(table.most - table.counts, 0)
+    hosts = np.repeat(np.arange(len(room)), room)
+    nth = np.arange(len(hosts)) - np.repeat(np.cumsum(room) - room, room)
+    order = np.lexsort((hosts, load[hosts] + nth * table.size))[: len(free)]
+    table.owners[free] = hosts[order]
+    given = np.bincount(hosts[order], minlength=len(room))
+    table.counts += given
+    load += given * table.size
 
 
 def _even_out(tables: Sequence[_Placed], load: np.ndarray, *, limit: int) -> None:

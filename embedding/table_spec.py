@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from podembed.embedding.buckets import BucketLayout, bucket_layout
+from podembed.embedding.buckets import MAX_BUCKETS, BucketLayout, bucket_layout
 from podembed.embedding.config import TableConfig
 from podembed.embedding.optimizers import Optimizer
 
@@ -68,6 +68,7 @@ class TableSpec:
         name: str | None = None,
         optimizer: Optimizer | None = None,
         num_buckets: int | None = None,
+        most_hosts: int = MAX_BUCKETS,
     ) -> TableSpec:
         """Fills in the defaults of a declared table.
 
@@ -76,6 +77,7 @@ class TableSpec:
           name: used if the declaration has none.
           optimizer: used if the declaration has none.
           num_buckets: a power of two, when resuming a run; None chooses by size.
+          most_hosts: that will ever share the table; for the choice.
 
         Raises:
           ValueError: the table has no name, is not float32, or its optimizer is none of ours.
@@ -90,7 +92,7 @@ class TableSpec:
             )
         chosen = optimizer if config.optimizer is None else config.optimizer
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
-        layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes)
+        layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes, most_hosts=most_hosts)
         if num_buckets is not None:
             layout = BucketLayout(num_rows=config.vocabulary_size, num_buckets=num_buckets)
         return TableSpec(

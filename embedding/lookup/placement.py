@@ -37,7 +37,11 @@ MANY_HOSTS = 32
 BUCKETS_PER_SHARE = 4
 """A bucket of a small table is at most this part of a host's share of the work, so that shares can be even."""
 BLOCKS_PER_HOST = 64
+"""Of a cut table, where its buckets are large: the busiest host then has at most 1/64 more of it than the mean."""
+FEWEST_BLOCKS_PER_HOST = 16
+"""Where buckets are small and tables many, so that files of a commit are not. Hosts get even shares of all tables."""
 MAX_BLOCK_BUCKETS = 64
+MAX_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +168,16 @@ def place_tables(
         work_bytes = [count * feature_bytes for count in num_features]
     else:
         work_bytes = [int(one.work * sum(table_bytes)) for one in chosen]
+    block_bytes = min(MAX_BLOCK_BYTES, sum(table_bytes) // (num_hosts * BLOCKS_PER_HOST))
     blocks = [
         spec.layout.num_buckets
         if whole
-        else block_buckets(spec.layout.num_buckets, num_hosts, None if previous is None else previous[at])
+        else block_buckets(
+            spec.layout.num_buckets,
+            num_hosts,
+            None if previous is None else previous[at],
+            may_have=block_bytes // spec.bucket_bytes,
+        )
         for at, (spec, whole) in enumerate(zip(specs, is_whole, strict=True))
     ]
     num_units = [spec.layout.num_buckets // block for spec, block in zip(specs, blocks, strict=True)]
@@ -186,18 +196,23 @@ def place_tables(
     return [np.repeat(owners, block) for owners, block in zip(placed, blocks, strict=True)]
 
 
-def block_buckets(num_buckets: int, num_hosts: int, previous: np.ndarray | None) -> int:
+def block_buckets(num_buckets: int, num_hosts: int, previous: np.ndarray | None, *, may_have: int = 0) -> int:
     """How many buckets in a row of a cut table go together.
 
     With a host's share of at least `BLOCKS_PER_HOST` blocks, the busiest has at most 1/64 more than the mean. Where
     buckets of a block had several owners, smaller blocks keep them where they are.
 
+    Args:
+      may_have: that are small beside a host's share of all tables. So many go together while a host gets at least
+        `FEWEST_BLOCKS_PER_HOST`.
+
     Returns:
       A power of two.
     """
-    most = min(MAX_BLOCK_BUCKETS, num_buckets // (BLOCKS_PER_HOST * num_hosts))
+    of_table = num_buckets // (BLOCKS_PER_HOST * num_hosts)
+    of_all = min(may_have, num_buckets // (FEWEST_BLOCKS_PER_HOST * num_hosts))
     before = np.zeros(num_buckets, np.int32) if previous is None else previous
-    return buckets_together(before, most=most)
+    return buckets_together(before, most=min(MAX_BLOCK_BUCKETS, max(of_table, of_all)))
 
 
 def _owner(owners: np.ndarray, num_hosts: int) -> np.ndarray:

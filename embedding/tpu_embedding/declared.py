@@ -101,7 +101,8 @@ class DeclaredTables:
 
     def specs(self, *, seed: int) -> tuple[TableSpec, ...]:
         """The tables as engines hold them."""
-        return tuple(TableSpec.of(table, seed=seed) for table in self.tables)
+        # What saves them writes a file a bucket, so large tables are cut as for few hosts.
+        return tuple(TableSpec.of(table, seed=seed, most_hosts=1) for table in self.tables)
 
 
 def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:

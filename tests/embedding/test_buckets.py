@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from podembed.embedding.buckets import (
     MAX_BUCKETS,
+    MAX_FINE_BUCKETS,
     TARGET_BUCKET_BYTES,
+    USUAL_BUCKETS,
     BucketLayout,
+    _fill,
+    _Placed,
     bucket_layout,
     place,
     split_evenly,
+    within_reason,
 )
 
 Sizes = list[np.ndarray]
@@ -131,6 +136,36 @@ def test_the_same_arguments_give_the_same_owners_and_nothing_moves_without_need(
     assert moved_bytes(sizes, first, stay) == 0
 
 
+@settings(deadline=None)
+@given(
+    power=st.integers(0, 6),
+    size=st.integers(1, 30),
+    load=st.lists(st.integers(0, 90), min_size=1, max_size=9),
+    data=st.data(),
+)
+def test_buckets_go_one_by_one_to_the_least_busy_host(
+    power: int, size: int, load: list[int], data: st.DataObject
+) -> None:
+    """One large bucket a host makes the loads; then those of another table are given out."""
+    num_hosts, count = len(load), 1 << power
+    most = -(-count // num_hosts)
+    had = data.draw(st.lists(st.integers(-1, num_hosts - 1), min_size=count, max_size=count))
+    owners = [host if had[:at].count(host) < most else -1 for at, host in enumerate(had)]
+    expected = [*owners]
+    loads = [one + size * owners.count(host) for host, one in enumerate(load)]
+    for bucket in range(count):
+        if expected[bucket] < 0:
+            host = min((h for h in range(num_hosts) if expected.count(h) < most), key=lambda h: (loads[h], h))
+            expected[bucket] = host
+            loads[host] += size
+    table = _Placed(held_bytes=size, work_bytes=0, owners=np.array(owners, np.int32), num_hosts=num_hosts)
+    found = np.array(load) + size * table.counts
+    _fill(table, found)
+    assert table.owners.tolist() == expected
+    assert table.counts.tolist() == [expected.count(host) for host in range(num_hosts)]
+    assert found.tolist() == loads
+
+
 def test_orphans_go_to_the_emptiest_hosts_and_the_others_stay() -> None:
     sizes = [np.full(8, 10, np.int64)]
     previous = [np.array([0, 0, 1, 1, 7, 7, -1, -1], np.int32)]
@@ -155,6 +190,12 @@ def test_no_tables_have_no_owners() -> None:
         (TARGET_BUCKET_BYTES // 64, 64, 1),
         (2 * TARGET_BUCKET_BYTES // 64, 64, 2),
         (3 * TARGET_BUCKET_BYTES // 64, 64, 4),
+        (USUAL_BUCKETS * TARGET_BUCKET_BYTES // 64, 64, USUAL_BUCKETS),
+        # Above that buckets are finer: a quarter of a MiB to half of one.
+        (USUAL_BUCKETS * TARGET_BUCKET_BYTES // 64 + TARGET_BUCKET_BYTES, 64, 4 * USUAL_BUCKETS),
+        (6 << 24, 64, 4 * USUAL_BUCKETS),
+        (8 << 24, 64, 8 * USUAL_BUCKETS),
+        (16 << 24, 64, MAX_BUCKETS),
         (10_000_000_000, 512, MAX_BUCKETS),
     ],
 )
@@ -162,6 +203,28 @@ def test_a_bucket_is_about_a_mebibyte(num_rows: int, row_bytes: int, num_buckets
     layout = bucket_layout(num_rows=num_rows, row_bytes=row_bytes)
     assert layout.num_buckets == num_buckets
     assert layout.rows_per_bucket * layout.num_buckets >= num_rows
+
+
+@pytest.mark.parametrize(
+    ("most_hosts", "num_buckets"), [(1, 4096), (64, 4096), (65, 8192), (128, 8192), (1000, 65_536), (4096, 65_536)]
+)
+def test_few_hosts_need_no_fine_buckets(most_hosts: int, num_buckets: int) -> None:
+    assert bucket_layout(num_rows=1 << 30, row_bytes=64, most_hosts=most_hosts).num_buckets == num_buckets
+
+
+def test_many_tables_have_fewer_fine_buckets() -> None:
+    assert within_reason([MAX_BUCKETS] * 16) == (MAX_BUCKETS,) * 16
+    assert within_reason([MAX_BUCKETS] * 17 + [3]) == (MAX_BUCKETS // 2,) * 3 + (MAX_BUCKETS,) * 14 + (3,)
+    assert within_reason([USUAL_BUCKETS] * 1000) == (USUAL_BUCKETS,) * 1000
+    assert sum(within_reason([MAX_BUCKETS] * 200)) <= MAX_FINE_BUCKETS
+
+
+@pytest.mark.parametrize("num_hosts", [1000, 1024])
+def test_a_thousand_hosts_have_even_shares_of_a_large_table(num_hosts: int) -> None:
+    layout = bucket_layout(num_rows=1 << 28, row_bytes=64)
+    (owners,) = place(bucket_bytes=[np.full(layout.num_buckets, 1 << 18)], num_hosts=num_hosts)
+    counts = np.bincount(owners, minlength=num_hosts)
+    assert counts.max() / counts.mean() < 1.01
 
 
 @given(num_rows=st.integers(1, 5_000), power=st.integers(0, 8))

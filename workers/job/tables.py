@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from podembed.embedding.buckets import within_reason
 from podembed.embedding.lookup.placement import buckets_for_work
 from podembed.embedding.lookup.pooling_choice import CutWay, cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
@@ -19,7 +20,7 @@ def choose_buckets(job: JobConfig) -> tuple[int, ...]:
     for all hosts if the run had one for each lane.
     """
     features = features_per_table(job)
-    return tuple(
+    wanted = tuple(
         max(
             spec.layout.num_buckets,
             buckets_for_work(
@@ -31,16 +32,24 @@ def choose_buckets(job: JobConfig) -> tuple[int, ...]:
         )
         for spec, count in zip(table_specs(job, (None,) * len(job.tables)), features, strict=True)
     )
+    return within_reason(wanted)
 
 
 def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[TableSpec, ...]:
     """All tables of a job, in the order of `job.tables`.
 
     Args:
-      table_buckets: number of buckets of each, as recorded with the run; None chooses by size.
+      table_buckets: number of buckets of each, as recorded with the run; None chooses by size and lanes.
     """
     return tuple(
-        TableSpec.of(table, seed=job.seed, name=name, optimizer=job.optimizer, num_buckets=num_buckets)
+        TableSpec.of(
+            table,
+            seed=job.seed,
+            name=name,
+            optimizer=job.optimizer,
+            num_buckets=num_buckets,
+            most_hosts=job.num_lanes,
+        )
         for name, table, num_buckets in zip(job.table_names, job.tables, table_buckets, strict=True)
     )
 
