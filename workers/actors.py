@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +82,13 @@ def in_pieces(arguments: Sequence[Any]) -> list[Any] | None:
     return [[array.nbytes for array in arrays], *pieces]
 
 
+def packed_bytes(value: Any) -> int:
+    """Bytes of a value as a call takes it along."""
+    buffers: list[Any] = []
+    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[attr-defined]
+    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
+
+
 def of_pieces(sizes: Sequence[int], *pieces: bytes) -> list[Any]:
     """What `in_pieces` took apart. Arrays cannot be written to, as Ray's."""
     content = memoryview(b"".join(pieces))
@@ -136,6 +143,14 @@ class Actor:
     def run_with_pieces(self, method: str, *pieces: Any) -> Any:
         """The same with arguments that `in_pieces` took apart."""
         return self.run(method, *of_pieces(*pieces))
+
+    def run_shared(self, method: str, own: Mapping[str, Any], shared: Any, *others: Any) -> Any:
+        """The same with a first argument that many actors get.
+
+        Args:
+          own: fields of it that differ for this one.
+        """
+        return self.run(method, replace(shared, **own) if own else shared, *others)
 
     @ray.method(concurrency_group="background")
     def run_in_background(self, method: str, *arguments: Any) -> Any:

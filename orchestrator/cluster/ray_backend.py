@@ -33,7 +33,7 @@ from podembed.orchestrator.cluster.places import (
     spread,
     taking_connections,
 )
-from podembed.orchestrator.cluster.ray_calls import RayHandle, ended_unix_s, of_ray, outcome, settled
+from podembed.orchestrator.cluster.ray_calls import ended_unix_s, handles_of, of_ray, outcome, settled
 from podembed.orchestrator.cluster.worker_environment import (
     PLATFORMS,
     accelerators_of,
@@ -173,23 +173,14 @@ class RayBackend:
         bind_address = LOOPBACK if len({*self.placed.values()}) == 1 else ""
         cache = compile_cache() if self._actors is None else ""
         self._drop_dead(reservation)
-        handles = [
-            HostHandles(
-                RayHandle(
-                    Worker("host", rank),
-                    actor or self._take("host", reservation, place),
-                    bind_address=bind_address,
-                    machine=place.node,
-                ),
-                RayHandle(
-                    Worker("device", rank),
-                    self._take("device", reservation, place),
-                    compile_cache=cache,
-                    machine=place.node,
-                ),
-            )
-            for rank, (place, actor) in enumerate(zip(reservation.places, hosts, strict=True))
-        ]
+        own = zip(reservation.places, hosts, strict=True)
+        handles = handles_of(
+            [actor or self._take("host", reservation, place) for place, actor in own],
+            [self._take("device", reservation, place) for place in reservation.places],
+            machines=[place.node for place in reservation.places],
+            bind_address=bind_address,
+            compile_cache=cache,
+        )
         self._reservations[id(handles)] = reservation
         return handles
 

@@ -6,15 +6,16 @@ Ray says what became of the process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from podembed.orchestrator.api.errors import Failure, FailureKind
 from podembed.orchestrator.cluster.connection import LOOPBACK
-from podembed.orchestrator.group.backend import Call, DirectHandle, Handle
+from podembed.orchestrator.group.backend import Call, DirectHandle, Handle, HostHandles
 from podembed.orchestrator.group.worker_errors import death, failure_of, first_line
+from podembed.workers.checkpoint.records import TableFiles
 from podembed.workers.device.doorway import ChannelError
 from podembed.workers.device.process import DeviceSpec
 from podembed.workers.host.spec import HostSpec
@@ -25,6 +26,13 @@ from podembed.workers.stepwise.host import StepwiseSpec
 from podembed.workers.stepwise.line import Raised
 
 _LOOK_S = 0.02
+
+# With fewer, an argument within the call arrives sooner: the object store costs milliseconds of each process.
+MANY_HOSTS = 32
+# A manifest of so many buckets has 100 KB, which is what Ray sends within a call.
+MANY_BUCKETS = 1 << 11
+# Of so many it has a megabyte, which goes through the object store in any case.
+MOST_BUCKETS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +60,17 @@ class LineCall:
 
 
 class RayHandle(DirectHandle):
-    """One actor. `machine`: id of the node that it was placed on."""
+    """One actor. `machine`: id of the node that it was placed on. `shared`: of all handles of a backend."""
 
     def __init__(
-        self, worker: Worker, actor: Any, *, bind_address: str = "", compile_cache: str = "", machine: str | None = None
+        self,
+        worker: Worker,
+        actor: Any,
+        *,
+        bind_address: str = "",
+        compile_cache: str = "",
+        machine: str | None = None,
+        shared: SharedArguments | None = None,
     ) -> None:
         self.worker = worker
         self.actor = actor
@@ -63,6 +78,7 @@ class RayHandle(DirectHandle):
         self._bind_address = bind_address
         self._compile_cache = compile_cache
         self._line: DriverEnd | None = None
+        self._shared = shared
 
     @property
     def where(self) -> str:
@@ -72,6 +88,9 @@ class RayHandle(DirectHandle):
         from podembed.workers.actors import in_pieces
 
         own = [self._localized(argument) for argument in arguments]
+        shared = self._shared.of_call(own) if self._shared is not None else None
+        if shared is not None:
+            return RayCall(self.worker, self.actor.run_shared.remote(method, *shared), self)
         pieces = in_pieces(own)
         if pieces is None:
             return RayCall(self.worker, self.actor.run.remote(method, *own), self)
@@ -110,6 +129,77 @@ class RayHandle(DirectHandle):
             case DeviceSpec() if self._compile_cache:
                 return replace(argument, compile_cache=self._compile_cache)
         return argument
+
+
+class SharedArguments:
+    """Arguments that all processes of a generation get go into Ray's object store once.
+
+    A call takes its arguments along. The placement, the manifest's tables and the addresses of all hosts grow with the
+    hosts, and so does the number of calls. With 1,024 hosts the driver would pack gigabytes. From the object store each
+    machine fetches them once, from the driver or from a machine that has them already.
+
+    Mutated by the driver's thread: the newest arguments of each kind, with references to them.
+
+    Args:
+      num_hosts: of the generation.
+      put: puts a value into the object store, and returns a reference to it.
+    """
+
+    def __init__(self, num_hosts: int, put: Callable[[Any], Any] | None = None) -> None:
+        self._has_many = num_hosts >= MANY_HOSTS
+        self._put = put or _put
+        self._found: dict[str, tuple[Any, Any]] = {}
+
+    def of_call(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+        """What `Actor.run_shared` takes in place of the arguments of a call: what this process alone gets, and
+        references to the rest. None where sharing is of no use.
+        """
+        least = MANY_BUCKETS if self._has_many else MOST_BUCKETS
+        match arguments:
+            case [HostSpec() as spec] if self._has_many:
+                own = {"host": spec.host, "bind_address": spec.bind_address}
+                # No other generation has this token, and its specs differ in nothing else.
+                return own, self._reference("spec", spec.token, replace(spec, host=0, bind_address=""))
+            case [[(str(), int()), *_] as addresses, *others] if self._has_many:
+                return {}, self._reference("addresses", addresses, addresses), *others
+            case [[TableFiles(), *_] as tables] if sum(table.num_buckets for table in tables) >= least:
+                return {}, self._reference("tables", tables, tables)
+        return None
+
+    def _reference(self, kind: str, key: Any, value: Any) -> Any:
+        """Ray's reference to a value, which is put into the store when its key is new."""
+        known = self._found.get(kind)
+        # A token is compared by value; a list that is the same object holds the same.
+        if known is None or not (known[0] is key or (isinstance(key, bytes) and known[0] == key)):
+            known = self._found[kind] = (key, self._put(value))
+        return known[1]
+
+
+def _put(value: Any) -> Any:
+    import ray
+
+    return ray.put(value)
+
+
+def handles_of(
+    hosts: Sequence[Any], devices: Sequence[Any], *, machines: Sequence[str], bind_address: str, compile_cache: str
+) -> list[HostHandles]:
+    """Handles of the actors of a generation.
+
+    Args:
+      hosts, devices: actors by host.
+      machines: by host, id of the node.
+      bind_address: where hosts listen; empty for the address by which the cluster knows their machine.
+      compile_cache: of the device processes; empty for none.
+    """
+    shared = SharedArguments(len(hosts))
+    return [
+        HostHandles(
+            RayHandle(Worker("host", rank), host, bind_address=bind_address, machine=machine, shared=shared),
+            RayHandle(Worker("device", rank), device, compile_cache=compile_cache, machine=machine),
+        )
+        for rank, (host, device, machine) in enumerate(zip(hosts, devices, machines, strict=True))
+    ]
 
 
 def of_ray(handle: Handle) -> RayHandle:
