@@ -83,7 +83,7 @@ def table_spec(arguments: argparse.Namespace) -> TableSpec:
     optimizer = OPTIMIZERS[arguments.optimizer](0.1)
     row_bytes = TableSpec.of(TableConfig(1, arguments.dim, optimizer=optimizer, name="table"), seed=1).row_bytes
     config = TableConfig(int(arguments.gb * 1e9) // row_bytes, arguments.dim, optimizer=optimizer, name="table")
-    return TableSpec.of(config, seed=1)
+    return TableSpec.of(config, seed=1, most_hosts=arguments.hosts)
 
 
 def manifest_of(name: str, tables: tuple[TableFiles, ...], placement: list[np.ndarray], num_hosts: int) -> Manifest:

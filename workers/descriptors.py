@@ -92,6 +92,12 @@ def _raised(soft: int, hard: int, wanted: int) -> int:
     return limit
 
 
+def needed_by_host(num_hosts: int) -> int:
+    """What a host process opens for the others."""
+    # A connection, and the memory of a host on the same machine: a mapping keeps the descriptor of what it maps.
+    return 2 * (num_hosts - 1)
+
+
 def require_for_host(num_hosts: int) -> None:
     """Before a host process listens for the others.
 
@@ -99,8 +105,7 @@ def require_for_host(num_hosts: int) -> None:
       DescriptorsExhausted: they are too many for its limit.
     """
     others = num_hosts - 1
-    # A connection, and the memory of a host on the same machine: a mapping keeps the descriptor of what it maps.
-    require_descriptors(2 * others, purpose=f"connections and shared memory with {others} other hosts")
+    require_descriptors(needed_by_host(num_hosts), purpose=f"connections and shared memory with {others} other hosts")
 
 
 def require_for_device(num_hosts: int) -> None:
