@@ -11,7 +11,7 @@ from pathlib import Path
 class Calibrate:
     """Measure what this machine takes for the parts of a step: memory, kernels, messages, reading, a dense step.
 
-    Trains made-up jobs for some seconds each, too. Takes about two minutes; other programs falsify it. `podembed plan`
+    Trains made-up jobs for some seconds each, too. Takes some minutes; other programs falsify it. `podembed plan`
     and `train` predict from the file.
     """
 

@@ -65,7 +65,7 @@ def _parts(
     path = Path(command.calibration).expanduser() if command.calibration else default_path()
     calibration = read_calibration(path, this_machine())
     if calibration is None:
-        yield f"no predicted times: {path} is not there; podembed calibrate measures this machine in two minutes"
+        yield f"no predicted times: {path} is not there; podembed calibrate measures this machine in some minutes"
         return
     profiles = profiles_at_hand(job, index)
     if profiles.why_assumed is not None:

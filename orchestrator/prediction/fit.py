@@ -18,6 +18,7 @@ from podembed.workers.calibration.record import Correction, PodCorrections, Wait
 from podembed.workers.liveness.progress import Phase
 
 _LEAST_S = 2e-5
+_LEAST_OF_ALONE = 0.1
 _LEAST_SHARE = 0.03
 """Phases that take a smaller part of a step should not decide the fit."""
 _MOST_TRIES = 80
@@ -75,6 +76,8 @@ def fitted(samples: Sequence[Sample]) -> Correction:
     """Factors and a constant that bring what is known to the measured seconds. Relative errors count."""
     from scipy.optimize import nnls  # late: whoever only predicts needs no scipy
 
+    # What took a small part of what it takes alone did not take place, and would decide the fit.
+    samples = [sample for sample in samples if sample[3] >= _LEAST_OF_ALONE * sample[0]] or samples
     measured = np.array([spent for *_, spent in samples])
     weights = 1 / np.maximum(measured, _LEAST_S)
     columns = np.array([(alone_s, 1.0, calls, floats) for alone_s, calls, floats, _ in samples]) * weights[:, None]

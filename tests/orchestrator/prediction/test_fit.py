@@ -86,6 +86,11 @@ def test_a_phase_of_which_only_calls_are_known_gets_a_time_for_each() -> None:
     assert found.seconds(1.0, calls=10.0) == pytest.approx(2e-4)
 
 
+def test_one_phase_that_did_not_take_place_does_not_decide() -> None:
+    samples = [(work, 1.0, 0.0, 2 * work) for work in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)]
+    assert fitted([*samples, (2e-3, 1.0, 0.0, 1e-6)]).factor == pytest.approx(2.0)
+
+
 def test_vectors_that_another_process_wrote_have_a_time_of_their_own() -> None:
     samples = [(work, 1.0, floats, work + 1e-9 * floats) for work, floats in ((1e-3, 1e6), (4e-3, 1e5), (1e-2, 1e7))]
     found = fitted(samples)
