@@ -142,3 +142,10 @@ def told(node: ast.AST) -> list[str]:
     values = node.values if isinstance(node, ast.Dict) else [node.value] if isinstance(node, ast.Return) else []
     found = [text_of(value) for value in values if value is not None]
     return [re.sub(r"\{[^}]*\}", "Value", text) for text in found if text is not None]
+
+
+def test_a_choice_of_routes_says_what_goes_by_way_of_relays() -> None:
+    chosen = progress.ExchangesChosen(step=24, relayed=("ids", "gradients"), num_hosts=32)
+    assert sentence(chosen) == "step 24: between 32 hosts ids, gradients go by way of relays from here on"
+    direct = progress.ExchangesChosen(step=24, relayed=(), num_hosts=2)
+    assert sentence(direct) == "step 24: between 2 hosts all frames go directly to their hosts from here on"
