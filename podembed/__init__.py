@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
+    from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.workers.job.job import JobConfig, JobError
+    from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
     from podembed.workers.model.batch import Losses, ModelBatch, WithState
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _WHERE = {
+    "Accuracy": "workers.job.figures",
     "Baseline": "workers.job.ranking",
+    "Calibration": "workers.job.figures",
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
     "ConsoleReporter": "orchestrator.driver.console",
@@ -64,10 +68,15 @@ _WHERE = {
     "DataConfigError": "workers.data.columns",
     "DataFailed": "orchestrator.api.errors",
     "DenseColumn": "workers.data.columns",
+    "EquinoxModel": "workers.model.equinox_model",
     "Evaluation": "orchestrator.api.result",
     "FailureConfig": "orchestrator.api.config",
     "FeatureConfig": "embedding.config",
     "Fenced": "orchestrator.commit.lease",
+    "FlaxModel": "workers.model.flax_models",
+    "GroupedAUC": "workers.job.ranked",
+    "HaikuModel": "workers.model.haiku_model",
+    "HitRateAt": "workers.job.ranked",
     "HostsChange": "orchestrator.api.result",
     "IdColumn": "workers.data.columns",
     "InputError": "workers.data.errors",
@@ -76,24 +85,24 @@ _WHERE = {
     "JobFailed": "orchestrator.api.errors",
     "JobReference": "workers.job.reference",
     "LogLoss": "workers.job.ranking",
-    "Metric": "workers.job.ranking",
     "Losses": "workers.model.batch",
+    "MAE": "workers.job.figures",
+    "MRR": "workers.job.ranked",
+    "Metric": "workers.job.ranking",
     "Model": "workers.model.contract",
     "ModelBatch": "workers.model.batch",
     "ModelSpec": "workers.model.contract",
-    "EquinoxModel": "workers.model.equinox_model",
-    "FlaxModel": "workers.model.flax_models",
-    "HaikuModel": "workers.model.haiku_model",
+    "NDCGAt": "workers.job.ranked",
     "NnxModel": "workers.model.flax_models",
-    "StepContext": "workers.model.context",
-    "WithState": "workers.model.batch",
+    "NormalizedEntropy": "workers.job.figures",
     "NpyData": "workers.data.config",
     "ParquetData": "workers.data.config",
     "PodLost": "orchestrator.pod",
     "PodStrategy": "orchestrator.strategy",
+    "Prediction": "orchestrator.api.result",
+    "RMSE": "workers.job.figures",
     "ReadOrder": "workers.data.config",
     "RecallAt": "workers.job.ranking",
-    "Prediction": "orchestrator.api.result",
     "Recovery": "orchestrator.api.result",
     "Reporter": "orchestrator.events.reporter",
     "Result": "orchestrator.api.result",
@@ -103,16 +112,23 @@ _WHERE = {
     "ScalingConfig": "orchestrator.api.config",
     "ShortModel": "workers.model.contract",
     "SilentReporter": "orchestrator.events.reporter",
+    "StepContext": "workers.model.context",
     "StorageError": "workers.storage.errors",
     "TableConfig": "embedding.config",
     "TooFewHosts": "orchestrator.api.errors",
     "Trainer": "orchestrator.trainer",
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
+    "WithState": "workers.model.batch",
 }
 
 __all__ = [
+    "MAE",
+    "MRR",
+    "RMSE",
+    "Accuracy",
     "Baseline",
+    "Calibration",
     "CheckpointConfig",
     "ConfigurationError",
     "ConsoleReporter",
@@ -127,7 +143,9 @@ __all__ = [
     "FeatureConfig",
     "Fenced",
     "FlaxModel",
+    "GroupedAUC",
     "HaikuModel",
+    "HitRateAt",
     "HostsChange",
     "IdColumn",
     "InputError",
@@ -141,7 +159,9 @@ __all__ = [
     "Model",
     "ModelBatch",
     "ModelSpec",
+    "NDCGAt",
     "NnxModel",
+    "NormalizedEntropy",
     "NpyData",
     "ParquetData",
     "PodLost",

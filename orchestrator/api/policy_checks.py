@@ -13,7 +13,6 @@ from podembed.orchestrator.api.config import (
 )
 from podembed.workers.declared_types import shown
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.quality import has_logits
 from podembed.workers.job.reference import JobReference
 
 
@@ -41,7 +40,7 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
       ConfigurationError: something hangs on a metric that no evaluation of the job can have.
     """
     own = {metric.name: metric for metric in job.metrics}
-    known = [*(["auc", "log_loss"] if has_logits(job.loss) else ["auc"]), "loss", *own]
+    known = ["auc", *(["log_loss"] if job.has_logits else []), *([] if job.has_own_loss else ["loss"]), *own]
     metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
     if config.uses_metric and metric not in known:
         logits = " With a loss of your own log_loss is one of JobConfig.metrics: podembed.LogLoss()."

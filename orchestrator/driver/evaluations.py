@@ -16,7 +16,7 @@ from podembed.orchestrator.api.policy_checks import with_metric
 from podembed.orchestrator.api.result import Evaluation
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.quality import Scores, are_binary, has_logits, weighted_mean
+from podembed.workers.job.quality import Scores, are_binary, weighted_mean
 
 
 def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
@@ -32,10 +32,10 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
     return Evaluation(
         step=step,
         auc=scores.auc() if has_both else math.nan,
-        log_loss=scores.log_loss() if is_binary and has_logits(job.loss) else math.nan,
+        log_loss=scores.log_loss() if is_binary and job.has_logits else math.nan,
         num_samples=len(scores.labels),
         metrics={metric.name: metric.of(scores) for metric in job.metrics},
-        loss=loss,
+        loss=math.nan if job.has_own_loss else loss,
     )
 
 

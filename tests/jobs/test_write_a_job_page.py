@@ -13,7 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from podembed import JobConfig, Losses, RunConfig, ScalingConfig, SilentReporter, StepContext, Trainer, WithState
+from podembed import (
+    RMSE,
+    CheckpointConfig,
+    ConfigurationError,
+    GroupedAUC,
+    JobConfig,
+    Losses,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    SilentReporter,
+    StepContext,
+    Trainer,
+    WithState,
+)
 from podembed.workers.device.dense_half import model_spec
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "write-a-job.md"
@@ -44,16 +58,20 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}/*.parquet"
 
 
-def trained(job: JobConfig, folder: Path) -> float:
-    """The loss of the last of three steps."""
+def trained(job: JobConfig, folder: Path, checkpoints: CheckpointConfig | None = None) -> Result:
+    config = RunConfig(
+        storage_path=str(folder), name="page", max_steps=3, checkpoint_config=checkpoints or CheckpointConfig()
+    )
     result = Trainer(
-        job,
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(folder), name="page", max_steps=3),
-        reporter=SilentReporter(),
+        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
     ).fit()
     assert result.step == 3
-    return result.losses[max(result.losses)]
+    return result
+
+
+def last_loss(job: JobConfig, folder: Path) -> float:
+    losses = trained(job, folder).losses
+    return losses[max(losses)]
 
 
 def on(clicks: str, job: JobConfig) -> JobConfig:
@@ -61,12 +79,12 @@ def on(clicks: str, job: JobConfig) -> JobConfig:
 
 
 def test_the_smallest_job_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
-    assert 0.3 < trained(on(clicks, names["job"]()), tmp_path) < 1.0
+    assert 0.3 < last_loss(on(clicks, names["job"]()), tmp_path) < 1.0
 
 
 def test_the_module_of_flax_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
     job = replace(on(clicks, names["job"]()), model=names["model"])
-    assert 0.3 < trained(job, tmp_path) < 1.0
+    assert 0.3 < last_loss(job, tmp_path) < 1.0
 
 
 def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], clicks: str, tmp_path: Path) -> None:
@@ -75,7 +93,7 @@ def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], 
     class Stateful:
         init, apply = names["init"], names["apply"]
 
-    assert 0.3 < trained(replace(on(clicks, names["job"]()), model=Stateful()), tmp_path / "state") < 1.0
+    assert 0.3 < last_loss(replace(on(clicks, names["job"]()), model=Stateful()), tmp_path / "state") < 1.0
 
     class Towers:
         def init(self, key: jax.Array, spec: Any) -> Any:
@@ -88,8 +106,16 @@ def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], 
 
         loss = names["loss"]
 
+    # What a batch is has no meaning in an evaluation.
+    job = replace(on(clicks, names["job"]()), model=Towers(), metrics=(RMSE(), GroupedAUC(group_by="item")))
+    job = replace(job, data=replace(job.data, eval_paths=job.data.paths))
+    evaluation = trained(job, tmp_path / "evaluated").evaluations[-1]
+    assert set(evaluation.values) == {"auc", "rmse", "gauc"}
+    with pytest.raises(ConfigurationError, match=r"metric='loss'.*have: auc, rmse, gauc"):
+        trained(job, tmp_path / "best", CheckpointConfig(keep_best=1, metric="loss"))
+
     # As many candidates as samples, and vectors near 0: the logarithm of 1,024.
-    assert trained(replace(on(clicks, names["job"]()), model=Towers()), tmp_path / "towers") == pytest.approx(
+    assert last_loss(replace(on(clicks, names["job"]()), model=Towers()), tmp_path / "towers") == pytest.approx(
         6.9, abs=1
     )
 

@@ -17,9 +17,10 @@ from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.feature_shapes import inner_shape
+from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
 from podembed.workers.job.types import type_problem
-from podembed.workers.model.contract import Model, ShortModel
+from podembed.workers.model.contract import Model, ShortModel, has_short_form
 
 if TYPE_CHECKING:
     import jax
@@ -142,6 +143,16 @@ class JobConfig:
             order.tell(self.features)
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
 
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the model has a loss, which may look at the whole batch."""
+        return not has_short_form(self.model) and getattr(self.model, "loss", None) is not None
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether scores are known to be log odds."""
+        return has_logits(self.loss) and not self.has_own_loss
+
     def _check_metrics(self) -> None:
         """Raises `JobError` for metrics of one name, or one that groups by a feature that is not there."""
         names = [metric.name for metric in self.metrics]
@@ -171,7 +182,7 @@ class JobConfig:
         sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
         keeps_outside = [name for name, feature in self.features.items() if feature.table.invalid_ids != "error"]
         data = self.data.resolved(sizes, keeps_outside=keeps_outside)
-        return replace(data, binary_labels=data.binary_labels or self.loss is None)
+        return replace(data, binary_labels=data.binary_labels or (self.loss is None and not self.has_own_loss))
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:

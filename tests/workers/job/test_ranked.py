@@ -1,0 +1,84 @@
+"""Figures of ranked groups against their definitions, averaged over all orders of equal scores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podembed.workers.job.quality import QualityError, Scores, area_under_curve
+from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+
+Rows = list[tuple[int, int, int]]  # of (group, score, label)
+ROWS: st.SearchStrategy[Rows] = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=6
+).filter(lambda rows: any(label for _, _, label in rows))
+
+
+def of(rows: Rows) -> Scores:
+    groups, values, labels = (np.array(column) for column in zip(*rows, strict=True))
+    return Scores(values.astype(float), labels, np.ones(len(rows)), {"user": groups})
+
+
+def plain(rows: Rows, figure: Callable[[list[int]], float]) -> float:
+    """The mean over groups with a positive of the mean of a figure of the labels in all orders that scores allow."""
+    found = []
+    for group in {group for group, _, _ in rows}:
+        members = [(score, label) for g, score, label in rows if g == group]
+        if any(label for _, label in members):
+            orders = [sorted(order, key=lambda row: -row[0]) for order in itertools.permutations(members)]
+            found.append(np.mean([figure([label for _, label in order]) for order in orders]))
+    return float(np.mean(found))
+
+
+def ndcg(labels: list[int], k: int) -> float:
+    def gain(labels: list[int]) -> float:
+        return sum(label / np.log2(place + 2) for place, label in enumerate(labels[:k]))
+
+    return gain(labels) / gain(sorted(labels, reverse=True))
+
+
+@given(ROWS, st.integers(1, 4))
+def test_figures_are_means_over_all_orders_of_ties(rows: Rows, k: int) -> None:
+    scores = of(rows)
+    assert HitRateAt(k, group_by="user").of(scores) == pytest.approx(plain(rows, lambda labels: any(labels[:k])))
+    assert NDCGAt(k, group_by="user").of(scores) == pytest.approx(plain(rows, lambda labels: ndcg(labels, k)))
+    assert MRR(group_by="user").of(scores) == pytest.approx(plain(rows, lambda labels: 1 / (1 + labels.index(1))))
+
+
+@given(ROWS)
+def test_grouped_auc_is_the_auc_of_each_group_by_its_size(rows: Rows) -> None:
+    parts = [[row for row in rows if row[0] == group] for group in {group for group, _, _ in rows}]
+    both = [part for part in parts if 0 < sum(label for _, _, label in part) < len(part)]
+    metric = GroupedAUC(group_by="user")
+    if not both:
+        with pytest.raises(QualityError, match="no group with samples of both labels"):
+            metric.of(of(rows))
+        return
+    aucs = [area_under_curve(of(part).logits, of(part).labels) for part in both]
+    expected = np.average(aucs, weights=[len(part) for part in both])
+    assert metric.of(of(rows)) == pytest.approx(expected)
+
+
+def test_leave_one_out_of_a_hundred_candidates() -> None:
+    """One positive at a known place for each user, as in the papers that use this figure."""
+    places = {1: 0, 2: 4, 3: 9, 4: 50}
+    rows = [(user, 99 - at, int(at == place)) for user, place in places.items() for at in range(100)]
+    scores = of(rows)
+    assert HitRateAt(10, group_by="user").of(scores) == pytest.approx(0.75)
+    assert NDCGAt(10, group_by="user").of(scores) == pytest.approx((1 + 1 / np.log2(6) + 1 / np.log2(11)) / 4)
+    assert MRR(group_by="user").of(scores) == pytest.approx((1 + 1 / 5 + 1 / 10 + 1 / 51) / 4)
+    assert [m.name for m in (HitRateAt(10, group_by="u"), NDCGAt(5, group_by="u"))] == ["hit_rate@10", "ndcg@5"]
+
+
+def test_what_is_not_defined_is_refused() -> None:
+    with pytest.raises(QualityError, match="no sample of label 1"):
+        MRR(group_by="user").of(of([(1, 1, 0)]))
+    with pytest.raises(QualityError, match="k=0 for NDCGAt"):
+        NDCGAt(0, group_by="user")
+    with pytest.raises(QualityError, match="label 2. Expected 0 or 1"):
+        HitRateAt(1, group_by="user").of(of([(1, 1, 2)]))
