@@ -1,7 +1,7 @@
 """Figures of an evaluation that rank the samples of a group, such as the candidates of a user.
 
-Samples with one score have no order. A figure is its mean over all orders of them, so it depends on scores alone, and
-not on the order of samples or on the number of hosts. Groups without a sample of label 1 do not count.
+Samples with one score have no order. A figure is its mean over all orders of them. So it depends on scores alone, at
+any number of hosts. Groups without a sample of label 1 do not count.
 """
 
 from __future__ import annotations
