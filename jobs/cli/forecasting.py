@@ -104,7 +104,7 @@ def _parts(
     yield render_forecast(found)
     machines = "one machine" if setting.is_one_machine else f"machines with {together} of them each"
     yield f"planned for {hosts:,} on {machines} like this one, and a network like its loopback"
-    yield "where it was measured, steps took 0.9 to 2.2 times as long as predicted (docs/performance.md)"
+    yield "where it was measured, steps took 0.8 to 1.4 times as long as predicted (docs/performance.md)"
 
 
 def _assumed(problem: str) -> str:
