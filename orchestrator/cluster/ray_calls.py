@@ -6,6 +6,7 @@ Ray says what became of the process.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -315,7 +316,11 @@ def _of_answer(call: LineCall, content: bytearray) -> Any | Failure:
     """What came over a line."""
     from podembed.workers.stepwise.actors import RayPacking
 
-    found = RayPacking().unpack(content)
+    try:
+        found = RayPacking().unpack(content)
+    except Exception as error:
+        # Made of classes that only the worker has, or that cannot be copied.
+        return replace(failure_of(call.worker, error, details=traceback.format_exc()), error=error)
     if not isinstance(found, Raised):
         return found
     error = found.as_raised()

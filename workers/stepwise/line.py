@@ -145,8 +145,10 @@ class Line:
     def _answered(self, asked: bytearray) -> bytes:
         try:
             return self._packing.pack(self._answer(*self._packing.unpack(asked)))
-        except Exception as error:
-            return self._packing.pack(Raised(carried(error, self._copied), traceback.format_exc()))
+        except BaseException as error:
+            # SystemExit of a user's function would end this thread, and the driver would not hear why.
+            said = error if isinstance(error, Exception) else _out_of_place(error)
+            return self._packing.pack(Raised(carried(said, self._copied), traceback.format_exc()))
 
     def _copied(self, value: Any) -> Any:
         return self._packing.unpack(self._packing.pack(value))
@@ -157,6 +159,14 @@ class Line:
         if self._link is not None:
             with contextlib.suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)
+
+
+def _out_of_place(error: BaseException) -> RuntimeError:
+    """What a call raises in place of an exception that ends programs."""
+    return RuntimeError(
+        f"A call raised {type(error).__name__}({str(error)[:200]}), which ends a program. Expected it to return, or to "
+        "raise an Exception. Leave such calls as sys.exit to the driver's program."
+    )
 
 
 def line_for_device(answer: Callable[..., Any], packing: Packing) -> tuple[Line, DoorKey]:

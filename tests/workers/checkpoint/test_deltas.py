@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from podembed.embedding.optimizers import Adagrad, Adam, RowWiseAdagrad
 from podembed.embedding.table.table import Table
+from podembed.workers.actors import _copied as copied
 from podembed.workers.checkpoint import deltas as delta_files
 from podembed.workers.checkpoint.background_save import BackgroundSave
 from podembed.workers.checkpoint.chunks import ChunkDamaged
-from podembed.workers.checkpoint.deltas import problems_of
+from podembed.workers.checkpoint.deltas import DeltaPart, problems_of
 from podembed.workers.checkpoint.files import (
     assemble_delta,
     assemble_table,
@@ -195,6 +196,20 @@ def test_a_commit_without_changes_has_digests_and_no_files(chain: Hosts) -> None
     assert [table.deltas[-1].parts for table in chain.files] == [(), (), ()]
     assert [table.digests for table in chain.files] == before
     assert not list(Path(chain.store.location, "data").glob("s000000009*"))
+
+
+@given(counts=st.dictionaries(st.integers(0, 40), st.integers(1, 9), max_size=12))
+def test_a_part_knows_where_the_rows_of_each_bucket_lie(counts: dict[int, int]) -> None:
+    buckets = sorted(counts)
+    part = DeltaPart(buckets=tuple(buckets), counts=tuple(counts[bucket] for bucket in buckets), files=())
+    owners = [bucket for bucket in buckets for _ in range(counts[bucket])]
+    for bucket in range(42):
+        place = part.place_of(bucket)
+        assert (place is not None) == (bucket in counts)
+        if place is not None:
+            assert [at for at, owner in enumerate(owners) if owner == bucket] == [*range(place.start, place.stop)]
+    again = copied(part)
+    assert (again, hash(again)) == (part, hash(part))
 
 
 def test_parts_are_cut_when_they_are_large(chain: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ SPEC = DriverLineSpec(name="a pod host 0", token=b"t" * 32, bind_address="127.0.
 def answer(method, arguments):
     if method == "fail":
         raise KeyError(*arguments)
+    if method == "exit":
+        raise arguments[0]
     return method, arguments
 
 
@@ -89,6 +91,15 @@ def test_an_error_arrives_as_it_was_raised_and_says_where(end):
     error = found.as_raised()
     assert (type(error), error.args) == (KeyError, (3,))
     assert "in answer" in str(error.__cause__)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit("x")])
+def test_what_ends_a_program_does_not_end_the_thread_that_answers(end, raised):
+    (found,) = wait(end, [begin(end, "exit", raised)])
+    assert isinstance(found, Raised)
+    with pytest.raises(RuntimeError, match=rf"raised {type(raised).__name__}\(.*Leave such calls"):
+        raise found.as_raised()
+    assert wait(end, [begin(end, "echo")]) == [("echo", ())]
 
 
 def test_a_process_that_hangs_up_breaks_the_line(process, end):
