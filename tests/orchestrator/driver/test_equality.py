@@ -22,6 +22,7 @@ from podembed.embedding.initializers import initial_rows
 from podembed.embedding.kernels import crew as crew_rules
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.cluster import ray_calls
 from podembed.orchestrator.commit import checkpoint
 from podembed.orchestrator.commit.run_record import RunMismatch, read_run
 from podembed.orchestrator.events.progress import WindowReport
@@ -280,6 +281,30 @@ class Killer(SilentReporter):
     def _strike(self) -> None:
         os.kill(self.killed[0], signal.SIGKILL)
         self._has_struck.set()
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the driver puts into Ray's object store, as with many hosts."""
+    put, found = ray_calls._put, []
+    monkeypatch.setattr(ray_calls, "MANY_HOSTS", 1)
+    monkeypatch.setattr(ray_calls, "MANY_BUCKETS", 1)
+    monkeypatch.setattr(ray_calls, "_put", lambda value: found.append(value) or put(value))
+    return found
+
+
+@pytest.mark.ray
+def test_a_killed_run_whose_hosts_share_their_arguments_ends_with_the_same_bytes(
+    shared: list[Any], two_hosts: Result, small_data: str, runs: Path
+) -> None:
+    killer = Killer("HostActor", after_step=20, seed=4)
+    result = train_small(small_data, runs, "killed-shared", num_hosts=2, reporter=killer)
+    assert len(result.recoveries) == 1
+    # Two generations: specs and addresses of both, and the tables that the second one restored.
+    assert [type(value).__name__ for value in shared] == ["HostSpec", "list", "HostSpec", "list", "tuple"]
+    assert (_losses(result) == _losses(two_hosts)).all()
+    assert_same_bytes(committed_state(result.path), committed_state(two_hosts.path))
+    _check_survivors(killer, result)
 
 
 @pytest.mark.ray
