@@ -79,7 +79,9 @@ def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepCont
             f"Found model.apply returning the state {after}. Expected {before}, as model.init made it. Keep names, "
             "shapes and types."
         )
-    return made.value, made.state
+    # As `init` made it, where a list came back as a tuple, or an array as a number.
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(made.state)]
+    return made.value, jax.tree.unflatten(jax.tree.structure(context.state), leaves)
 
 
 def scores_of(outputs: Any, num_samples: int) -> jax.Array:
@@ -112,6 +114,11 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
         found: Any = per_sample(scores_of(outputs, num_samples), batch.label)
         return Losses(per_sample=require_column("loss", found, num_samples))
     found = own(outputs, batch, context)
+    if found is None or isinstance(found, (tuple, Mapping)):
+        raise DenseStateError(
+            f"Found model.loss returning {type(found).__name__}. Expected one number a sample, or one number, or "
+            "podembed.Losses with both. Return one of these."
+        )
     if not isinstance(found, Losses):
         found = Losses(batch=found) if jnp.shape(found) == () else Losses(per_sample=found)
     if jnp.shape(found.per_sample) not in ((), (num_samples,)) or jnp.shape(found.batch) != ():

@@ -74,7 +74,7 @@ def training_step(
         outputs, after = outputs_of(job, params, batch, context)
         losses = losses_of(job, outputs, batch, context)
         total = jnp.sum(losses.per_sample * weights)
-        if isinstance(losses.batch, jax.Array):
+        if isinstance(losses.batch, jax.Array) or losses.batch != 0:
             # It is there once on every device, and is divided by the weight with all else.
             total += losses.batch / (num_devices * jnp.where(scale > 0, scale, 1.0))
         return total, after
@@ -86,7 +86,9 @@ def training_step(
     # which need no other host and can be handed back while it runs.
     flat, unravel = ravel_pytree(dense_gradients)
     total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
-    updates, optimizer_state = optimizer.update(unravel(total[:-1]), optimizer_state, params)
+    # Summed as float32, they come back in the types of the parameters, which the optimizer's state has too.
+    summed = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), unravel(total[:-1]), params)
+    updates, optimizer_state = optimizer.update(summed, optimizer_state, params)
     return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
 
 

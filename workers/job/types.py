@@ -66,9 +66,24 @@ def _model(model: Any) -> str | None:
     expected = "an object with init(key, spec) and apply(params, batch, context), see docs/write-a-job.md"
     if isinstance(model, type):
         return _sentence("model", model, expected, f"Write model={model.__name__}(...), an object of it")
+    adapter = _adapter(model)
+    if adapter:
+        return _sentence("model", model, expected, f"It is a module of a framework: write model={adapter}")
     if not all(callable(getattr(model, method, None)) for method in ("init", "apply")):
         return _sentence("model", model, expected, "Pass one; jobs/models has two")
     return None
+
+
+def _adapter(model: Any) -> str | None:
+    """How a module of a framework is made a model; None for anything else. Frameworks are not imported for that."""
+    adapters = {
+        "flax.linen": "FlaxModel(module)",
+        "flax.nnx": "NnxModel(lambda rngs, spec: ...)",
+        "equinox": "EquinoxModel(lambda key, spec: ...)",
+        "haiku": "HaikuModel(function)",
+    }
+    bases = [f"{base.__module__}." for base in type(model).__mro__]
+    return next((text for name, text in adapters.items() if any(base.startswith(f"{name}.") for base in bases)), None)
 
 
 def _data(data: Any) -> str | None:

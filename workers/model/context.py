@@ -104,12 +104,14 @@ class StepContext:
         Gradients flow back to the device that a value came from. At the end of an epoch some of the samples have
         weight 0; gather `batch.weights` to see which.
         """
+        self._require_samples("all_gather", values)
         if self.axis is None:
             return values
         return jnp.take(jax.lax.all_gather(values, self.axis, tiled=True), self._order, axis=0)
 
     def sum(self, values: jax.Array) -> jax.Array:
         """`[n, ...]` → `[...]`, the sum over all samples of the global batch whose weight is above 0."""
+        self._require_samples("sum or mean", values)
         counted = (self.weights > 0).reshape(-1, *(1,) * (values.ndim - 1))
         total = jnp.sum(jnp.where(counted, values, jnp.zeros((), values.dtype)), axis=0)
         return total if self.axis is None else jax.lax.psum(total, self.axis)
@@ -118,4 +120,13 @@ class StepContext:
         """`[n, ...]` → `[...]`, the mean over all samples of the global batch whose weight is above 0. This is what a
         normalization over the batch needs, since some rows are padding.
         """
-        return self.sum(values) / jnp.maximum(self.sum(jnp.ones(len(values), values.dtype)), 1)
+        total = self.sum(values)
+        return total / jnp.maximum(self.sum(jnp.ones(len(values), values.dtype)), 1)
+
+    def _require_samples(self, what: str, values: jax.Array) -> None:
+        num_samples = self.positions.shape[0]
+        if jnp.shape(values)[:1] != (num_samples,):
+            raise ValueError(
+                f"Found context.{what} of the shape {list(jnp.shape(values))}. Expected [{num_samples}, ...], one row "
+                "a sample of this device. Pass what belongs to samples."
+            )

@@ -110,11 +110,14 @@ class ShortModel(Protocol):
 
 
 def has_short_form(model: Any) -> bool:
-    """Whether a model is a `ShortModel`: by the number of arguments that its `init` requires."""
+    """Whether a model is a `ShortModel`: its `init` takes three arguments, and does not require two of them only."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     try:
         parameters = inspect.signature(model.init).parameters.values()
     except (TypeError, ValueError):
         return True
-    required = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
-    return len(required) != 2 or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
+        return True
+    taken = [one for one in parameters if one.kind in kinds]
+    required = [one for one in taken if one.default is inspect.Parameter.empty]
+    return len(taken) != 2 and len(required) != 2

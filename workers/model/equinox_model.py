@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from podembed.workers.model.extras import framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class EquinoxModel:
 
     def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
         """First values: the module's own."""
-        import equinox as eqx
+        eqx = framework("equinox", extra="equinox")
 
         module, kept = self._made(key, spec)
         params, rest = eqx.partition(module, eqx.is_inexact_array)
@@ -47,7 +48,7 @@ class EquinoxModel:
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
         """Calls the module."""
-        import equinox as eqx
+        eqx = framework("equinox", extra="equinox")
 
         from podembed.workers.model.flax_models import spec_of
 

@@ -17,6 +17,7 @@ import jax
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from podembed.workers.model.extras import framework
 
 _PARAMS = "params"
 
@@ -79,16 +80,18 @@ class NnxModel:
 
     def init(self, key: jax.Array, spec: ModelSpec) -> WithState:
         """First values: the module's own."""
-        from flax import nnx
+        nnx = framework("flax.nnx", extra="flax")
 
         _, params, _, state = self._parts(self.create(nnx.Rngs(key), spec))
         return WithState(nnx.to_pure_dict(params), nnx.to_pure_dict(state))
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
         """Calls the module."""
-        from flax import nnx
+        nnx = framework("flax.nnx", extra="flax")
 
-        made = nnx.eval_shape(lambda: self.create(nnx.Rngs(0), spec_of(batch, context)))
+        # Its values are not used, but for plain arrays. While flax traces, these are part of the graph, which is why
+        # `nnx.eval_shape` refuses them.
+        made = self.create(nnx.Rngs(0), spec_of(batch, context))
         graph, shaped_params, keys, shaped_state = self._parts(made)
         nnx.replace_by_pure_dict(shaped_params, params)
         nnx.replace_by_pure_dict(shaped_state, context.state)
@@ -98,7 +101,7 @@ class NnxModel:
         return WithState(outputs, nnx.to_pure_dict(self._parts(module)[3]))
 
     def _parts(self, module: Any) -> Any:
-        from flax import nnx
+        nnx = framework("flax.nnx", extra="flax")
 
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
@@ -115,7 +118,8 @@ def spec_of(batch: ModelBatch, context: StepContext) -> ModelSpec:
 def _keys_of_step(keys: Any, key: jax.Array) -> Any:
     """The states of the streams of `nnx.Rngs`, begun anew with a key of the step for each."""
     import jax.numpy as jnp
-    from flax import nnx
+
+    nnx = framework("flax.nnx", extra="flax")
 
     def begun(path: Any, variable: Any) -> Any:
         if isinstance(variable, nnx.RngCount):

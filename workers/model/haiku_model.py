@@ -11,6 +11,7 @@ import jax
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from podembed.workers.model.extras import framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,6 @@ class HaikuModel:
 
     @property
     def _transformed(self) -> Any:
-        import haiku as hk
+        hk = framework("haiku", extra="haiku")
 
         return hk.transform_with_state(self.function)

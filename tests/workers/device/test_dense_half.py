@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.workers.device.model_step import DenseStateError, DeviceWorker
+from podembed.workers.device.model_step import DenseStateError, DeviceWorker, _Inputs, _Share
 from podembed.workers.model import sample_keys
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import Shares, StepContext
@@ -109,6 +109,8 @@ class Refused(EveryPart):
             r"returning shape \[8, 1\] for 8 samples",
         ),
         ({"loss": lambda outputs: jnp.zeros((8, 2))}, r"model.loss returning the shape \[8, 2\] for samples"),
+        ({"loss": lambda outputs: None}, "model.loss returning NoneType. Expected one number"),
+        ({"loss": lambda outputs: (outputs["scores"], 1.0)}, "model.loss returning tuple. Expected one number"),
         ({"loss": lambda outputs: Losses(batch=jnp.zeros(8))}, r"\[\] for samples and \[8\] for the batch"),
     ],
 )
@@ -116,3 +118,56 @@ def test_what_does_not_fit_is_refused_before_the_first_step(small_data: str, cha
     job = replace(small_job(folder=small_data, audit=False), model=Refused(**changed))
     with pytest.raises(DenseStateError, match=message):
         DeviceWorker(job=job, num_samples=8).build()
+
+
+class Weighted:
+    """A model of one parameter, with what it returns given by the test."""
+
+    def __init__(self, *, dtype: Any = jnp.float32, batch_loss: Any = 0.0, state: Any = None) -> None:
+        self.dtype, self.batch_loss, self.state = dtype, batch_loss, state
+
+    def init(self, key: jax.Array, spec: Any = None) -> WithState:
+        return WithState({"w": jnp.ones((), self.dtype)}, {"kept": [jnp.zeros(())]})
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
+        return WithState(batch.dense[:, 0] * params["w"], self.state or context.state)
+
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> Losses:
+        return Losses(per_sample=0 * outputs, batch=self.batch_loss)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        # A plain number is part of the loss like an array.
+        (Weighted(batch_loss=1.5), 1.5),
+        (Weighted(batch_loss=np.float64(2.5)), 2.5),
+        # Gradients come back in the type of the parameters.
+        (Weighted(dtype=jnp.bfloat16), 0.0),
+        # The state has the form that `init` gave it.
+        (Weighted(state={"kept": (1.0,)}), 0.0),
+    ],
+)
+def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, model: Weighted, loss: float) -> None:
+    job = replace(small_job(folder=small_data, audit=False), model=model)
+    worker = DeviceWorker(job=job, num_samples=8)
+    worker.build()
+    before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays())
+    blocks = [np.zeros((8, *shape), np.float32) for shape in job.activation_shapes.values()]
+    on_device = jax.tree.map(
+        lambda values: jax.device_put(values, worker._sharding),
+        [np.ones((8, len(job.data.dense)), np.float32), tuple(blocks), np.ones(8, np.float32), np.ones(8, np.float32)],
+    )
+    share = _Share(_Inputs(*on_device), tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
+    for step in range(2):
+        assert float(worker.train(share, weight_sum=8.0, step=step)) == pytest.approx(loss)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays()) == before
+
+
+@pytest.mark.parametrize("method", ["all_gather", "sum", "mean"])
+def test_a_context_takes_only_rows_of_samples(method: str) -> None:
+    """With another number of rows, `all_gather` would give rows that are not there."""
+    context = StepContext.alone(8)
+    for wrong in (jnp.ones(3), jnp.ones(())):
+        with pytest.raises(ValueError, match=r"Expected \[8, ...\], one row"):
+            getattr(context, method)(wrong)

@@ -10,18 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from podembed.embedding.features.activations import Activations
 from podembed.jobs.models.dlrm import DLRM
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.job import JobError
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from podembed.workers.model.flax_models import NnxModel
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
-from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP
+from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP, LinenDLRM
 
 NAMES = ("a", "b", "c")
 WIDTH = 8
@@ -99,3 +102,37 @@ def test_a_model_with_dropout_and_batch_normalization_goes_on_where_it_was(
         states[folder] = committed_state(str(tmp_path / folder))
     assert any(key.startswith("dense/state/") for key in states["one"])
     assert_same_bytes(states["one"], states["two"])
+
+
+class Cached(nnx.Module):
+    """With a plain array, and state of other types than floating point."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.factors = jnp.arange(1.0, 5.0)
+        self.linear = nnx.Linear(4, 1, rngs=rngs)
+        self.steps = nnx.Cache(jnp.zeros((), jnp.int32))
+
+    def __call__(self, batch: ModelBatch, context: StepContext) -> jax.Array:
+        self.steps[...] += 1
+        return self.linear(batch.dense * self.factors)[:, 0]
+
+
+def test_a_module_of_nnx_may_hold_plain_arrays() -> None:
+    model, spec = NnxModel(lambda rngs, spec: Cached(rngs)), ModelSpec(num_dense=4, activation_shapes={}, batch_size=2)
+    first = jax.jit(lambda key: model.init(key, spec))(jax.random.key(0))
+    batch, context = replace(spec.example(2), dense=jnp.ones((2, 4))), StepContext.alone(2, state=first.state)
+    found = jax.jit(lambda params: model.apply(params, batch, context))(first.value)
+    kernel = np.asarray(first.value["linear"]["kernel"])[:, 0]
+    np.testing.assert_allclose(found.value, np.full(2, kernel @ np.arange(1.0, 5.0)), rtol=1e-6)
+    assert int(found.state["steps"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "adapter"),
+    [(LinenDLRM(WIDTH), r"FlaxModel\(module\)"), (Cached(nnx.Rngs(0)), r"NnxModel\(lambda rngs, spec")],
+)
+def test_a_module_in_the_place_of_a_model_is_refused_with_its_adapter(
+    small_data: str, module: Any, adapter: str
+) -> None:
+    with pytest.raises(JobError, match=f"module of a framework: write model={adapter}"):
+        replace(small_job(folder=small_data, audit=False), model=module)
