@@ -30,7 +30,7 @@ _CLEARLY = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteCosts:
-    """CPU seconds of a host, sending and receiving. The defaults are of `benchmarks/hosts.py`.
+    """CPU seconds of a host, sending and receiving. The defaults are estimates for loopback, of no benchmark yet.
 
     Attributes:
       frame_s: for a frame.
