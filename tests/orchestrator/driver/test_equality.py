@@ -293,6 +293,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+@is_long
 @pytest.mark.ray
 def test_a_killed_run_whose_hosts_share_their_arguments_ends_with_the_same_bytes(
     shared: list[Any], two_hosts: Result, small_data: str, runs: Path

@@ -1,4 +1,4 @@
-"""One training step of `EveryPart` over 1, 2, 3 and 4 devices of the processor. Prints its results as JSON.
+"""One training step of `EveryPart` over 1, 3 and 4 devices of the processor. Prints its results as JSON.
 
 The batch is spread as over hosts, with padding where a host has fewer samples.
 """
@@ -30,7 +30,7 @@ from tests.small_job import small_job
 from tests.workers.device.models import EveryPart
 
 BATCH_SIZE = 12
-SHARES = [(12,), (6, 6), (4, 4, 4), (4, 4, 2, 2)]
+SHARES = [(12,), (4, 4, 4), (4, 4, 2, 2)]
 STEP = 5
 
 

@@ -35,7 +35,7 @@ def test_a_step_over_devices_has_the_numbers_of_one_process_in_plain_jax(small_d
     assert found.returncode == 0, found.stderr
     results = json.loads(found.stdout)
     plain = results["plain"]
-    assert len(results["shares"]) == 4
+    assert len(results["shares"]) == 3
     for one in results["shares"]:
         np.testing.assert_allclose(one["loss"], plain["loss"], rtol=1e-6)
         for part in ("params", "state"):
