@@ -31,7 +31,8 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
         inner=tuple(tuple(shape[:-1]) for shape in shapes),
     )
     server = ChannelServer(
-        ChannelLayout(num_dense=len(job.data.dense), activations=layout, num_buffers=1), generation=0
+        ChannelLayout(num_dense=len(job.data.dense), activations=layout, num_buffers=1, sequences=tuple(job.sequences)),
+        generation=0,
     )
     ends: list[ChannelEnd] = []
     invitation = server.invitation
@@ -44,6 +45,8 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
         random = np.random.default_rng(0)
         for name, array in host.buffers[0].items():
             array[...] = 1.0 if name == "weights" else 0.1 * random.random(array.shape, np.float32)
+        for name, lengths in host.layout.lengths_in(host.buffers[0]).items():
+            lengths[...] = job.sequences[name]
         worker = DeviceWorker(job=job, num_samples=num_samples)
         worker.build()
         times = [_step(host, ends[0], worker, number) for number in range(_WARM_UP_STEPS + _STEPS)][_WARM_UP_STEPS:]

@@ -76,6 +76,7 @@ def document_of(invitation: Invitation) -> dict[str, Any]:
         "generation": invitation.generation,
         "num_dense": layout.num_dense,
         "num_buffers": layout.num_buffers,
+        "sequences": list(layout.sequences),
         "activations": {name: getattr(activations, name) for name in given},
     }
 
@@ -86,6 +87,7 @@ def invitation_of(document: Mapping[str, Any]) -> Invitation:
         num_dense=document["num_dense"],
         activations=ActivationLayout(**activations),
         num_buffers=document["num_buffers"],
+        sequences=tuple(document["sequences"]),
     )
     secret = bytes.fromhex(document["secret"])
     return Invitation(address=document["address"], secret=secret, generation=document["generation"], layout=layout)

@@ -27,7 +27,7 @@ from podembed.workers.device.dense_half import DenseStateError, initial
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.programs import (
     AXIS,
-    Blocks,
+    Inputs,
     own_parts,
     reads_in_place,
     scores_of_batch,
@@ -52,20 +52,10 @@ class DeviceWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
-    """This host's share of a batch as parts of global arrays: `activations` one `[n, *inner, width]` a feature."""
-
-    dense: jax.Array
-    activations: Blocks
-    labels: jax.Array
-    weights: jax.Array
-
-
-@dataclass(frozen=True, slots=True)
 class _Share:
     """A batch in the shared memory: what goes in, and where gradients (shaped as the activations) or scores go out."""
 
-    inputs: _Inputs
+    inputs: Inputs
     gradients: tuple[np.ndarray, ...]
     scores: np.ndarray
 
@@ -98,7 +88,7 @@ class DeviceWorker:
     faults: FaultPoints | None = None
     crew: Crew = ONE_THREAD
     build_s: dict[str, float] = field(default_factory=dict)
-    _inputs_in_place: dict[int, _Inputs] = field(default_factory=dict)
+    _inputs_in_place: dict[int, Inputs] = field(default_factory=dict)
     _knows_step: bool = True
     _step: tuple[int, jax.Array] | None = None
 
@@ -159,19 +149,24 @@ class DeviceWorker:
         started = time.perf_counter()
         rows = self.num_samples * jax.process_count()
         shares = Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count())
-        shaped = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-        dense = shaped((rows, len(self.job.data.dense)), sharding=self._sharding)
-        shapes = self.job.activation_shapes.values()
-        activations = tuple(shaped((rows, *shape), sharding=self._sharding) for shape in shapes)
-        column = shaped((rows,), sharding=self._sharding)
-        scale = shaped((), sharding=self._replicated)
+
+        def rows_of(*shape: int, dtype: Any = jnp.float32) -> Any:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._sharding)
+
+        inputs = Inputs(
+            dense=rows_of(len(self.job.data.dense)),
+            activations=tuple(rows_of(*shape) for shape in self.job.activation_shapes.values()),
+            labels=rows_of(),
+            weights=rows_of(),
+            lengths={name: rows_of(dtype=jnp.int32) for name in self.job.sequences},
+        )
+        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         step = jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
         specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
-        of_batch = (P(AXIS),) * 4
         train = jax.jit(
             jax.shard_map(
                 partial(training_step, self.job, self._optimizer, shares),
-                in_specs=(P(), P(), P(), *of_batch, P(), P()),
+                in_specs=(P(), P(), P(), P(AXIS), P(), P()),
                 out_specs=(P(), P(), P(), P(AXIS), P()),
                 **specs,
             ),
@@ -180,16 +175,15 @@ class DeviceWorker:
         forward = jax.jit(
             jax.shard_map(
                 partial(scores_of_batch, self.job, shares),
-                in_specs=(P(), P(), *of_batch, P()),
+                in_specs=(P(), P(), P(AXIS), P()),
                 out_specs=P(AXIS),
                 **specs,
             )
         )
-        inputs = dense, activations, column, column, step
         try:
             # First, since what it refuses is said of the scores.
-            forward_step = forward.lower(self.params, self.state, *inputs)
-            train_step = train.lower(self.params, self.optimizer_state, self.state, *inputs, scale)
+            forward_step = forward.lower(self.params, self.state, inputs, step)
+            train_step = train.lower(self.params, self.optimizer_state, self.state, inputs, step, scale)
         except Exception as error:
             num_local = self.num_samples // len(self._devices)
             error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_local)}.")
@@ -235,8 +229,11 @@ class DeviceWorker:
             inputs = self._inputs_in_place.get(buffer)
         if inputs is None:
             blocks = tuple(self._to_device(tensor) for tensor in layout.tensors(arrays["activations"]))
-            dense, labels, weights = (self._to_device(arrays[name]) for name in ("dense", "labels", "weights"))
-            inputs = _Inputs(dense, blocks, labels, weights)
+            columns = {name: self._to_device(arrays[name]) for name in ("dense", "labels", "weights")}
+            lengths = end.layout.lengths_in(arrays).items()
+            inputs = Inputs(
+                **columns, activations=blocks, lengths={name: self._to_device(column) for name, column in lengths}
+            )
         if reads_in_place():
             self._inputs_in_place[buffer] = inputs
         return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])
@@ -252,15 +249,11 @@ class DeviceWorker:
           The global mean loss, still being computed.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
-        inputs = share.inputs
         self.params, self.optimizer_state, self.state, gradients, loss = self._train(
             self.params,
             self.optimizer_state,
             self.state,
-            inputs.dense,
-            inputs.activations,
-            inputs.labels,
-            inputs.weights,
+            share.inputs,
             self._number(step),
             self._everywhere(scale),
         )
@@ -271,9 +264,7 @@ class DeviceWorker:
 
     def evaluate(self, share: _Share, *, step: int = 0) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        inputs = share.inputs
-        batch = inputs.dense, inputs.activations, inputs.labels, inputs.weights
-        scores = self._forward(self.params, self.state, *batch, self._number(step))
+        scores = self._forward(self.params, self.state, share.inputs, self._number(step))
         to_host(own_parts(scores), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:

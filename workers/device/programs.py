@@ -5,7 +5,8 @@ Pure functions of arrays. `workers.device.model_step` holds the state and calls 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -26,6 +27,25 @@ _STEPS = 1
 Blocks = tuple[jax.Array, ...]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """A share of a batch: this host's as parts of global arrays, or one device's. A JAX pytree.
+
+    Attributes:
+      dense: float32 `[n, num_dense]`.
+      activations: one `[n, *inner, width]` a feature.
+      labels, weights: float32 `[n]`.
+      lengths: by sequence feature, int32 `[n]`.
+    """
+
+    dense: jax.Array
+    activations: Blocks
+    labels: jax.Array
+    weights: jax.Array
+    lengths: Mapping[str, jax.Array] = field(default_factory=dict)
+
+
 def reads_in_place() -> bool:
     devices = jax.local_devices()
     return len(devices) == 1 and devices[0].platform == "cpu"
@@ -36,17 +56,14 @@ def scores_of_batch(
     shares: Shares,
     params: Any,
     state: Any,
-    dense: jax.Array,
-    activations: Blocks,
-    labels: jax.Array,
-    weights: jax.Array,
+    inputs: Inputs,
     step: jax.Array,
 ) -> jax.Array:
     """One device's part of an evaluation: a score for each of its samples."""
-    batch = _batch(job, dense, activations, labels, weights)
-    context = _context(job, shares, params, state, weights, step, training=False)
+    batch = _batch(job, inputs)
+    context = _context(job, shares, params, state, batch.weights, step, training=False)
     outputs, _ = outputs_of(job, params, batch, context)
-    return scores_of(outputs, weights.shape[0])
+    return scores_of(outputs, batch.weights.shape[0])
 
 
 def training_step(
@@ -56,10 +73,7 @@ def training_step(
     params: Any,
     optimizer_state: Any,
     state: Any,
-    dense: jax.Array,
-    activations: Blocks,
-    labels: jax.Array,
-    weights: jax.Array,
+    inputs: Inputs,
     step: jax.Array,
     scale: jax.Array,
 ) -> tuple[Any, Any, Any, Blocks, jax.Array]:
@@ -69,18 +83,18 @@ def training_step(
     num_devices = jax.lax.axis_size(AXIS)
 
     def weighted_loss(params: Any, activations: Blocks) -> tuple[jax.Array, Any]:
-        batch = _batch(job, dense, activations, labels, weights)
-        context = _context(job, shares, params, state, weights, step, training=True)
+        batch = _batch(job, replace(inputs, activations=activations))
+        context = _context(job, shares, params, state, inputs.weights, step, training=True)
         outputs, after = outputs_of(job, params, batch, context)
         losses = losses_of(job, outputs, batch, context)
-        total = jnp.sum(losses.per_sample * weights)
+        total = jnp.sum(losses.per_sample * inputs.weights)
         if isinstance(losses.batch, jax.Array) or losses.batch != 0:
             # It is there once on every device, and is divided by the weight with all else.
             total += losses.batch / (num_devices * jnp.where(scale > 0, scale, 1.0))
         return total, after
 
     (loss, after), (dense_gradients, gradients) = jax.value_and_grad(weighted_loss, argnums=(0, 1), has_aux=True)(
-        params, activations
+        params, inputs.activations
     )
     # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
     # which need no other host and can be handed back while it runs.
@@ -92,9 +106,14 @@ def training_step(
     return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
 
 
-def _batch(job: JobConfig, dense: jax.Array, activations: Blocks, labels: jax.Array, weights: jax.Array) -> ModelBatch:
-    named = Activations(zip(job.widths, activations, strict=True))
-    return ModelBatch(dense=dense, activations=named, labels={job.data.label: labels}, weights=weights)
+def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
+    return ModelBatch(
+        dense=inputs.dense,
+        activations=Activations(zip(job.widths, inputs.activations, strict=True)),
+        labels={job.data.label: inputs.labels},
+        weights=inputs.weights,
+        lengths=inputs.lengths,
+    )
 
 
 def _context(

@@ -25,6 +25,7 @@ from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, A
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 
 _RECORD = struct.Struct("<qqqdd")
+_LENGTHS = "lengths/"
 
 
 class RecordKind(IntEnum):
@@ -58,11 +59,13 @@ class ChannelLayout:
       activations: of the features' blocks within `activations` and within `gradients`; also says how many samples there
         are.
       num_buffers: batches that may be in flight at once.
+      sequences: features whose samples differ in length; each has an array `lengths/<feature>`.
     """
 
     num_dense: int
     activations: ActivationLayout
     num_buffers: int = 1
+    sequences: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -75,9 +78,9 @@ class ChannelLayout:
         return self.activations.num_samples
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Arrays of one buffer, all float32."""
+        """Arrays of one buffer: lengths are int32, all others float32."""
         n = self.num_samples
-        return {
+        return {f"{_LENGTHS}{name}": (n,) for name in self.sequences} | {
             "dense": (n, self.num_dense),
             "labels": (n,),
             "weights": (n,),
@@ -95,16 +98,21 @@ class ChannelLayout:
         return max(mmap.PAGESIZE, self.num_buffers * self.buffer_bytes)
 
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
-        """The arrays of every buffer as float32 views of `memory`."""
+        """The arrays of every buffer as views of `memory`."""
         buffers, offset = [], 0
         for _ in range(self.num_buffers):
             arrays = {}
             for name, shape in self.shapes().items():
                 count = int(np.prod(shape))
-                arrays[name] = np.frombuffer(memory, np.float32, count, offset).reshape(shape)
+                dtype = np.int32 if name.startswith(_LENGTHS) else np.float32
+                arrays[name] = np.frombuffer(memory, dtype, count, offset).reshape(shape)
                 offset += _aligned(4 * count)
             buffers.append(arrays)
         return tuple(buffers)
+
+    def lengths_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """By feature with sequences, the lengths in the arrays of a buffer: int32 `[num_samples]`."""
+        return {name: arrays[f"{_LENGTHS}{name}"] for name in self.sequences}
 
 
 def _aligned(size_bytes: int) -> int:

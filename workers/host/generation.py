@@ -83,6 +83,7 @@ class Generation:
                 num_dense=len(job.data.dense),
                 activations=self._lookups.both.layout,
                 num_buffers=self._lookups.num_buffers,
+                sequences=tuple(job.sequences),
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)

@@ -129,6 +129,9 @@ class Steps:
         for name in ("dense", "labels", "weights"):
             arrays[name][:n] = getattr(step.batch, name)
             arrays[name][n:] = 0.0
+        for name, lengths in self._device.layout.lengths_in(arrays).items():
+            lengths[:n] = self._lookups.bags.lengths(name, step.batch.features[name])
+            lengths[n:] = 0
 
     def announce(self, step: Step, kind: RecordKind) -> None:
         """Tells the device that its input is complete."""

@@ -39,6 +39,10 @@ class Bags:
             return features
         return {name: self._bags(name, rows) for name, rows in features.items()}
 
+    def lengths(self, name: str, rows: Ragged) -> np.ndarray:
+        """Positions that the samples of a sequence have, `[num_samples]`. One whose id was dropped counts."""
+        return np.minimum(np.diff(rows.row_splits), self._rules[name][2])
+
     def take_altered(self) -> tuple[int, ...]:
         """Per table, how many ids were dropped, clipped or hashed since the last call."""
         counts, self._altered = self._altered, np.zeros_like(self._altered)

@@ -212,6 +212,12 @@ class JobConfig:
         return {name: feature.table.dim for name, feature in self.features.items()}
 
     @property
+    def sequences(self) -> dict[str, int]:
+        """The features whose samples keep their vectors apart, with the most that a sample keeps."""
+        found = self.features.items()
+        return {name: feature.max_sequence_length for name, feature in found if feature.is_sequence}
+
+    @property
     def activation_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each feature's activation behind the axis of the samples, in the features' order: `(width,)`, or
         `(max_sequence_length, width)` of a sequence.

@@ -26,12 +26,15 @@ class ModelBatch:
         features.
       labels: by name of the column, float32 `[n]`.
       weights: float32 `[n]`, 0 on padding.
+      lengths: by sequence feature, int32 `[n]`, how many of its positions a sample has; the others are zeros. An id
+        that its table drops leaves its position, as zeros, and counts.
     """
 
     dense: jax.Array
     activations: Activations
     labels: Mapping[str, jax.Array]
     weights: jax.Array
+    lengths: Mapping[str, jax.Array] = field(default_factory=dict)
 
     @property
     def label(self) -> jax.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ class ModelSpec:
         features: `(width,)`, or `(max_sequence_length, width)` of a sequence.
       batch_size: samples of a step over all hosts.
       label: name of the column of the label.
+      sequences: the features whose samples differ in length, with the most that a sample has.
     """
 
     num_dense: int
     activation_shapes: Mapping[str, tuple[int, ...]]
     batch_size: int
     label: str = "label"
+    sequences: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, int]:
@@ -40,7 +42,7 @@ class ModelSpec:
         return {name: shape[-1] for name, shape in self.activation_shapes.items()}
 
     def example(self, num_samples: int = 1) -> ModelBatch:
-        """A batch of zeros, for frameworks that find the shapes of their parameters by a call."""
+        """A batch of zeros, for frameworks that find the shapes of their parameters by a call. Sequences are full."""
         import jax.numpy as jnp
 
         from podembed.embedding.features.activations import Activations
@@ -52,6 +54,7 @@ class ModelSpec:
             activations=Activations({name: jnp.zeros((num_samples, *shape)) for name, shape in shapes}),
             labels={self.label: jnp.zeros(num_samples)},
             weights=jnp.ones(num_samples),
+            lengths={name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()},
         )
 
 

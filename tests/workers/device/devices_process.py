@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from podembed.workers.device.dense_half import initial
-from podembed.workers.device.programs import AXIS, training_step
+from podembed.workers.device.programs import AXIS, Inputs, training_step
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.context import Shares
 from tests.small_job import small_job
@@ -58,17 +58,19 @@ def main(folder: str) -> None:
             jax.shard_map(
                 partial(training_step, job, optimizer, shares),
                 mesh=mesh,
-                in_specs=(P(), P(), P(), P(AXIS), P(AXIS), P(AXIS), P(AXIS), P(), P()),
+                in_specs=(P(), P(), P(), P(AXIS), P(), P()),
                 out_specs=(P(), P(), P(), P(AXIS), P()),
                 check_vma=False,
             )
         )
-        rows = [spread(values, shares) for values in (dense, labels, weights)]
-        blocks = tuple(spread(values, shares) for values in activations)
-        scale = np.float32(1 / weights.sum())
-        after, _, state, gradients, loss = step(
-            params, optimizer.init(params), state, rows[0], blocks, rows[1], rows[2], np.uint32(STEP), scale
+        inputs = Inputs(
+            dense=spread(dense, shares),
+            activations=tuple(spread(values, shares) for values in activations),
+            labels=spread(labels, shares),
+            weights=spread(weights, shares),
         )
+        scale = np.float32(1 / weights.sum())
+        after, _, state, gradients, loss = step(params, optimizer.init(params), state, inputs, np.uint32(STEP), scale)
         found.append(results(loss, after, state, [np.asarray(one)[shares.order] * scale for one in gradients]))
     json.dump({"shares": found, "plain": plain(job, dense, activations, labels, weights)}, sys.stdout)
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podembed.workers.device.model_step import DenseStateError, DeviceWorker, _Inputs, _Share
+from podembed.workers.device.model_step import DenseStateError, DeviceWorker, _Share
+from podembed.workers.device.programs import Inputs
 from podembed.workers.model import sample_keys
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import Shares, StepContext
@@ -154,11 +155,12 @@ def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, mo
     worker.build()
     before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays())
     blocks = [np.zeros((8, *shape), np.float32) for shape in job.activation_shapes.values()]
-    on_device = jax.tree.map(
-        lambda values: jax.device_put(values, worker._sharding),
-        [np.ones((8, len(job.data.dense)), np.float32), tuple(blocks), np.ones(8, np.float32), np.ones(8, np.float32)],
+    column = np.ones(8, np.float32)
+    inputs = Inputs(
+        dense=np.ones((8, len(job.data.dense)), np.float32), activations=tuple(blocks), labels=column, weights=column
     )
-    share = _Share(_Inputs(*on_device), tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
+    on_device = jax.tree.map(lambda values: jax.device_put(values, worker._sharding), inputs)
+    share = _Share(on_device, tuple(np.zeros_like(block) for block in blocks), np.zeros(8, np.float32))
     for step in range(2):
         assert float(worker.train(share, weight_sum=8.0, step=step)) == pytest.approx(loss)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), worker.dense_arrays()) == before
