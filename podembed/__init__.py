@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.driver.console import ConsoleReporter
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
+    from podembed.orchestrator.inference.evaluate import evaluate
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
@@ -120,6 +121,7 @@ _WHERE = {
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
     "WithState": "workers.model.batch",
+    "evaluate": "orchestrator.inference.evaluate",
 }
 
 __all__ = [
@@ -186,6 +188,7 @@ __all__ = [
     "WarmStart",
     "WindowReport",
     "WithState",
+    "evaluate",
 ]
 
 # In a checkout the parts are links beside this file. Where a copy lost them, the folders are found in the checkout.

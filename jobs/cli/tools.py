@@ -1,7 +1,7 @@
 """The commands that look at a run's commits or tidy them: `podembed fsck | diff | export | extract | compact | prune`.
 
-None of them trains or needs JAX. Here are their flags. `jobs.cli.looking` and `jobs.cli.tidying` call the tools of
-`orchestrator.inspect` and print what they answer.
+None of them trains, and those here need no JAX. `jobs.inference` has the ones that score data. Here are their flags.
+`jobs.cli.looking` and `jobs.cli.tidying` call the tools of `orchestrator.inspect` and print what they answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+
+from podembed.jobs.inference import command as inference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class Prune:
     """Accept a storage that cannot create files exclusively, where nothing keeps a driver out meanwhile."""
 
 
-Tool = Fsck | Diff | Export | Extract | Compact | Prune
+Tool = Fsck | Diff | Export | Extract | Compact | Prune | inference.Scoring
 
 ToolCommand = (
     Annotated[Fsck, tyro.conf.subcommand("fsck")]
@@ -114,6 +116,7 @@ ToolCommand = (
     | Annotated[Extract, tyro.conf.subcommand("extract")]
     | Annotated[Compact, tyro.conf.subcommand("compact")]
     | Annotated[Prune, tyro.conf.subcommand("prune")]
+    | inference.ScoringCommand
 )
 
 
@@ -139,3 +142,5 @@ def run(command: Tool) -> int:
             return tidying.compact(command)
         case Prune():
             return tidying.prune(command)
+        case _:
+            return inference.run(command)

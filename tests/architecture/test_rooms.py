@@ -42,6 +42,7 @@ ARROWS = {
     "workers/device": "checkpoint crew descriptors faults job liveness model storage",
     "workers/host": "checkpoint crew data device faults input job liveness mesh storage",
     "workers/actors": "device host job liveness",
+    "workers/inference": "data device job model",
     "workers/stepwise": "actors checkpoint crew device host liveness mesh storage",
     "orchestrator/events": "api",
     "orchestrator/commit": "api events",
@@ -52,6 +53,7 @@ ARROWS = {
     "orchestrator/decisions": "api events group",
     "orchestrator/cluster": "api decisions events group",
     "orchestrator/driver": "api cluster commit decisions events group run",
+    "orchestrator/inference": "api commit driver run",
     "orchestrator/prediction": "api cluster decisions events run",
     "orchestrator/outcomes": "api commit",
     "orchestrator/supervise": "api commit outcomes",
@@ -65,7 +67,8 @@ ARROWS = {
     "jobs/criteo_files": "criteo prepare",
     "jobs/movielens": "datasets models",
     "jobs/chaos": "built_in search_path synthetic",
-    "jobs/cli": "built_in chaos criteo_files movielens prepare search_path synthetic",
+    "jobs/inference": "search_path",
+    "jobs/cli": "built_in chaos criteo_files inference movielens prepare search_path synthetic",
 }
 
 

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from podembed.embedding.kernels.crew import ONE_THREAD, Crew
 from podembed.workers.device.dense_half import DenseStateError, initial
+from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced
 from podembed.workers.device.gang_errors import GangError
 from podembed.workers.device.programs import (
     AXIS,
@@ -135,7 +136,7 @@ class DeviceWorker:
         else:
             first = jax.jit(first_values, out_shardings=self._replicated)()
         self.params, self.optimizer_state, self.state = first
-        self._keyed_leaves()
+        by_key(self._dense_state)
         laps.end("first values")
         compile_s = self._compile(mesh, laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
@@ -298,26 +299,13 @@ class DeviceWorker:
             self._step = step, self._everywhere(np.uint32(step))
         return self._step[1]
 
-    def _replaced(self, values: np.ndarray, leaf: Any) -> jax.Array:
-        array = self._everywhere(values)
-        return jax.random.wrap_key_data(array, impl=_kind_of_key(leaf)) if _is_random_key(leaf) else array
-
     def dense_arrays(self) -> dict[str, np.ndarray]:
         """Parameters, state and optimizer state, one numpy array a leaf, keyed by its path such as `params/top/0/w`."""
-        return {key: np.asarray(_numbers(leaf)) for key, leaf in self._keyed_leaves().items()}
+        return {key: np.asarray(numbers_of(leaf)) for key, leaf in by_key(self._dense_state).items()}
 
-    def _keyed_leaves(self) -> dict[str, Any]:
-        state = {"params": self.params, "optimizer": self.optimizer_state, "state": self.state}
-        leaves = jax.tree_util.tree_leaves_with_path(state)
-        keys = [_key(path) for path, _ in leaves]
-        if len(set(keys)) != len(keys):
-            doubled = sorted({key for key in keys if keys.count(key) > 1})
-            raise DenseStateError(
-                f"Found several parameters with the key {doubled[0]!r}. Expected one each, since checkpoints name them "
-                "so. "
-                f"Leave '/' out of the names of the model's parameters."
-            )
-        return {key: leaf for key, (_, leaf) in zip(keys, leaves, strict=True)}
+    @property
+    def _dense_state(self) -> dict[str, Any]:
+        return {"params": self.params, "optimizer": self.optimizer_state, "state": self.state}
 
     def load_dense_arrays(self, arrays: Mapping[str, np.ndarray], *, parts: Collection[str] = DENSE_PARTS) -> None:
         """Replaces parameters and optimizer state. Keys, shapes and dtypes must be those of `dense_arrays`.
@@ -328,32 +316,8 @@ class DeviceWorker:
         Raises:
           DenseStateError: an array is missing, unknown, or has another shape or dtype.
         """
-        state = {"params": self.params, "optimizer": self.optimizer_state, "state": self.state}
-        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
-        known = {key: leaf for path, leaf in leaves if (key := _key(path)).split("/", 1)[0] in parts}
-        if set(known) != set(arrays):
-            unknown, missing = _few(set(arrays) - set(known)), _few(set(known) - set(arrays))
-            found = f" {unknown} that the job does not have" if unknown else ""
-            found += (", and" if unknown and missing else "") + (f" without {missing}" if missing else "")
-            raise DenseStateError(f"Found dense arrays{found}. Expected those of the job.")
-        # Parameters first: the optimizer's state only follows their shapes.
-        for key in sorted(known, key=lambda key: DENSE_PARTS.index(key.split("/", 1)[0])):
-            found, expected = arrays[key], jax.eval_shape(_numbers, known[key])
-            if found.shape != expected.shape or found.dtype != expected.dtype:
-                raise DenseStateError(
-                    f"Found '{key}' as {found.dtype}{list(found.shape)}. Expected "
-                    f"{expected.dtype}{list(expected.shape)}, as in the job."
-                )
-        values = [self._replaced(arrays[key], leaf) if (key := _key(path)) in known else leaf for path, leaf in leaves]
-        restored = jax.tree_util.tree_unflatten(structure, values)
+        restored = replaced(self._dense_state, arrays, parts=parts, put=self._everywhere)
         self.params, self.optimizer_state, self.state = (restored[key] for key in ("params", "optimizer", "state"))
-
-
-def _few(keys: Collection[str]) -> str:
-    """The first three of them, parameters before the optimizer's state; empty without any."""
-    named = sorted(keys, key=lambda key: (DENSE_PARTS.index(key.split("/", 1)[0]), key))
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    return ", ".join(f"'{key}'" for key in named[:3]) + more
 
 
 def _shapes_text(job: JobConfig, *, num_samples: int) -> str:
@@ -361,21 +325,3 @@ def _shapes_text(job: JobConfig, *, num_samples: int) -> str:
     shapes = {"dense": (len(job.data.dense),)}
     shapes |= {f"activations[{name!r}]": shape for name, shape in job.activation_shapes.items()}
     return ", ".join(f"{name} of shape {(num_samples, *shape)}" for name, shape in shapes.items())
-
-
-def _is_random_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _kind_of_key(leaf: Any) -> Any:
-    # Also of a leaf that has no value yet.
-    return jax.random.key_impl(jnp.empty((), leaf.dtype))
-
-
-def _numbers(leaf: Any) -> Any:
-    """A leaf as checkpoints have it: a random key, such as that of `optax.add_noise`, as its numbers."""
-    return jax.random.key_data(leaf) if _is_random_key(leaf) else leaf
-
-
-def _key(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

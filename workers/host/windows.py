@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from podembed.workers.data.bad_rows import BadRow
+from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.spec import HostWindow, ScoredSamples
@@ -92,8 +94,7 @@ class Windows:
 
     def evaluate(self) -> ScoredSamples:
         """As `HostWorker.evaluate`."""
-        parts: list[tuple[np.ndarray, ...]] = []
-        group_features, losses_of = self._job.group_features, sample_losses(self._job.loss)
+        parts = ScoredParts(self._job)
         # The memory of a training step that is already looked up is not touched.
         buffer = 1 - self._looked_up.buffer if self._looked_up else 0
         batches, num_batches = self._input.evaluation()
@@ -102,22 +103,39 @@ class Windows:
                 step = self.steps.prepare(reader, number, buffer=buffer)
                 self.steps.forward(step)
                 self.steps.announce(step, RecordKind.EVALUATE)
-                real, labels = np.flatnonzero(~step.batch.is_padding), step.batch.labels
                 # All devices of a gang have the room of the host with most lanes.
-                scores = self.steps.await_device(step)["scores"][: len(labels)]
-                columns = (scores, labels, step.batch.weights, losses_of(scores, labels))
-                groups = [step.batch.only_ids(name, real) for name in group_features]
-                parts.append((*(column[real] for column in columns), *groups))
+                parts.add(step.batch, self.steps.await_device(step)["scores"])
                 self._tracker.mark()
         self.steps.end_window(0)
-        scores, labels, weights, losses, *groups = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return parts.joined(self._input.take_bad_rows())
+
+
+class ScoredParts:
+    """The scored samples of one process, without padding. Mutated by `add`."""
+
+    def __init__(self, job: JobConfig) -> None:
+        self._groups, self._losses_of = job.group_features, sample_losses(job.loss)
+        self._parts: list[tuple[np.ndarray, ...]] = []
+
+    def add(self, batch: Batch, scores: np.ndarray) -> None:
+        """Takes the scores of a batch, `[num_samples]`, with those of more padding behind them or none."""
+        real, labels = np.flatnonzero(~batch.is_padding), batch.labels
+        scores = scores[: len(labels)]
+        columns = (scores, labels, batch.weights, self._losses_of(scores, labels))
+        groups = [batch.only_ids(name, real) for name in self._groups]
+        self._parts.append((*(column[real] for column in columns), *groups))
+
+    def joined(self, bad_rows: tuple[BadRow, ...] = ()) -> ScoredSamples:
+        """All samples in the order in which they came."""
+        columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)]
+        scores, labels, weights, losses, *groups = columns
         return ScoredSamples(
             scores=scores,
             labels=labels,
             weights=weights,
             losses=losses,
-            groups=dict(zip(group_features, groups, strict=True)),
-            bad_rows=self._input.take_bad_rows(),
+            groups=dict(zip(self._groups, groups, strict=True)),
+            bad_rows=bad_rows,
         )
 
 

@@ -1,0 +1,5 @@
+"""`podembed evaluate | predict | export-model`: flags, and what is printed. What is done is in
+`orchestrator.inference`.
+
+Read `command.py` first.
+"""

@@ -1,0 +1,74 @@
+"""`TrainedForward`: the forward pass of a job as its evaluations compile it, on one device of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import PartitionSpec as P
+
+from podembed.workers.device.dense_half import initial
+from podembed.workers.device.dense_leaves import replaced
+from podembed.workers.device.programs import AXIS, Inputs, scores_of_batch
+from podembed.workers.inference.pooled_rows import LookedUp
+from podembed.workers.job.job import JobConfig
+from podembed.workers.model.context import Shares
+
+SCORED_PARTS = ("params", "state")
+
+
+class TrainedForward:
+    """Scores of whole batches, the same as a run on one host gives.
+
+    Args:
+      dense: the arrays of `params` and `state` by their keys, as a checkpoint has them.
+
+    Raises:
+      DenseStateError: they are not those of the job.
+    """
+
+    def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray]) -> None:
+        self._params, self._state = dense_state(job, dense)
+        shares = Shares(num_samples=job.batch_size, real=(job.batch_size,))
+        mesh = DeviceMesh(np.asarray(jax.local_devices()[:1]), (AXIS,))
+        self._program = jax.jit(
+            jax.shard_map(
+                partial(scores_of_batch, job, shares),
+                mesh=mesh,
+                in_specs=(P(), P(), P(AXIS), P()),
+                out_specs=P(AXIS),
+                check_vma=False,
+            )
+        )
+
+    def scores(self, found: LookedUp, *, number: int) -> np.ndarray:
+        """float32 `[batch_size]`.
+
+        Args:
+          found: of the job's whole batch size, with padding.
+          number: of the batch in its evaluation.
+        """
+        batch = found.batch
+        inputs = Inputs(
+            dense=jnp.asarray(batch.dense),
+            activations=tuple(map(jnp.asarray, found.activations)),
+            labels=jnp.asarray(batch.labels),
+            weights=jnp.asarray(batch.weights),
+            lengths={name: jnp.asarray(lengths) for name, lengths in found.lengths.items()},
+        )
+        return np.asarray(self._program(self._params, self._state, inputs, jnp.uint32(number)))
+
+
+def dense_state(job: JobConfig, dense: Mapping[str, np.ndarray]) -> tuple[jax.Array, jax.Array]:
+    """Parameters and state of a job's model with these arrays as their leaves.
+
+    Raises:
+      DenseStateError: they are not those of the job.
+    """
+    params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
+    restored = replaced({"params": params, "state": state}, dense, parts=SCORED_PARTS)
+    return restored["params"], restored["state"]
