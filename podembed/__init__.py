@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
-    from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+    from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
@@ -85,6 +85,7 @@ _WHERE = {
     "JobError": "workers.job.job",
     "JobFailed": "orchestrator.api.errors",
     "JobReference": "workers.job.reference",
+    "Label": "workers.data.columns",
     "LogLoss": "workers.job.ranking",
     "Losses": "workers.model.batch",
     "MAE": "workers.job.figures",
@@ -155,6 +156,7 @@ __all__ = [
     "JobError",
     "JobFailed",
     "JobReference",
+    "Label",
     "LogLoss",
     "Losses",
     "Metric",

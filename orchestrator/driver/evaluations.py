@@ -25,7 +25,7 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
     Raises:
       QualityError: there is no weight at all, a score is NaN, or a metric of the job is not defined for these samples.
     """
-    scores = Scores.concatenate([Scores(part.scores, part.labels, part.weights, part.groups) for part in parts])
+    scores = Scores.concatenate([_labelled(part) for part in parts])
     loss = weighted_mean(np.concatenate([part.losses for part in parts]), scores.weights)
     is_binary = are_binary(scores.labels, scores.weights)
     has_both = is_binary and len(np.unique(scores.labels[scores.weights > 0])) == 2
@@ -37,6 +37,12 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
         metrics={metric.name: metric.of(scores) for metric in job.metrics},
         loss=math.nan if job.has_own_loss else loss,
     )
+
+
+def _labelled(part: ScoredSamples) -> Scores:
+    """Samples whose label is missing count for nothing."""
+    weights = np.where(np.isnan(part.labels), np.float32(0), part.weights)
+    return Scores(part.scores, part.labels, weights, part.groups)
 
 
 def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,9 @@ from podembed import (
     ConfigurationError,
     GroupedAUC,
     JobConfig,
+    Label,
     Losses,
+    ModelSpec,
     Result,
     RunConfig,
     ScalingConfig,
@@ -125,3 +128,13 @@ def test_a_model_is_tried_out_without_a_trainer(names: dict[str, Any]) -> None:
     spec = model_spec(job)
     batch, context = spec.example(8), StepContext.alone(8)
     assert job.model.apply(job.model.init(jax.random.key(0), spec), batch, context).shape == (8,)
+
+
+def test_the_loss_of_two_labels_leaves_out_what_is_missing(names: dict[str, Any], clicks: str) -> None:
+    data = replace(on(clicks, names["job"]()).data, label="", labels=("click", Label("buy", missing="mask")))
+    example = ModelSpec(
+        num_dense=2, activation_shapes={}, batch_size=4, labels=tuple(label.name for label in data.label_columns)
+    ).example(4)
+    batch = replace(example, label_masks={**example.label_masks, "buy": np.arange(4) < 1})
+    losses = names["loss_of_two"](None, {"scores": jnp.zeros(4), "buy": jnp.zeros(4)}, batch, StepContext.alone(4))
+    np.testing.assert_allclose(losses, np.log(2) * np.array([2, 1, 1, 1]), rtol=1e-6)

@@ -31,7 +31,13 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
         inner=tuple(tuple(shape[:-1]) for shape in shapes),
     )
     server = ChannelServer(
-        ChannelLayout(num_dense=len(job.data.dense), activations=layout, num_buffers=1, sequences=tuple(job.sequences)),
+        ChannelLayout(
+            num_dense=len(job.data.dense),
+            activations=layout,
+            num_buffers=1,
+            sequences=tuple(job.sequences),
+            columns=job.data.column_shapes,
+        ),
         generation=0,
     )
     ends: list[ChannelEnd] = []
@@ -44,7 +50,8 @@ def measure_model(job: JobConfig, num_samples: int) -> ModelTime:
         server.close_descriptor()
         random = np.random.default_rng(0)
         for name, array in host.buffers[0].items():
-            array[...] = 1.0 if name == "weights" else 0.1 * random.random(array.shape, np.float32)
+            values = 1.0 if name == "weights" else 0.1 * random.random(array.shape, np.float32)
+            array[...] = np.asarray(values).astype(array.dtype)
         for name, lengths in host.layout.lengths_in(host.buffers[0]).items():
             lengths[...] = job.sequences[name]
         worker = DeviceWorker(job=job, num_samples=num_samples)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from podembed.embedding.buckets import place, split_evenly
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import ActivationLayout
 from podembed.embedding.lookup.placement import place_tables
 from podembed.workers.device.shared_memory import ChannelLayout, Invitation
@@ -77,6 +78,7 @@ def document_of(invitation: Invitation) -> dict[str, Any]:
         "num_dense": layout.num_dense,
         "num_buffers": layout.num_buffers,
         "sequences": list(layout.sequences),
+        "columns": {name: (shape.inner, shape.dtype) for name, shape in layout.columns.items()},
         "activations": {name: getattr(activations, name) for name in given},
     }
 
@@ -88,6 +90,7 @@ def invitation_of(document: Mapping[str, Any]) -> Invitation:
         activations=ActivationLayout(**activations),
         num_buffers=document["num_buffers"],
         sequences=tuple(document["sequences"]),
+        columns={name: ColumnShape(tuple(inner), dtype) for name, (inner, dtype) in document["columns"].items()},
     )
     secret = bytes.fromhex(document["secret"])
     return Invitation(address=document["address"], secret=secret, generation=document["generation"], layout=layout)

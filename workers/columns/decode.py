@@ -20,6 +20,8 @@ from podembed.workers.columns import id_columns as id_stage
 from podembed.workers.columns.column_kernels import frozen, take_numbers
 from podembed.workers.columns.gather import Block
 from podembed.workers.columns.id_columns import BagLayouts, IdStage
+from podembed.workers.columns.labels import take_labels
+from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
@@ -61,7 +63,8 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
       InputError: a column is missing or of a wrong type.
     """
     number = "an integer, float or boolean column"
-    _check_column(schema, data.label, _is_number, number, path=path)
+    for label in data.label_columns:
+        _check_column(schema, label.name, _is_number, number, path=path)
     for column in data.dense_columns:
         expected = _expected_times(column.scale, f"{number}, or one of dates or times")
         _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), expected, path=path)
@@ -152,7 +155,11 @@ class Decoder:
         one_each = layouts.even(1)
         singles = np.empty((len(self._stages), len(order)), self._id_dtype)
         columns = _Given(raw.columns, self._shared)
-        labels = self._labels(columns, places, faults)
+        named = {
+            label.name: take_labels(columns.get(label.name), label, places, faults)
+            for label in self._data.label_columns
+        }
+        labels = named.pop(self._data.label)
         # Column after column, as they come; `workers.columns.gather` makes rows of them.
         dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
         for at, declared in enumerate(self._data.dense_columns):
@@ -174,31 +181,23 @@ class Decoder:
             weights=self._weights(columns, places, faults),
             features=features,
             sample_ids=self._sample_ids(columns, order, first_position, faults),
+            columns=named,
         )
         single_names = tuple(name for name, bags in features.items() if bags.row_splits is one_each)
         if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
             return Block(rows=rows, single_names=single_names, singles=singles[:num_singles]), []
         return Block(rows=_blanked(rows, is_bad), single_names=(), singles=singles[:0]), faults.among(order)
 
-    def _labels(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
-        name = self._data.label
-        column = columns.get(name)
-        labels = _required_numbers(column, name, order, faults)
-        if self._data.binary_labels and not ((labels == 0) | (labels == 1)).all():
-            numbers = _numbers(_filled(column))
-            refuse_labels((numbers != 0) & (numbers != 1), numbers, name, faults)
-        return labels
-
     def _weights(self, columns: _Given, order: np.ndarray, faults: RowFaults) -> np.ndarray:
         name = self._data.sample_weight
         if name is None:
             return np.ones(len(order), np.float32)
         column = columns.get(name)
-        weights = _required_numbers(column, name, order, faults)
+        weights = required_numbers(column, name, order, faults)
         # Not by the least: with a NaN among the weights, which another row may have, there is none.
         if (weights < 0).any():
             reason = "Weights are 0 or more. Clean the data."
-            numbers = _numbers(_filled(column))
+            numbers = numbers_of(filled(column))
             faults.add(numbers < 0, name, found=lambda row: str(numbers[row]), reason=reason)
         return weights
 
@@ -207,8 +206,8 @@ class Decoder:
         if name is None:
             return order + first_position
         column = columns.get(name)
-        _refuse_nulls(column, name, faults)
-        ids = _filled(column).to_numpy(zero_copy_only=False)
+        refuse_nulls(column, name, faults)
+        ids = filled(column).to_numpy(zero_copy_only=False)
         bad = (ids < 0) | (ids > np.iinfo(np.int64).max)
         reason = "Sample ids are 0 or more and fit int64; -1 means padding. Renumber them."
         faults.add(bad, name, found=lambda row: str(ids[row]), reason=reason)
@@ -246,44 +245,13 @@ def _take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out:
         )
         numbers = declared.scale.numbers(column).astype(np.float32)
     else:
-        numbers = _numbers(_filled(column))
+        numbers = numbers_of(filled(column))
     if declared.transform == "log1p":
         # maximum() hands NaN on, so a NaN is still seen below.
         numbers = np.log1p(np.maximum(numbers, np.float32(0)))
     if not take_numbers(frozen(numbers, np.float32), order, out):
         reason = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
         faults.add(~np.isfinite(numbers), declared.name, found=lambda row: str(numbers[row]), reason=reason)
-
-
-def _required_numbers(column: pa.Array, name: str, order: np.ndarray, faults: RowFaults) -> np.ndarray:
-    _refuse_nulls(column, name, faults)
-    numbers = _numbers(_filled(column))
-    taken = np.empty(len(order), np.float32)
-    if not take_numbers(frozen(numbers, np.float32), order, taken):
-        reason = "Labels and weights are finite. Clean the data."
-        faults.add(~np.isfinite(numbers), name, found=lambda row: str(numbers[row]), reason=reason)
-    return taken
-
-
-def _refuse_nulls(column: pa.Array, name: str, faults: RowFaults) -> None:
-    if column.null_count:
-        reason = "Labels, weights and sample ids are never null. Fill the column, or drop the row before training."
-        faults.add(column.is_null().to_numpy(zero_copy_only=False), name, found=lambda _: "null", reason=reason)
-
-
-def _filled(column: pa.Array) -> pa.Array:
-    """0 in place of nulls."""
-    if not column.null_count:
-        return column
-    return column.fill_null(pa.scalar(False if pa.types.is_boolean(column.type) else 0, column.type))
-
-
-def _numbers(column: pa.Array) -> np.ndarray:
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    # A number beyond float32 becomes infinite here and is refused by the check for finite ones, with its row.
-    with np.errstate(over="ignore"):
-        return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
 
 
 def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
@@ -301,7 +269,14 @@ def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
         weights=np.where(is_bad, np.float32(0), rows.weights),
         features=features,
         sample_ids=np.where(is_bad, PADDING_SAMPLE_ID, rows.sample_ids),
+        columns={name: _without(values, is_bad) for name, values in rows.columns.items()},
     )
+
+
+def _without(values: np.ndarray, is_bad: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values[is_bad] = 0
+    return values
 
 
 def _check_column(
@@ -337,36 +312,3 @@ def _is_dense(kind: pa.DataType, column: DenseColumn) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-
-
-# From so many rows of a row group on, and from this share of it, wrong labels are what the column holds.
-_FEWEST_ROWS = 10
-_SHARE = 0.25
-_REMEDY = (
-    "Labels are 0 and 1 under the default loss. Turn them into 0 and 1, or declare a loss that takes them "
-    "(JobConfig.loss), such as "
-    "optax.squared_error, or optax.sigmoid_binary_cross_entropy for probabilities."
-)
-
-
-def refuse_labels(wrong: np.ndarray, labels: np.ndarray, column: str, faults: RowFaults) -> None:
-    """Takes rows whose label is neither 0 nor 1 for malformed.
-
-    Args:
-      wrong: bool, the mask of those rows, of all rows of a row group.
-      labels: of all its rows.
-
-    Raises:
-      InputError: there are so many that the column is meant otherwise, whatever is tolerated; or malformed rows are not
-        tolerated.
-    """
-    wrong = wrong & ~faults.is_bad
-    count = int(wrong.sum())
-    if count >= max(_FEWEST_ROWS, _SHARE * len(wrong)):
-        shown = ", ".join(f"{label:g}" for label in np.unique(labels[wrong])[:5])
-        raise InputError(
-            f"Found labels such as {shown} in column {column!r} of {faults.origin.path}: {count:,} of the "
-            f"{len(wrong):,} rows of row group "
-            f"{faults.origin.group} have neither 0 nor 1. {_REMEDY}"
-        )
-    faults.add(wrong, column, found=lambda row: f"label {labels[row]:g}", reason=_REMEDY)

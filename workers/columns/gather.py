@@ -18,7 +18,8 @@ from podembed.embedding.ragged import Ragged
 from podembed.workers.columns.run_kernels import copy_bags, copy_columns, copy_ids, copy_runs, lay_out_bags, plan_runs
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 
-# The arrays of a block by their place in `Block.addresses`; behind them the offsets and the ids of each feature.
+# The arrays of a block by their place in `Block.addresses`; behind them the offsets and the ids of each feature, then
+# the named columns.
 _LABELS, _WEIGHTS, _SAMPLE_IDS, _DENSE, _SINGLES, _FEATURES = range(6)
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -34,6 +35,7 @@ class Block:
       singles: int32 or int64 `[len(single_names), rows]`, the ids of these features. The values of `rows.features` are
         views of it, so that all of them can be copied at once.
       dense: `rows.dense` column after column, float32 `[columns, rows]`.
+      columns: those of `rows.columns`, row after row.
       addresses: int64, of each array, see `_LABELS` and those beside it. Asking an array takes longer than copying a
         run of it, and a block is copied from in many windows.
     """
@@ -42,6 +44,7 @@ class Block:
     single_names: tuple[str, ...]
     singles: np.ndarray
     dense: np.ndarray = field(init=False)
+    columns: list[np.ndarray] = field(init=False)
     addresses: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +52,11 @@ class Block:
         arrays = [self.rows.labels, self.rows.weights, self.rows.sample_ids, dense, self.singles]
         for bags in self.rows.features.values():
             arrays += [bags.row_splits, bags.values]
+        # Runs of rows are copied as they lie.
+        columns = [np.ascontiguousarray(values) for values in self.rows.columns.values()]
+        arrays += columns
         object.__setattr__(self, "dense", dense)
+        object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "addresses", np.array([array.ctypes.data for array in arrays], np.int64))
 
 
@@ -92,8 +99,8 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     """The rows of a window, step after step; rows that no part gives are padding.
 
     Args:
-      parts: of blocks with the features and dense columns of `like`, without weights of ids; no two give the same row
-        of a lane.
+      parts: of blocks with the features and columns of `like`, without weights of ids. Named columns have its order. No
+        two give the same row of a lane.
       like: any batch of that declaration, also an empty one.
     """
     num_samples = shape.num_samples
@@ -102,6 +109,7 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     dense = np.zeros((num_samples, like.num_dense), np.float32)
     labels, weights = np.zeros(num_samples, np.float32), np.zeros(num_samples, np.float32)
     sample_ids = np.full(num_samples, PADDING_SAMPLE_ID, np.int64)
+    columns = {name: np.zeros((num_samples, *values.shape[1:]), values.dtype) for name, values in like.columns.items()}
     # A row for each array, with its address in every part.
     addresses = (
         np.array([block.addresses for block in blocks], np.int64).reshape(len(blocks), _num_arrays(like)).T.copy()
@@ -110,6 +118,8 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
         copy_runs(runs, addresses[_LABELS], labels.ctypes.data, 4)
         copy_runs(runs, addresses[_WEIGHTS], weights.ctypes.data, 4)
         copy_runs(runs, addresses[_SAMPLE_IDS], sample_ids.ctypes.data, 8)
+        for at, values in enumerate(columns.values(), _FEATURES + 2 * len(like.features)):
+            copy_runs(runs, addresses[at], values.ctypes.data, values[:1].nbytes)
         copy_columns(runs, addresses[_DENSE], _column_bytes([block.dense for block in blocks]), dense)
     is_full = sum(part.num_rows for part in parts) == num_samples
     features = _gather_singles(blocks, runs, addresses, num_samples) if is_full else {}
@@ -126,11 +136,11 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
                 layouts,
             )
     ordered = {name: features[name] for name in like.features}
-    return Batch(dense=dense, labels=labels, weights=weights, features=ordered, sample_ids=sample_ids)
+    return Batch(dense=dense, labels=labels, weights=weights, features=ordered, sample_ids=sample_ids, columns=columns)
 
 
 def _num_arrays(like: Batch) -> int:
-    return _FEATURES + 2 * len(like.features)
+    return _FEATURES + 2 * len(like.features) + len(like.columns)
 
 
 def _runs(parts: Sequence[Part], shape: WindowShape) -> np.ndarray:

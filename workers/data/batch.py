@@ -7,11 +7,12 @@ sees them. Where rows come from is the business of `workers.input.reader`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.errors import InputError
 
@@ -28,10 +29,12 @@ class Batch:
 
     Attributes:
       dense: float32 `[num_samples, num_dense]`.
-      labels: float32 `[num_samples]`.
+      labels: float32 `[num_samples]`, those of `InputData.label`; NaN where a label is missing.
       weights: float32 `[num_samples]`, 0 on padding rows.
       features: one `Ragged` of num_samples samples a feature, in the order in which they are declared.
       sample_ids: int64 `[num_samples]`, -1 on padding rows.
+      columns: the other labels and what else was declared by name, `[num_samples, ...]` of 4-byte numbers, as
+        `InputData.column_shapes` says; zeros on padding rows.
 
     Raises:
       BatchError: on construction, if two parts disagree about the number of samples.
@@ -42,16 +45,19 @@ class Batch:
     weights: np.ndarray
     features: dict[str, Ragged]
     sample_ids: np.ndarray
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A batch is made for every step: names are put together only for a message.
         expected = len(self.labels)
         lengths = {len(self.dense), len(self.weights), len(self.sample_ids)}
         lengths.update(len(ragged.row_splits) - 1 for ragged in self.features.values())
+        lengths.update(map(len, self.columns.values()))
         if lengths == {expected}:
             return
         found = {"dense": len(self.dense), "weights": len(self.weights), "sample_ids": len(self.sample_ids)}
         found |= {f"feature {name!r}": ragged.num_samples for name, ragged in self.features.items()}
+        found |= {f"column {name!r}": len(values) for name, values in self.columns.items()}
         for part, num_samples in found.items():
             if num_samples != expected:
                 raise BatchError(
@@ -111,6 +117,10 @@ class Batch:
             weights=np.concatenate([self.weights, np.zeros(missing, np.float32)]),
             features={name: ragged.padded(num_samples) for name, ragged in self.features.items()},
             sample_ids=np.concatenate([self.sample_ids, np.full(missing, PADDING_SAMPLE_ID, np.int64)]),
+            columns={
+                name: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+                for name, values in self.columns.items()
+            },
         )
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -121,6 +131,7 @@ class Batch:
             weights=self.weights[start:stop],
             features=_slice_features(self.features, start, stop),
             sample_ids=self.sample_ids[start:stop],
+            columns={name: values[start:stop] for name, values in self.columns.items()},
         )
 
     @staticmethod
@@ -134,12 +145,10 @@ class Batch:
             raise BatchError("Found no batch to concatenate. Expected at least one. Pass the batches of one step.")
         first = batches[0]
         for other in batches[1:]:
-            if list(other.features) != list(first.features) or other.num_dense != first.num_dense:
+            if _declaration(other) != _declaration(first):
                 raise BatchError(
-                    f"Found a batch of features {list(other.features)} with {other.num_dense} dense columns after one "
-                    "of "
-                    f"{list(first.features)} with {first.num_dense}. Expected one declaration. Read both with the same "
-                    "ParquetData."
+                    f"Found a batch of {_declaration(other)} after one of {_declaration(first)}. Expected one "
+                    "declaration. Read both with the same ParquetData."
                 )
         if len(batches) == 1:
             return first
@@ -149,10 +158,13 @@ class Batch:
             weights=np.concatenate([batch.weights for batch in batches]),
             features=_concatenate_features([batch.features for batch in batches]),
             sample_ids=np.concatenate([batch.sample_ids for batch in batches]),
+            columns={name: np.concatenate([batch.columns[name] for batch in batches]) for name in first.columns},
         )
 
     @staticmethod
-    def empty(feature_names: Sequence[str], *, num_dense: int) -> Batch:
+    def empty(
+        feature_names: Sequence[str], *, num_dense: int, columns: Mapping[str, ColumnShape] | None = None
+    ) -> Batch:
         """A batch of no rows, to pad from."""
         splits = np.zeros(1, np.int64)
         return Batch(
@@ -161,7 +173,14 @@ class Batch:
             weights=np.zeros(0, np.float32),
             features={name: Ragged(np.zeros(0, np.int64), splits) for name in feature_names},
             sample_ids=np.zeros(0, np.int64),
+            columns={name: shape.zeros(0) for name, shape in (columns or {}).items()},
         )
+
+
+def _declaration(batch: Batch) -> str:
+    """What a batch has beside its rows, for messages."""
+    named = {name: f"{values.dtype}{list(values.shape[1:])}" for name, values in batch.columns.items()}
+    return f"features {list(batch.features)} with {batch.num_dense} dense columns and the named columns {named}"
 
 
 # All features with one id a row share one row_splits array when a row group is decoded. The functions below do the work

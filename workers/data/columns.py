@@ -1,4 +1,4 @@
-"""`DenseColumn`, `IdColumn`: what a user declares about one column of the data.
+"""`Label`, `DenseColumn`, `IdColumn`: what a user declares about one column of the data.
 
 This is the only place that says how a raw value becomes a number or a row of a table. Training, evaluation and export
 can therefore not disagree about it. `workers.columns` does what is declared here.
@@ -15,11 +15,40 @@ from podembed.workers.declared_types import check_plain_fields
 
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
+MissingLabel = Literal["refuse", "mask"]
 Transform = Literal["identity", "log1p"]
 
 
 class DataConfigError(ValueError):
     """A declaration of the data that cannot be meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label a row, float32.
+
+    Attributes:
+      name: the column, of an integer, float or boolean type.
+      missing: what a null means. `refuse`: the row is malformed. `mask`: the sample does not have this label, and
+        `ModelBatch.label_masks` says so. A number that is not finite is malformed in both cases.
+      num_classes: labels are whole numbers from 0 to `num_classes - 1`, and a row with another one is malformed. None
+        takes any finite number. A job fills it in, by its loss or its tasks.
+    """
+
+    name: str
+    missing: MissingLabel = "refuse"
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, DataConfigError)
+        if not self.name:
+            raise DataConfigError("Found Label(''). Expected the name of a column. Write Label('click').")
+        check_choice(self.missing, MissingLabel, where=f"missing of label {self.name!r}")
+        if self.num_classes is not None and self.num_classes < 2:
+            raise DataConfigError(
+                f"Found num_classes={self.num_classes} for label {self.name!r}. Expected at least 2. Leave it out for "
+                "labels that are any numbers."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, check_choice
+from podembed.embedding.features.column_shape import ColumnShape
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, check_choice
 from podembed.workers.data.times import TimeScale
 from podembed.workers.declared_types import check_plain_fields, shown
 
@@ -32,7 +33,9 @@ class InputData:
     Attributes:
       paths: one or several paths or globs, local or fsspec URLs (`gs://bucket/day_*/*.parquet`). Files are read in
         sorted order.
-      label: column of finite numbers without nulls.
+      label: column of finite numbers without nulls. Of several labels the one by which a job without tasks is
+        evaluated, by default the first.
+      labels: all labels, where there are several; a plain name stands for `Label(name)`.
       dense: columns of dense numbers, in the order in which the model sees them; a plain name stands for
         `DenseColumn(name)`.
       features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of
@@ -53,7 +56,8 @@ class InputData:
 
     paths: str | tuple[str, ...]
     _: KW_ONLY
-    label: str
+    label: str = ""
+    labels: tuple[str | Label, ...] = ()
     dense: tuple[str | DenseColumn, ...] = ()
     features: Mapping[str, str | IdColumn] = field(default_factory=dict)
     sample_weight: str | None = None
@@ -65,8 +69,7 @@ class InputData:
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
-        if not self.label:
-            raise DataConfigError("Found label=''. Expected the name of a column. Write label='click'.")
+        _take_labels(self)
         object.__setattr__(self, "paths", _as_paths(self.paths, "paths"))
         object.__setattr__(self, "eval_paths", _as_paths(self.eval_paths, "eval_paths"))
         if isinstance(self.dense, str):
@@ -88,6 +91,19 @@ class InputData:
             raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")
 
     @property
+    def label_columns(self) -> tuple[Label, ...]:
+        """Every label, in their order."""
+        declared = tuple(label for label in self.labels if isinstance(label, Label)) or (Label(self.label),)
+        if not self.binary_labels:
+            return declared
+        return tuple(replace(one, num_classes=2) if one.name == self.label else one for one in declared)
+
+    @property
+    def column_shapes(self) -> dict[str, ColumnShape]:
+        """What a batch has as named columns, beside the label: the other labels."""
+        return {label.name: ColumnShape() for label in self.label_columns if label.name != self.label}
+
+    @property
     def dense_columns(self) -> tuple[DenseColumn, ...]:
         return tuple(column for column in self.dense if isinstance(column, DenseColumn))
 
@@ -107,7 +123,7 @@ class InputData:
 
     @property
     def _uses(self) -> list[str]:
-        named = [self.label, *(column.name for column in self.dense_columns)]
+        named = [label.name for label in self.label_columns] + [column.name for column in self.dense_columns]
         named += [source.column for source in self.id_columns.values()]
         return named + [name for name in (self.sample_weight, self.sample_id) if name is not None]
 
@@ -271,6 +287,31 @@ class NpyData(InputData):
 
     def has_lists(self, column: str) -> bool | None:
         return False
+
+
+def _take_labels(data: InputData) -> None:
+    """Makes `label` and `labels` complete.
+
+    Raises:
+      DataConfigError: they do not name columns, or not the same ones.
+    """
+    given: Any = data.labels
+    if not isinstance(given, tuple | list) or not all(isinstance(label, str | Label) for label in given):
+        raise DataConfigError(
+            f"Found labels={shown(given)}. Expected a tuple of names of columns or Label. Write "
+            "labels=('click', Label('buy', missing='mask'))."
+        )
+    labels = tuple(Label(label) if isinstance(label, str) else label for label in given)
+    names = [label.name for label in labels]
+    if not data.label and not labels:
+        raise DataConfigError("Found label=''. Expected the name of a column. Write label='click'.")
+    if len(set(names)) != len(names) or (labels and data.label and data.label not in names):
+        raise DataConfigError(
+            f"Found label={data.label!r} and labels {names}. Expected each label once, and the one among the others. "
+            "Write labels=('click', 'buy')."
+        )
+    object.__setattr__(data, "label", data.label or names[0])
+    object.__setattr__(data, "labels", labels)
 
 
 def _as_paths(paths: Any, field: str) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ def model_spec(job: JobConfig) -> ModelSpec:
         activation_shapes=job.activation_shapes,
         batch_size=job.batch_size,
         label=job.data.label,
+        labels=tuple(label.name for label in job.data.label_columns),
         sequences=job.sequences,
     )
 

@@ -160,6 +160,10 @@ class DeviceWorker:
             labels=rows_of(),
             weights=rows_of(),
             lengths={name: rows_of(dtype=jnp.int32) for name in self.job.sequences},
+            columns={
+                name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype))
+                for name, shape in self.job.data.column_shapes.items()
+            },
         )
         scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
         step = jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
@@ -230,11 +234,9 @@ class DeviceWorker:
             inputs = self._inputs_in_place.get(buffer)
         if inputs is None:
             blocks = tuple(self._to_device(tensor) for tensor in layout.tensors(arrays["activations"]))
-            columns = {name: self._to_device(arrays[name]) for name in ("dense", "labels", "weights")}
-            lengths = end.layout.lengths_in(arrays).items()
-            inputs = Inputs(
-                **columns, activations=blocks, lengths={name: self._to_device(column) for name, column in lengths}
-            )
+            parts = {name: self._to_device(arrays[name]) for name in ("dense", "labels", "weights")}
+            named = {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
+            inputs = Inputs(**parts, activations=blocks, **jax.tree.map(self._to_device, named))
         if reads_in_place():
             self._inputs_in_place[buffer] = inputs
         return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])

@@ -37,6 +37,7 @@ class Inputs:
       activations: one `[n, *inner, width]` a feature.
       labels, weights: float32 `[n]`.
       lengths: by sequence feature, int32 `[n]`.
+      columns: by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
     """
 
     dense: jax.Array
@@ -44,6 +45,7 @@ class Inputs:
     labels: jax.Array
     weights: jax.Array
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
+    columns: Mapping[str, jax.Array] = field(default_factory=dict)
 
 
 def reads_in_place() -> bool:
@@ -107,11 +109,21 @@ def training_step(
 
 
 def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
+    """The batch as a model sees it."""
+    labels, masks = {}, {}
+    for label in job.data.label_columns:
+        values = inputs.labels if label.name == job.data.label else inputs.columns[label.name]
+        masks[label.name] = inputs.weights > 0
+        if label.missing == "mask":
+            masks[label.name] &= ~jnp.isnan(values)
+            values = jnp.nan_to_num(values)
+        labels[label.name] = values
     return ModelBatch(
         dense=inputs.dense,
         activations=Activations(zip(job.widths, inputs.activations, strict=True)),
-        labels={job.data.label: inputs.labels},
+        labels=labels,
         weights=inputs.weights,
+        label_masks=masks,
         lengths=inputs.lengths,
     )
 

@@ -21,11 +21,12 @@ from enum import IntEnum
 
 import numpy as np
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 
 _RECORD = struct.Struct("<qqqdd")
-_LENGTHS = "lengths/"
+_LENGTHS, _COLUMN = "lengths/", "column/"
 
 
 class RecordKind(IntEnum):
@@ -60,12 +61,14 @@ class ChannelLayout:
         are.
       num_buffers: batches that may be in flight at once.
       sequences: features whose samples differ in length; each has an array `lengths/<feature>`.
+      columns: named columns, as `InputData.column_shapes`; each has an array `column/<name>`.
     """
 
     num_dense: int
     activations: ActivationLayout
     num_buffers: int = 1
     sequences: tuple[str, ...] = ()
+    columns: Mapping[str, ColumnShape] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -78,9 +81,11 @@ class ChannelLayout:
         return self.activations.num_samples
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Arrays of one buffer: lengths are int32, all others float32."""
+        """Arrays of one buffer: lengths are int32, named columns of 4-byte numbers, all others float32."""
         n = self.num_samples
-        return {f"{_LENGTHS}{name}": (n,) for name in self.sequences} | {
+        named = {f"{_LENGTHS}{name}": (n,) for name in self.sequences}
+        named |= {f"{_COLUMN}{name}": (n, *shape.inner) for name, shape in self.columns.items()}
+        return named | {
             "dense": (n, self.num_dense),
             "labels": (n,),
             "weights": (n,),
@@ -100,12 +105,13 @@ class ChannelLayout:
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
         """The arrays of every buffer as views of `memory`."""
         buffers, offset = [], 0
+        dtypes = {f"{_LENGTHS}{name}": "int32" for name in self.sequences}
+        dtypes |= {f"{_COLUMN}{name}": shape.dtype for name, shape in self.columns.items()}
         for _ in range(self.num_buffers):
             arrays = {}
             for name, shape in self.shapes().items():
                 count = int(np.prod(shape))
-                dtype = np.int32 if name.startswith(_LENGTHS) else np.float32
-                arrays[name] = np.frombuffer(memory, dtype, count, offset).reshape(shape)
+                arrays[name] = np.frombuffer(memory, dtypes.get(name, "float32"), count, offset).reshape(shape)
                 offset += _aligned(4 * count)
             buffers.append(arrays)
         return tuple(buffers)
@@ -113,6 +119,10 @@ class ChannelLayout:
     def lengths_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """By feature with sequences, the lengths in the arrays of a buffer: int32 `[num_samples]`."""
         return {name: arrays[f"{_LENGTHS}{name}"] for name in self.sequences}
+
+    def columns_in(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """By name, the columns in the arrays of a buffer: `[num_samples, ...]`."""
+        return {name: arrays[f"{_COLUMN}{name}"] for name in self.columns}
 
 
 def _aligned(size_bytes: int) -> int:

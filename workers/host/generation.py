@@ -84,6 +84,7 @@ class Generation:
                 activations=self._lookups.both.layout,
                 num_buffers=self._lookups.num_buffers,
                 sequences=tuple(job.sequences),
+                columns=job.data.column_shapes,
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)

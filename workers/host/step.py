@@ -129,6 +129,9 @@ class Steps:
         for name in ("dense", "labels", "weights"):
             arrays[name][:n] = getattr(step.batch, name)
             arrays[name][n:] = 0.0
+        for name, column in self._device.layout.columns_in(arrays).items():
+            column[:n] = step.batch.columns[name]
+            column[n:] = 0
         for name, lengths in self._device.layout.lengths_in(arrays).items():
             lengths[:n] = self._lookups.bags.lengths(name, step.batch.features[name])
             lengths[n:] = 0

@@ -142,6 +142,12 @@ class JobConfig:
         if isinstance(order, FeatureOrder):
             order.tell(self.features)
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
+        names = [label.name for label in self.data.label_columns]
+        if len(names) > 1 and not self.has_own_loss:
+            raise JobError(
+                f"Found labels {names} and a loss of one label. Expected a model with a loss of its own, since only "
+                "that sees all of them. Give it a method loss(outputs, batch, context), or declare one label."
+            )
 
     @property
     def has_own_loss(self) -> bool:

@@ -24,8 +24,9 @@ class ModelBatch:
       dense: float32 `[n, num_dense]`.
       activations: per feature `[n, width]`, or `[n, max_sequence_length, width]` of a sequence, in the order of the
         features.
-      labels: by name of the column, float32 `[n]`.
+      labels: by name of the column, float32 `[n]`; 0 where a label is missing.
       weights: float32 `[n]`, 0 on padding.
+      label_masks: by name of the column, bool `[n]`: whether the sample counts and has the label.
       lengths: by sequence feature, int32 `[n]`, how many of its positions a sample has; the others are zeros. An id
         that its table drops leaves its position, as zeros, and counts.
     """
@@ -34,6 +35,7 @@ class ModelBatch:
     activations: Activations
     labels: Mapping[str, jax.Array]
     weights: jax.Array
+    label_masks: Mapping[str, jax.Array] = field(default_factory=dict)
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
 
     @property

@@ -27,6 +27,7 @@ class ModelSpec:
         features: `(width,)`, or `(max_sequence_length, width)` of a sequence.
       batch_size: samples of a step over all hosts.
       label: name of the column of the label.
+      labels: names of all labels, where there are several.
       sequences: the features whose samples differ in length, with the most that a sample has.
     """
 
@@ -34,6 +35,7 @@ class ModelSpec:
     activation_shapes: Mapping[str, tuple[int, ...]]
     batch_size: int
     label: str = "label"
+    labels: tuple[str, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -49,11 +51,13 @@ class ModelSpec:
         from podembed.workers.model.batch import ModelBatch
 
         shapes = self.activation_shapes.items()
+        labels = self.labels or (self.label,)
         return ModelBatch(
             dense=jnp.zeros((num_samples, self.num_dense)),
             activations=Activations({name: jnp.zeros((num_samples, *shape)) for name, shape in shapes}),
-            labels={self.label: jnp.zeros(num_samples)},
+            labels={name: jnp.zeros(num_samples) for name in labels},
             weights=jnp.ones(num_samples),
+            label_masks={name: jnp.ones(num_samples, bool) for name in labels},
             lengths={name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()},
         )
 

@@ -112,6 +112,7 @@ def spec_of(batch: ModelBatch, context: StepContext) -> ModelSpec:
         activation_shapes={name: tuple(block.shape[1:]) for name, block in batch.activations.items()},
         batch_size=context.batch_size,
         label=next(iter(batch.labels), ""),
+        labels=tuple(batch.labels),
     )
 
 

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.ragged import Ragged
 from podembed.workers.columns.gather import Block, Part, WindowShape, interleave
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 from tests.workers.formats.parquet_sets import assert_same
 
 NUM_DENSE = 2
+COLUMNS = {"buy": ColumnShape(), "pair": ColumnShape((2,), "int32")}
 
 
 def block_of(bags: list[list[int]], *, first: int, is_single: bool = True) -> Block:
@@ -25,6 +27,7 @@ def block_of(bags: list[list[int]], *, first: int, is_single: bool = True) -> Bl
         weights=(1 + numbers).astype(np.float32),
         features=features,
         sample_ids=numbers,
+        columns={"buy": (numbers / 4).astype(np.float32), "pair": np.stack([numbers, -numbers], 1).astype(np.int32)},
     )
     if is_single:
         return Block(rows=rows, single_names=("a", "b"), singles=singles)
@@ -64,7 +67,7 @@ def test_rows_come_to_their_step_and_what_is_missing_is_padding(
             if num_rows:
                 parts.append(Part(block=block, first_row=first_row, num_rows=num_rows, lane=lane, lane_row=lane_row))
             lane_row += num_rows
-    like = Batch.empty(["a", "bag", "b"], num_dense=NUM_DENSE)
+    like = Batch.empty(["a", "bag", "b"], num_dense=NUM_DENSE, columns=COLUMNS)
     assert_same(interleave(parts, shape=shape, like=like), expected(parts, shape, like))
 
 
@@ -72,7 +75,9 @@ def test_rows_come_to_their_step_and_what_is_missing_is_padding(
 def test_features_with_one_id_a_row_share_their_offsets_with_and_without_padding(num_rows: int) -> None:
     shape = WindowShape(num_steps=3, num_lanes=1, rows_per_step=2)
     part = Part(block=block_of([[1]] * 6, first=0), first_row=0, num_rows=num_rows, lane=0, lane_row=0)
-    gathered = interleave([part], shape=shape, like=Batch.empty(["b", "bag", "a"], num_dense=NUM_DENSE))
+    gathered = interleave(
+        [part], shape=shape, like=Batch.empty(["b", "bag", "a"], num_dense=NUM_DENSE, columns=COLUMNS)
+    )
     assert list(gathered.features) == ["b", "bag", "a"]
     assert gathered.features["a"].row_splits is gathered.features["b"].row_splits
     sliced = gathered.slice(2, 4)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.workers.data.batch import Batch
+from podembed.workers.data.columns import Label
 from podembed.workers.data.config import CsvData, NpyData, ParquetData
 from podembed.workers.data.errors import InputError
 from podembed.workers.input.index import build_index
@@ -21,7 +22,7 @@ from tests.small_job import small_job
 
 def read(data: ParquetData | CsvData | NpyData) -> Batch:
     index = build_index(data)
-    plan = training_plan(index, num_lanes=1, batch_size=index.num_rows, seed=1)
+    plan = training_plan(index, num_lanes=1, batch_size=index.num_rows, seed=1, order=data.order)
     return InputReader(data, index, plan, [0]).read(0)
 
 
@@ -73,6 +74,46 @@ def test_every_kind_of_file_is_checked(tmp_path: Path) -> None:
         np.save(tmp_path / f"{kind}.npy", np.zeros((4, 1), np.int32))
     with pytest.raises(InputError, match=r"Found label 4 in .*labels\.npy, row group 0, row 3"):
         read(NpyData(str(tmp_path / "labels.npy"), binary_labels=True))
+
+
+def test_further_labels_are_columns_and_a_null_that_is_masked_is_nan(tmp_path: Path) -> None:
+    table = pa.table({"click": [1, 0, 1, 0], "buy": [None, 1.0, None, 0.0], "grade": [0, 3, 2, 1]})
+    pq.write_table(table, tmp_path / "part.parquet")
+    labels = ("click", Label("buy", missing="mask"), Label("grade", num_classes=4))
+    data = ParquetData(str(tmp_path / "part.parquet"), labels=labels, order="files")
+    batch = read(data)
+    assert batch.labels.tolist() == [1, 0, 1, 0]
+    assert list(batch.columns) == ["buy", "grade"]
+    np.testing.assert_array_equal(batch.columns["buy"], np.array([np.nan, 1, np.nan, 0], np.float32))
+    assert batch.columns["grade"].tolist() == [0, 3, 2, 1]
+    # The main label may be another one, and may be missing, too.
+    assert np.isnan(read(replace(data, label="buy")).labels).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("grades", "message"),
+    [
+        ([0, 1, None], r"Found null in .*row 2, column 'grade'"),
+        (
+            [0, 1, 2.5],
+            r"Found label 2\.5 in .*row 2, column 'grade'. Labels of 3 classes are whole numbers from 0 to 2",
+        ),
+        ([0, 1, 3], r"Found label 3 in "),
+        ([0, 1, float("inf")], r"Found inf in .*row 2"),
+        ([1, 2, 3] * 10, r"labels such as 3 in column 'grade'.* 10 of the 30 rows of row group 0 have no class"),
+    ],
+)
+def test_a_further_label_is_checked_like_the_first(tmp_path: Path, grades: list[float | None], message: str) -> None:
+    table = pa.table({"click": [1.0] * len(grades), "grade": pa.array(grades, pa.float64())})
+    pq.write_table(table, tmp_path / "part.parquet")
+    data = ParquetData(
+        str(tmp_path / "part.parquet"), labels=("click", Label("grade", num_classes=3)), max_bad_rows=len(grades) // 30
+    )
+    with pytest.raises(InputError, match=message):
+        read(data)
+    if len(grades) == 3:
+        batch = read(replace(data, max_bad_rows=1))
+        np.testing.assert_array_equal(np.sort(batch.columns["grade"]), [0, 0, 1])
 
 
 def test_the_default_loss_asks_for_binary_labels_and_another_one_does_not(small_data: str) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,6 +21,7 @@ def batch_of(bags: list[list[int]], *, first_id: int = 0, weighted: bool = False
         weights=np.ones(count, np.float32),
         features={"one": Ragged.of_dense(np.arange(count)), "bag": Ragged(ids.values, ids.row_splits, weights)},
         sample_ids=np.arange(first_id, first_id + count),
+        columns={"buy": np.arange(count, dtype=np.float32), "pair": np.ones((count, 2), np.int32)},
     )
 
 
@@ -30,6 +34,9 @@ def test_padding_rows_count_for_nothing() -> None:
     assert padded.features["bag"].to_lists() == [[1, 2], [], [], []]
     assert padded.features["one"].to_lists() == [[0], [1], [], []]
     assert not padded.dense[2:].any()
+    assert padded.columns["buy"].tolist() == [0, 1, 0, 0]
+    assert padded.columns["pair"].tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
+    assert padded.columns["pair"].dtype == np.int32
 
 
 def test_padding_to_fewer_rows_is_refused() -> None:
@@ -37,16 +44,16 @@ def test_padding_to_fewer_rows_is_refused() -> None:
         batch_of([[1], [2]]).padded(1)
 
 
-def test_parts_of_different_lengths_are_refused() -> None:
-    whole = batch_of([[1], [2]])
-    with pytest.raises(BatchError, match="feature 'bag'"):
-        Batch(
-            dense=whole.dense,
-            labels=whole.labels,
-            weights=whole.weights,
-            features={"bag": Ragged.of_lists([[1]])},
-            sample_ids=whole.sample_ids,
-        )
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"features": {"bag": Ragged.of_lists([[1]])}}, "1 samples in feature 'bag'"),
+        ({"columns": {"buy": np.zeros(3, np.float32)}}, "3 samples in column 'buy'"),
+    ],
+)
+def test_parts_of_different_lengths_are_refused(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        replace(batch_of([[1], [2]]), **part)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 2), (3, 3), (1, 3)])
@@ -58,6 +65,8 @@ def test_slice_and_concatenate_undo_each_other(start: int, stop: int) -> None:
     assert joined.features["bag"].to_lists() == [[1, 2], [], [3]]
     assert joined.features["bag"].weights is not None
     assert joined.features["bag"].weights.tolist() == [0, 1, 2]
+    assert joined.columns["buy"].tolist() == [0, 1, 2]
+    assert joined.columns["pair"].shape == (3, 2)
     assert joined.features["one"].to_lists() == [[0], [1], [2]]
     assert joined.sample_ids.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(joined.dense, whole.dense)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn
+from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label
 from podembed.workers.data.config import ParquetData
 
 
@@ -19,6 +21,47 @@ def test_a_column_read_twice_is_named_once() -> None:
     features = {"a": IdColumn("id"), "b": IdColumn("id", "hash", 10)}
     data = ParquetData("a", label="y", dense=("y",), features=features, sample_weight="w", sample_id="id")
     assert data.columns == ("y", "id", "w")
+
+
+def test_one_label_and_several() -> None:
+    one = ParquetData("a", label="click")
+    assert [label.name for label in one.label_columns] == ["click"]
+    assert one.column_shapes == {}
+    several = ParquetData("a", labels=("click", Label("buy", missing="mask")), binary_labels=True)
+    assert several.label == "click"
+    assert several.columns == ("click", "buy")
+    assert list(several.column_shapes) == ["buy"]
+    assert [label.num_classes for label in several.label_columns] == [2, None]
+    assert replace(several, label="buy").label == "buy"
+    assert pickle.loads(pickle.dumps(several)) == several  # noqa: S301 - our own bytes, a moment old
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({}, r"label=''. Expected the name of a column"),
+        ({"labels": "click"}, r"labels='click'. Expected a tuple"),
+        ({"labels": ("click", "click")}, r"Expected each label once"),
+        ({"label": "buy", "labels": ("click",)}, r"label='buy' and labels \['click'\]"),
+        ({"labels": (3,)}, r"labels=\(3,\). Expected a tuple of names"),
+    ],
+)
+def test_labels_that_cannot_be_meant_are_refused(labels: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataConfigError, match=message):
+        ParquetData("a", **labels)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ({"name": ""}, "name of a column"),
+        ({"name": "buy", "missing": "zero"}, r"'zero' as missing of label 'buy'.*'mask'"),
+        ({"name": "buy", "num_classes": 1}, "num_classes=1 for label 'buy'. Expected at least 2"),
+    ],
+)
+def test_a_label_that_cannot_be_meant_is_refused(label: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataConfigError, match=message):
+        Label(**label)
 
 
 def test_missing_defaults_follow_the_mode() -> None:

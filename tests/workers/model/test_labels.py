@@ -1,0 +1,118 @@
+"""Several labels on their way from the files to the model and its loss, also where some are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed import (
+    RMSE,
+    FeatureConfig,
+    JobConfig,
+    JobError,
+    Label,
+    ModelBatch,
+    ModelSpec,
+    ParquetData,
+    RunConfig,
+    ScalingConfig,
+    SilentReporter,
+    StepContext,
+    TableConfig,
+    Trainer,
+)
+
+NUM_ROWS, BATCH_SIZE = 70, 16
+
+
+class TwoLines:
+    """A line for each of two labels; the second counts where it is there."""
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, jax.Array]:
+        assert spec.labels == ("click", "buy")
+        assert set(spec.example(3).label_masks) == {"click", "buy"}
+        return {"click": jnp.zeros(spec.num_dense), "buy": jnp.zeros(spec.num_dense)}
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
+        return {"scores": batch.dense @ params["click"], "buy": batch.dense @ params["buy"]}
+
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        click = (outputs["scores"] - batch.labels["click"]) ** 2
+        return click + jnp.where(batch.label_masks["buy"], (outputs["buy"] - batch.labels["buy"]) ** 2, 0.0)
+
+
+def job_on(folder: Path, **changed: Any) -> JobConfig:
+    given: dict[str, Any] = {
+        "name": "labels",
+        "features": {"item": FeatureConfig(TableConfig(10, 4))},
+        "model": TwoLines(),
+        "data": ParquetData(
+            str(folder / "part.parquet"),
+            labels=("click", Label("buy", missing="mask")),
+            dense=("x", "y"),
+            eval_paths=str(folder / "part.parquet"),
+            order="files",
+        ),
+        "batch_size": BATCH_SIZE,
+        "dense_optimizer": optax.sgd(0.1),
+    }
+    return JobConfig(**given | changed)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    buy = np.where(random.random(NUM_ROWS) < 0.4, np.nan, random.random(NUM_ROWS))
+    return {
+        "click": random.integers(0, 2, NUM_ROWS),
+        "buy": buy,
+        "x": random.random(NUM_ROWS, np.float32),
+        "y": random.random(NUM_ROWS, np.float32),
+        "item": random.integers(0, 10, NUM_ROWS),
+    }
+
+
+def test_a_model_sees_all_labels_and_which_are_missing(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """The losses are those of numpy, also of the last step, which has padding."""
+    columns = {name: pa.array(values, from_pandas=True) for name, values in rows.items()}
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    result = Trainer(
+        job_on(tmp_path, metrics=(RMSE(),)),
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(tmp_path), name="run"),
+        reporter=SilentReporter(),
+    ).fit()
+    params = {"click": np.zeros(2), "buy": np.zeros(2)}
+    expected = []
+    for first in range(0, NUM_ROWS, BATCH_SIZE):
+        part = slice(first, first + BATCH_SIZE)
+        x = np.stack([rows["x"][part], rows["y"][part]], axis=1).astype(np.float64)
+        count, loss = len(x), 0.0
+        for name in params:
+            labels = rows[name][part]
+            errors = np.where(np.isnan(labels), 0.0, x @ params[name] - labels)
+            loss += (errors**2).sum() / count
+            params[name] = params[name] - 0.1 * 2 * (errors @ x) / count
+        expected.append(loss)
+    np.testing.assert_allclose([result.losses[step] for step in range(len(expected))], expected, rtol=1e-5)
+    scores = np.stack([rows["x"], rows["y"]], axis=1) @ params["click"]
+    rmse = np.sqrt(((scores - rows["click"]) ** 2).mean())
+    assert result.evaluations[-1].metrics["rmse"] == pytest.approx(rmse, rel=1e-5)
+
+
+def test_several_labels_need_a_loss_that_sees_them(tmp_path: Path) -> None:
+    class Plain:
+        init, apply = TwoLines.init, TwoLines.apply
+
+    with pytest.raises(
+        JobError, match=r"labels \['click', 'buy'\] and a loss of one label. Expected a model with a loss"
+    ):
+        job_on(tmp_path, model=Plain())
