@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
-    from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label
+    from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from podembed.workers.model.equinox_model import EquinoxModel
     from podembed.workers.model.flax_models import FlaxModel, NnxModel
     from podembed.workers.model.haiku_model import HaikuModel
+    from podembed.workers.model.losses import bpr, in_batch_softmax, pointwise, sampled_softmax
     from podembed.workers.storage.errors import StorageError
 
     __version__: str
@@ -95,6 +96,7 @@ _WHERE = {
     "ModelBatch": "workers.model.batch",
     "ModelSpec": "workers.model.contract",
     "NDCGAt": "workers.job.ranked",
+    "Negatives": "workers.data.columns",
     "NnxModel": "workers.model.flax_models",
     "NormalizedEntropy": "workers.job.figures",
     "NpyData": "workers.data.config",
@@ -122,7 +124,11 @@ _WHERE = {
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
     "WithState": "workers.model.batch",
+    "bpr": "workers.model.losses",
     "evaluate": "orchestrator.inference.evaluate",
+    "in_batch_softmax": "workers.model.losses",
+    "pointwise": "workers.model.losses",
+    "sampled_softmax": "workers.model.losses",
 }
 
 __all__ = [
@@ -164,6 +170,7 @@ __all__ = [
     "ModelBatch",
     "ModelSpec",
     "NDCGAt",
+    "Negatives",
     "NnxModel",
     "NormalizedEntropy",
     "NpyData",
@@ -190,7 +197,11 @@ __all__ = [
     "WarmStart",
     "WindowReport",
     "WithState",
+    "bpr",
     "evaluate",
+    "in_batch_softmax",
+    "pointwise",
+    "sampled_softmax",
 ]
 
 # In a checkout the parts are links beside this file. Where a copy lost them, the folders are found in the checkout.

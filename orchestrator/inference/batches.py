@@ -12,6 +12,7 @@ from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData
 from podembed.workers.inference.pooled_rows import FoundIds, LookedUp, PooledRows
+from podembed.workers.input.read_ahead import StepReader
 from podembed.workers.input.reader import InputIndex, LanePlan
 from podembed.workers.input.sources import open_reader
 
@@ -27,8 +28,17 @@ def read_batches(
       InputError: the data cannot be read, or holds a value that its declaration refuses.
     """
     reader = open_reader(data, index, plan, range(plan.num_lanes), bad_rows=bad_rows)
+    yield from all_of(reader, plan.steps_per_epoch)
+
+
+def all_of(reader: StepReader, num_batches: int) -> Iterator[Batch]:
+    """The first batches of a reader, which is closed behind them.
+
+    Raises:
+      InputError: as `read_batches`.
+    """
     try:
-        for number in range(plan.steps_per_epoch):
+        for number in range(num_batches):
             yield reader.read(number)
     finally:
         reader.close()

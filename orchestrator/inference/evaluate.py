@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.api.result import Evaluation
 from podembed.orchestrator.driver.evaluations import evaluation_of
-from podembed.orchestrator.inference.batches import looked_up, read_batches
+from podembed.orchestrator.inference.batches import all_of, looked_up
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.data.config import InputData
@@ -16,7 +16,8 @@ from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.host.windows import ScoredParts
 from podembed.workers.inference.pooled_rows import PooledRows
 from podembed.workers.inference.trained_forward import SCORED_PARTS, TrainedForward
-from podembed.workers.input.reader import build_index, evaluation_plan
+from podembed.workers.input.reader import build_index
+from podembed.workers.input.sources import open_evaluation
 from podembed.workers.job.job import JobConfig
 
 
@@ -74,7 +75,6 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
     """As `evaluate`, of a commit that is open."""
     job, declared = model.job, _data_of(model.job, data)
     index = build_index(declared)
-    plan = evaluation_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size)
     log = BadRowLog(declared.max_bad_rows)
     # The device program, and with it the last bit of a score, is that of a run on one host, which has all lanes.
     try:
@@ -83,8 +83,9 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
         raise ConfigurationError(f"{error} The job's function has changed since {model.state.location}.") from error
     rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes))
     parts = ScoredParts(job)
-    for number, found in enumerate(looked_up(read_batches(declared, index, plan, bad_rows=log), rows)):
-        parts.add(found.batch, forward.scores(found, number=number))
+    opened = open_evaluation(job, None, index, range(job.num_lanes), data=declared, bad_rows=log)
+    for number, found in enumerate(looked_up(all_of(*opened), rows)):
+        parts.add(found.batch, forward.scores(found, number=number), number=number)
     bad_rows = log.take()
     evaluation = evaluation_of(job, [parts.joined(bad_rows)], step=model.state.manifest.step)
     return Evaluated(

@@ -18,6 +18,7 @@ from podembed import (
     RMSE,
     CheckpointConfig,
     ConfigurationError,
+    FeatureConfig,
     GroupedAUC,
     JobConfig,
     Label,
@@ -28,9 +29,12 @@ from podembed import (
     ScalingConfig,
     SilentReporter,
     StepContext,
+    TableConfig,
     Trainer,
     WithState,
+    evaluate,
 )
+from podembed.embedding import Adagrad
 from podembed.workers.device.dense_half import model_spec
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "write-a-job.md"
@@ -121,6 +125,41 @@ def test_a_model_with_state_and_a_loss_of_its_own_trains(names: dict[str, Any], 
     assert last_loss(replace(on(clicks, names["job"]()), model=Towers()), tmp_path / "towers") == pytest.approx(
         6.9, abs=1
     )
+
+
+def test_the_job_with_candidates_learns_what_users_like(names: dict[str, Any], tmp_path: Path) -> None:
+    """Users like items of their own kind, one in twenty."""
+    random = np.random.default_rng(0)
+    for name, count in (("train", 6000), ("eval", 200)):
+        user = random.integers(0, 200, count)
+        item = random.integers(0, 50, count) * 20 + user % 20
+        columns = {"like": np.ones(count, np.int8), "user": user, "item": item}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}-0.parquet")
+    job = names["likes"]()
+    sizes = {"user": 200, "item": 1000}
+    length = job.features["item"].max_sequence_length
+    tables = {name: TableConfig(size, 16, combiner="sum") for name, size in sizes.items()}
+    job = replace(
+        job,
+        features={
+            "user": FeatureConfig(tables["user"]),
+            "item": FeatureConfig(tables["item"], max_sequence_length=length),
+        },
+        data=replace(job.data, paths=f"{tmp_path}/train-*.parquet", eval_paths=f"{tmp_path}/eval-*.parquet"),
+        optimizer=Adagrad(0.3, initial_accumulator_value=1e-6),
+        batch_size=256,
+        num_epochs=8,
+    )
+    config = RunConfig(storage_path=str(tmp_path), name="likes")
+    found = Trainer(
+        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
+    ).fit()
+    evaluation = found.evaluations[-1]
+    # One positive and 99 negatives, five at a time.
+    assert (job.evaluation_parts, evaluation.num_samples) == (20, 200 * 100)
+    assert set(evaluation.values) == {"auc", "hit_rate@10", "ndcg@10"}
+    assert evaluation.values["hit_rate@10"] > 0.5, "a tenth by chance"
+    assert evaluate(f"{tmp_path}/likes", job=job).evaluation.values == evaluation.values
 
 
 def test_a_model_is_tried_out_without_a_trainer(names: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`Label`, `DenseColumn`, `IdColumn`: what a user declares about one column of the data.
+"""`Label`, `DenseColumn`, `IdColumn`, `Negatives`: what a user declares about one column of the data.
 
 This is the only place that says how a raw value becomes a number or a row of a table. Training, evaluation and export
 can therefore not disagree about it. `workers.columns` does what is declared here.
@@ -7,16 +7,17 @@ can therefore not disagree about it. `workers.columns` does what is declared her
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 from podembed.workers.data.times import TimeScale, Unit, origin_problem
-from podembed.workers.declared_types import check_plain_fields
+from podembed.workers.declared_types import check_plain_fields, shown
 
 IdMode = Literal["as_is", "hash", "vocabulary"]
 Missing = Literal["empty", "zero"]
 MissingLabel = Literal["refuse", "mask"]
 Transform = Literal["identity", "log1p"]
+Distribution = Literal["uniform", "popularity"]
 
 
 class DataConfigError(ValueError):
@@ -78,6 +79,73 @@ class DenseColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Negatives:
+    """Ids that are drawn beside those of a column. Each id of a sample is followed by its negatives.
+
+    What is drawn is a function of the job's seed, the epoch and the sample's id. So it is the same at any number of
+    hosts and after a restart, and another in every epoch. No id of the sample itself is drawn, unless hardly any other
+    is left.
+
+    Attributes:
+      count: negatives of each id in training.
+      by: `uniform`: all rows of the table that stand for values are as likely. `popularity`: an id is drawn as often as
+        its number of positive samples in the training files, to the power of `alpha`. Samples whose label is above 0
+        are positive.
+      alpha: of `popularity`. 0 draws evenly from the ids that occur.
+      without_positives_of: a feature with one id a sample, such as the user. No id is drawn that occurs in a positive
+        sample of the same user in the training files.
+      evaluation: as many are drawn in an evaluation, always the same ones, all different. None stands for `count`.
+      given: if above 0, nothing is drawn in an evaluation. The evaluation files have lists of at most so many ids, the
+        positive one first.
+      only: leave out the ids of the column, and keep the negatives alone.
+    """
+
+    count: int
+    _: KW_ONLY
+    by: Distribution = "uniform"
+    alpha: float = 0.75
+    without_positives_of: str | None = None
+    evaluation: int | None = None
+    given: int = 0
+    only: bool = False
+
+    def __post_init__(self) -> None:
+        check_plain_fields(self, DataConfigError)
+        check_choice(self.by, Distribution, where="the distribution of Negatives")
+        if min(self.count, self.evaluation or 0, self.given) < 0 or (self.count == 0 and self.only):
+            raise DataConfigError(
+                f"Found Negatives with count={self.count}, evaluation={self.evaluation}, given={self.given} and "
+                f"only={self.only}. Expected numbers of at least 0, and some ids in all. Write Negatives(4)."
+            )
+        if self.given and self.evaluation is not None:
+            raise DataConfigError(
+                f"Found Negatives with evaluation={self.evaluation} and given={self.given}. Expected one of them, "
+                "since ids of an evaluation are drawn or in the files. Leave one out."
+            )
+        if not 0 <= self.alpha < 100:
+            raise DataConfigError(
+                f"Found alpha={self.alpha} of Negatives. Expected a power such as 0.75. Leave it out for that."
+            )
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether the training files are read before the first step."""
+        return self.by == "popularity" or self.without_positives_of is not None
+
+    def drawn(self, *, is_evaluation: bool) -> int:
+        """Negatives of each id."""
+        if not is_evaluation:
+            return self.count
+        return 0 if self.given else self.count if self.evaluation is None else self.evaluation
+
+    def width(self, *, is_evaluation: bool) -> int:
+        """Ids that come of one id of the column; at most, where an evaluation has lists."""
+        if is_evaluation and self.given:
+            return self.given
+        return self.drawn(is_evaluation=is_evaluation) + (not self.only)
+
+
+@dataclass(frozen=True, slots=True)
 class IdColumn:
     """Where the ids of one feature come from and how a value becomes a row of its table. `workers.columns.id_columns`
     has the table of all cases.
@@ -98,6 +166,7 @@ class IdColumn:
       what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
       keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
         `invalid_ids` what becomes of them. `InputData.resolved` fills it in.
+      negatives: ids that are drawn beside those of the column.
     """
 
     column: str
@@ -110,8 +179,14 @@ class IdColumn:
     unit: Unit | None = None
     since: str | None = None
     keeps_outside: bool = False
+    negatives: Negatives | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.negatives, Negatives | None):
+            raise DataConfigError(
+                f"Found negatives={shown(self.negatives)} for id column {self.column!r}. Expected Negatives, or None. "
+                "Write negatives=Negatives(4)."
+            )
         if isinstance(self.vocabulary, os.PathLike):
             object.__setattr__(self, "vocabulary", os.fspath(self.vocabulary))
         check_plain_fields(self, DataConfigError)
@@ -144,6 +219,11 @@ class IdColumn:
     @property
     def scale(self) -> TimeScale:
         return TimeScale(self.unit, self.since)
+
+    @property
+    def first_row(self) -> int:
+        """The first row of the table that stands for a value."""
+        return {"as_is": 0, "hash": 1, "vocabulary": self.num_reserved}[self.mode]
 
 
 def _check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:

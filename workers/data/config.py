@@ -170,6 +170,13 @@ class InputData:
                     "Expected the same. Leave it out of IdColumn to take the table's."
                 )
             features[name] = replace(source, vocabulary_size=size, keeps_outside=name in keeps_outside)
+            owner = source.negatives and source.negatives.without_positives_of
+            if owner is not None and (owner not in vocabulary_sizes or owner == name):
+                raise DataConfigError(
+                    f"Found negatives of feature {name!r} without_positives_of={owner!r}. Expected another feature of "
+                    f"the model, one of {[other for other in vocabulary_sizes if other != name]}. Name the feature of "
+                    "the user."
+                )
         return replace(self, features=features)
 
     def for_evaluation(self: Data) -> Data:

@@ -16,6 +16,7 @@ from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec, has_short_form
+from podembed.workers.model.losses import pointwise
 
 
 class DenseStateError(ValueError):
@@ -86,11 +87,11 @@ def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepCont
     return made.value, jax.tree.unflatten(jax.tree.structure(context.state), leaves)
 
 
-def scores_of(outputs: Any, num_samples: int) -> jax.Array:
-    """The scores among what a model returns, `[n]`.
+def scores_of(job: JobConfig, outputs: Any, num_samples: int) -> jax.Array:
+    """The scores among what a model returns, `[n]`, or `[n, c]` of a job with candidates.
 
     Raises:
-      DenseStateError: there are none, or not one a sample.
+      DenseStateError: there are none, or not one a sample or candidate.
     """
     scores = outputs
     if isinstance(outputs, Mapping):
@@ -100,7 +101,16 @@ def scores_of(outputs: Any, num_samples: int) -> jax.Array:
                 "which evaluations judge. Add it."
             )
         scores = outputs["scores"]
-    return require_column("model.apply", scores, num_samples)
+    if job.candidates is None:
+        return require_column("model.apply", scores, num_samples)
+    shape, inner = jnp.shape(scores), job.activation_shapes[job.candidates][:-1]
+    if shape not in ((num_samples, *inner), (num_samples, job.num_candidates)):
+        raise DenseStateError(
+            f"Found model.apply returning shape {list(shape)} for {num_samples} samples of {job.num_candidates} "
+            f"candidates {job.candidates!r}. Expected {[num_samples, *inner]}, one score a candidate. "
+            f"Its vectors are batch.activations[{job.candidates!r}], {[num_samples, *inner, 'width']}."
+        )
+    return scores.reshape(num_samples, job.num_candidates)
 
 
 def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepContext) -> Losses:
@@ -113,7 +123,10 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
     own = None if has_short_form(job.model) else getattr(job.model, "loss", None)
     if own is None:
         per_sample = job.loss or sigmoid_binary_cross_entropy
-        found: Any = per_sample(scores_of(outputs, num_samples), batch.label)
+        scores = scores_of(job, outputs, num_samples)
+        if job.candidates is not None:
+            return Losses(per_sample=pointwise(scores, batch.label, loss=per_sample))
+        found: Any = per_sample(scores, batch.label)
         return Losses(per_sample=require_column("loss", found, num_samples))
     found = own(outputs, batch, context)
     if found is None or isinstance(found, (tuple, Mapping)):

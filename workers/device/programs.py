@@ -61,11 +61,11 @@ def scores_of_batch(
     inputs: Inputs,
     step: jax.Array,
 ) -> jax.Array:
-    """One device's part of an evaluation: a score for each of its samples."""
+    """One device's part of an evaluation: a score for each of its samples, or for each of their candidates."""
     batch = _batch(job, inputs)
     context = _context(job, shares, params, state, batch.weights, step, training=False)
     outputs, _ = outputs_of(job, params, batch, context)
-    return scores_of(outputs, batch.weights.shape[0])
+    return scores_of(job, outputs, batch.weights.shape[0])
 
 
 def training_step(

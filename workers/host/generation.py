@@ -85,6 +85,7 @@ class Generation:
                 num_buffers=self._lookups.num_buffers,
                 sequences=tuple(job.sequences),
                 columns=job.data.column_shapes,
+                num_candidates=job.num_candidates,
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.read_ahead import ReadAhead
-from podembed.workers.input.reader import evaluation_plan
-from podembed.workers.input.sources import job_plan, open_reader
+from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
 
 READ_AHEAD_BATCHES = 4
@@ -40,7 +39,8 @@ class HostInput:
         return self._read_ahead
 
     def evaluation(self) -> tuple[ReadAhead, int]:
-        """The batches of the evaluation data, each sample once, and how many batches there are.
+        """The batches of the evaluation data, each sample once for each part of its candidates, and how many batches
+        there are.
 
         The caller closes the reader.
 
@@ -50,10 +50,9 @@ class HostInput:
         spec, job = self._spec, self._job
         if spec.eval_index is None:
             raise RuntimeError("No evaluation data is declared. Expected eval_paths in the job's data.")
-        plan = evaluation_plan(spec.eval_index, num_lanes=job.num_lanes, batch_size=job.batch_size)
-        data = job.resolved_data.for_evaluation()
-        lanes = open_reader(data, spec.eval_index, plan, spec.lanes[spec.host], bad_rows=self._bad_rows)
-        return ReadAhead(lanes, first_step=0, depth=READ_AHEAD_BATCHES), plan.steps_per_epoch
+        lanes = spec.lanes[spec.host]
+        reader, num_batches = open_evaluation(job, spec.train_index, spec.eval_index, lanes, bad_rows=self._bad_rows)
+        return ReadAhead(reader, first_step=0, depth=READ_AHEAD_BATCHES), num_batches
 
     def take_bad_rows(self) -> tuple[BadRow, ...]:
         """Malformed rows that were met for the first time since the last call, also by reading ahead."""

@@ -104,26 +104,39 @@ class Windows:
                 self.steps.forward(step)
                 self.steps.announce(step, RecordKind.EVALUATE)
                 # All devices of a gang have the room of the host with most lanes.
-                parts.add(step.batch, self.steps.await_device(step)["scores"])
+                parts.add(step.batch, self.steps.await_device(step)["scores"], number=number)
                 self._tracker.mark()
         self.steps.end_window(0)
         return parts.joined(self._input.take_bad_rows())
 
 
 class ScoredParts:
-    """The scored samples of one process, without padding. Mutated by `add`."""
+    """The scored samples of one process, without padding. Each candidate is one where a job has some. Mutated by
+    `add`.
+    """
 
     def __init__(self, job: JobConfig) -> None:
         self._groups, self._losses_of = job.group_features, sample_losses(job.loss)
+        self._candidates, self._num_parts = job.candidates, job.evaluation_parts
         self._parts: list[tuple[np.ndarray, ...]] = []
 
-    def add(self, batch: Batch, scores: np.ndarray) -> None:
-        """Takes the scores of a batch, `[num_samples]`, with those of more padding behind them or none."""
-        real, labels = np.flatnonzero(~batch.is_padding), batch.labels
-        scores = scores[: len(labels)]
-        columns = (scores, labels, batch.weights, self._losses_of(scores, labels))
-        groups = [batch.only_ids(name, real) for name in self._groups]
-        self._parts.append((*(column[real] for column in columns), *groups))
+    def add(self, batch: Batch, scores: np.ndarray, *, number: int = 0) -> None:
+        """Takes the scores of a batch, with those of more padding behind them or none.
+
+        Args:
+          scores: `[num_samples]`, or `[num_samples, c]` of candidates.
+          number: of the batch in its evaluation, which says what part of the candidates it has.
+        """
+        rows = np.flatnonzero(~batch.is_padding)
+        if self._candidates is None:
+            found, labels = scores[rows], batch.labels[rows]
+        else:
+            lengths = np.diff(batch.features[self._candidates].row_splits)
+            rows, places = np.nonzero(np.arange(scores.shape[1]) < lengths[:, None])
+            is_first = (places == 0) & (number % self._num_parts == 0)
+            found, labels = scores[rows, places], np.where(is_first, batch.labels[rows], np.float32(0))
+        groups = [batch.only_ids(n, rows) if n in batch.features else batch.sample_ids[rows] for n in self._groups]
+        self._parts.append((found, labels, batch.weights[rows], self._losses_of(found, labels), *groups))
 
     def joined(self, bad_rows: tuple[BadRow, ...] = ()) -> ScoredSamples:
         """All samples in the order in which they came."""

@@ -46,7 +46,7 @@ class TrainedForward:
         )
 
     def scores(self, found: LookedUp, *, number: int) -> np.ndarray:
-        """float32 `[batch_size]`.
+        """float32 `[batch_size]`, or `[batch_size, c]` of candidates.
 
         Args:
           found: of the job's whole batch size, with padding.

@@ -24,6 +24,13 @@ def bag_lengths(job: JobConfig, index: InputIndex | None) -> tuple[float | None,
 
 
 def _length(data: InputData, source: IdColumn, index: InputIndex | None) -> float | None:
+    length = _length_of_column(data, source, index)
+    if length is None or source.negatives is None:
+        return length
+    return length * source.negatives.width(is_evaluation=False)
+
+
+def _length_of_column(data: InputData, source: IdColumn, index: InputIndex | None) -> float | None:
     if isinstance(data, ReaderSource):
         return None
     has_lists = data.has_lists(source.column)

@@ -1,4 +1,4 @@
-"""Where the batches of a host come from: the reader that belongs to a job's data.
+"""Where the batches of a host come from: the reader that belongs to a job's data, with the negatives that it declares.
 
 Declared data is read from files unless its declaration can open a reader of its own. That is how benchmarks and
 generated data feed the same hosts from memory. Readers are used by one thread at a time, see
@@ -7,14 +7,16 @@ generated data feed the same hosts from memory. Readers are used by one thread a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.config import InputData
+from podembed.workers.input.candidates import InParts, NegativeSampler, WithNegatives, samplers_of
 from podembed.workers.input.index import InputIndex, check_alike
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
-from podembed.workers.input.reader import InputReader, build_index, training_plan
+from podembed.workers.input.reader import InputReader, build_index, evaluation_plan, training_plan
 from podembed.workers.job.job import JobConfig
 
 
@@ -35,14 +37,57 @@ def job_plan(job: JobConfig, index: InputIndex) -> LanePlan:
 def open_reader(
     data: InputData, index: InputIndex, plan: LanePlan, lanes: range, *, bad_rows: BadRowLog | None = None
 ) -> StepReader:
-    """The reader of some lanes of declared data, which tells `bad_rows` of malformed rows.
+    """The reader of some lanes of data for training, which tells `bad_rows` of malformed rows.
 
     Raises:
       InputError, OSError: the data cannot be read.
     """
+    samplers = samplers_of(data, index, seed=plan.seed)
+    return _with_negatives(_bare_reader(data, index, plan, lanes, bad_rows), plan, samplers)
+
+
+def open_evaluation(
+    job: JobConfig,
+    training: InputIndex | None,
+    evaluation: InputIndex,
+    lanes: range,
+    *,
+    data: InputData | None = None,
+    bad_rows: BadRowLog | None = None,
+) -> tuple[StepReader, int]:
+    """The reader of some lanes of the data for evaluation, and how many steps it has. Each sample comes once, or
+    `job.evaluation_parts` times after each other with other candidates.
+
+    Args:
+      training: index of the training files, by which negatives are drawn; None looks at them if that is needed.
+      data: resolved, what is evaluated in the place of the job's evaluation data.
+
+    Raises:
+      InputError, OSError: the data cannot be read.
+    """
+    plan = evaluation_plan(evaluation, num_lanes=job.num_lanes, batch_size=job.batch_size)
+    samplers = samplers_of(job.resolved_data, training, seed=job.seed, is_evaluation=True)
+    bare = _bare_reader(data or job.resolved_data.for_evaluation(), evaluation, plan, lanes, bad_rows)
+    reader, num_parts = _with_negatives(bare, plan, samplers), job.evaluation_parts
+    if job.candidates is not None:
+        # Features of one column with the same negatives have the same candidates, such as a vector and a bias of items.
+        columns = job.resolved_data.id_columns
+        kinds = {name: (source.column, source.negatives) for name, source in columns.items()}
+        alike = [name for name, kind in kinds.items() if kind == kinds[job.candidates]]
+        reader = InParts(reader, features=alike, width=job.num_candidates, num_parts=num_parts)
+    return reader, plan.steps_per_epoch * num_parts
+
+
+def _bare_reader(
+    data: InputData, index: InputIndex, plan: LanePlan, lanes: range, bad_rows: BadRowLog | None
+) -> StepReader:
     if isinstance(data, ReaderSource):
         return data.open_reader(plan, lanes)
     return InputReader(data, index, plan, lanes, bad_rows=bad_rows)
+
+
+def _with_negatives(reader: StepReader, plan: LanePlan, samplers: Mapping[str, NegativeSampler]) -> StepReader:
+    return WithNegatives(reader, plan, samplers) if samplers else reader
 
 
 def indexes_of(job: JobConfig) -> tuple[InputIndex, InputIndex | None]:

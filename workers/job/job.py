@@ -7,6 +7,7 @@ is not said here (`orchestrator.api.config`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
+from podembed.workers.job.candidates import SAMPLE, candidates_problem, num_parts, room_problem
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
@@ -53,8 +55,8 @@ class JobConfig:
       optimizer: row optimizer of every table that has none of its own.
       dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
       loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The
-        step's loss is its mean over the global batch, weighted by the samples' weights. A model with a method `loss`
-        has that instead.
+        step's loss is its mean over the global batch, weighted by the samples' weights. Of candidates it is the mean
+        over those of a sample. A model with a method `loss` has that instead.
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
@@ -67,6 +69,9 @@ class JobConfig:
       wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of
         which is then rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
+      candidates: a feature whose ids in a sample are candidates, the first one being positive. Its activations are
+        `[n, c, width]`, and the model returns scores `[n, c]`. The label of the first is that of the sample, and 0 that
+        of the others. None where a sample has one score.
       metrics: figures of an evaluation besides its loss, and AUC and log loss where labels are 0 and 1.
       baseline: what a rule without learning reaches on the evaluation data, where it is known.
     """
@@ -86,6 +91,7 @@ class JobConfig:
     overlap: bool | None = None
     wire_dtype: str = "float32"
     best_auc: float | None = None
+    candidates: str | None = None
     metrics: tuple[Metric, ...] = ()
     baseline: Baseline | None = None
 
@@ -137,6 +143,7 @@ class JobConfig:
             self.activation_shapes  # noqa: B018  # raises what is wrong with an output_shape
         except ValueError as error:
             raise JobError(str(error)) from error
+        self._check_candidates()
         self._check_metrics()
         order = getattr(self.model, "order", None)
         if isinstance(order, FeatureOrder):
@@ -159,13 +166,40 @@ class JobConfig:
         """Whether scores are known to be log odds."""
         return has_logits(self.loss) and not self.has_own_loss
 
+    @property
+    def num_candidates(self) -> int:
+        """Scores of a sample; 0 where it has one score that is no candidate's."""
+        return 0 if self.candidates is None else math.prod(self.activation_shapes[self.candidates][:-1])
+
+    @property
+    def evaluation_parts(self) -> int:
+        """How often an evaluation scores each sample, every time with the next candidates."""
+        if self.candidates is None:
+            return 1
+        return num_parts(self.resolved_data.id_columns[self.candidates], self.num_candidates)
+
+    def _check_candidates(self) -> None:
+        """Raises `JobError` for candidates that are no sequence, or negatives that there is no room for."""
+        shapes = self.activation_shapes
+        problem = None if self.candidates is None else candidates_problem(self.candidates, shapes)
+        columns = {name: source for name, source in self.data.id_columns.items() if name in shapes}
+        problems = (room_problem(name, source, shapes[name]) for name, source in columns.items())
+        problem = problem or next((found for found in problems if found), None)
+        if problem:
+            raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
+
     def _check_metrics(self) -> None:
         """Raises `JobError` for metrics of one name, or one that groups by a feature that is not there."""
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names):
             raise JobError(f"Found metrics {names}. Expected distinct names. Leave out the repetition.")
         for metric in self.metrics:
-            if metric.group_by is not None and metric.group_by not in self.features:
+            if metric.group_by == SAMPLE and self.candidates is None and SAMPLE not in self.features:
+                raise JobError(
+                    f"Found metric {metric.name} without group_by in a job without candidates. Expected a feature to "
+                    "group samples by. Write group_by='user', or JobConfig(candidates='item')."
+                )
+            if metric.group_by not in (None, SAMPLE, *self.features):
                 raise JobError(
                     f"Found metric {metric.name} that groups by '{metric.group_by}'. Expected a feature of the job, "
                     "one of "
@@ -174,7 +208,7 @@ class JobConfig:
 
     @property
     def group_features(self) -> tuple[str, ...]:
-        """The features whose ids the metrics need, each once."""
+        """The features whose ids the metrics need, each once; and `sample` for the candidates of each sample."""
         return tuple(dict.fromkeys(metric.group_by for metric in self.metrics if metric.group_by is not None))
 
     @property

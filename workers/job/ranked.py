@@ -1,5 +1,7 @@
 """Figures of an evaluation that rank the samples of a group, such as the candidates of a user.
 
+Left out, `group_by` stands for the candidates of each sample (`JobConfig.candidates`).
+
 Samples with one score have no order. A figure is its mean over all orders of them. So it depends on scores alone, at
 any number of hosts. Groups without a sample of label 1 do not count.
 """
@@ -12,6 +14,7 @@ from math import comb
 
 import numpy as np
 
+from podembed.workers.job.candidates import SAMPLE
 from podembed.workers.job.quality import QualityError, Scores
 
 
@@ -75,7 +78,7 @@ class _Ties:
 @dataclass(frozen=True, slots=True)
 class _AtK:
     k: int
-    group_by: str = field(kw_only=True)
+    group_by: str = field(default=SAMPLE, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -123,7 +126,7 @@ class NDCGAt(_AtK):
 class MRR:
     """The mean over groups of 1 / place of the best scored sample of label 1."""
 
-    group_by: str = field(kw_only=True)
+    group_by: str = field(default=SAMPLE, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -141,7 +144,7 @@ class GroupedAUC:
     2018). Groups with one label only do not count.
     """
 
-    group_by: str = field(kw_only=True)
+    group_by: str = field(default=SAMPLE, kw_only=True)
 
     @property
     def name(self) -> str:

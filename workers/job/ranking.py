@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from podembed.workers.job.candidates import SAMPLE
 from podembed.workers.job.quality import QualityError, Scores
 
 
@@ -23,6 +24,7 @@ class Metric(Protocol):
     Attributes:
       name: as it is printed, and as `CheckpointConfig.metric` takes it.
       group_by: a feature with one id a sample, which says what sample belongs to what group (`Scores.groups`), or None.
+        `sample` groups the candidates of each sample.
 
     It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with
     `loss`.
@@ -65,7 +67,7 @@ class RecallAt:
     """
 
     k: int
-    group_by: str = field(kw_only=True)
+    group_by: str = field(default=SAMPLE, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.k < 1:

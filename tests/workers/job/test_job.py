@@ -11,9 +11,10 @@ import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import SGD, Adagrad, Adam
-from podembed.workers.data.columns import DataConfigError, IdColumn
+from podembed.workers.data.columns import DataConfigError, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.job.job import JobConfig, JobError
+from podembed.workers.job.ranked import HitRateAt
 from podembed.workers.job.ranking import RecallAt
 from podembed.workers.job.reference import JobReference
 from podembed.workers.job.tables import choose_buckets, feature_bindings, needs_rows, table_specs
@@ -205,6 +206,38 @@ def test_tables_whose_rows_must_come_to_the_samples() -> None:
     assert needs_rows(with_first_feature(max_sequence_length=1)) == (True, False)
     assert needs_rows(with_first_feature(output_shape=(None, 1))) == (True, False)
     assert needs_rows(with_first_feature(output_shape=(None,))) == (False, False)
+
+
+def test_candidates_are_a_sequence_with_room_for_their_negatives() -> None:
+    def data(negatives: Negatives) -> ParquetData:
+        return ParquetData("clicks/*.parquet", label="click", features={"item": IdColumn("item", negatives=negatives)})
+
+    def features(**shape: Any) -> dict[str, FeatureConfig]:
+        return {"user": FeatureConfig(USERS), "item": FeatureConfig(ITEMS, **shape)}
+
+    job = job_of(
+        features=features(max_sequence_length=5),
+        candidates="item",
+        data=data(Negatives(4, evaluation=100)),
+        metrics=(HitRateAt(10), RecallAt(5, group_by="user")),
+    )
+    assert (job.num_candidates, job.evaluation_parts) == (5, 21)
+    assert job.group_features == ("sample", "user")
+    lists = job_of(features=features(output_shape=(None, 10, 5)), candidates="item", data=data(Negatives(4, given=51)))
+    assert (lists.num_candidates, lists.evaluation_parts) == (50, 2)
+    assert (job_of().num_candidates, job_of().evaluation_parts) == (0, 1)
+    for changes, message in (
+        ({"candidates": "city"}, r"Expected a feature of the job. Name one of \['user', 'item', 'friends'\]"),
+        ({"candidates": "item"}, r"combined to one vector.*max_sequence_length=5"),
+        ({"features": features(), "data": data(Negatives(4))}, r"one vector a sample for feature 'item'.*Negatives\(4"),
+        (
+            {"features": features(max_sequence_length=4), "data": data(Negatives(4))},
+            "room for 4 vectors a sample.*Expected 5",
+        ),
+        ({"metrics": (HitRateAt(10),)}, "hit_rate@10 without group_by in a job without candidates"),
+    ):
+        with pytest.raises(JobError, match=message):
+            job_of(**changes)
 
 
 def test_metrics_group_by_features_of_the_job() -> None:

@@ -1,0 +1,189 @@
+"""Candidates of a sample: ids that are drawn as negatives, and the parts in which an evaluation looks at many of them.
+
+Both are readers around another one. `workers.data.columns.Negatives` is the declaration.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from podembed.embedding.hashing import combine
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.columns import IdColumn, Negatives
+from podembed.workers.data.config import InputData
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.index import InputIndex, build_index
+from podembed.workers.input.interactions import Interactions, read_interactions
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.negative_kernels import draw_negatives, make_aliases
+from podembed.workers.input.read_ahead import StepReader
+
+# Separate draws of training from those of an evaluation, and both from other uses of the seed.
+_TRAINING, _EVALUATION = 5, 6
+
+
+class NegativeSampler:
+    """Draws the negatives of one feature. Calls change nothing. Features of one column with equal declarations get the
+    same.
+
+    Attributes:
+      negatives: as declared.
+    """
+
+    def __init__(
+        self, feature: str, source: IdColumn, known: Interactions | None, *, seed: int, is_evaluation: bool = False
+    ) -> None:
+        """Args:
+        source: resolved, with negatives.
+        known: of the training files, where the declaration needs them.
+        """
+        declared = source.negatives
+        if declared is None or source.vocabulary_size is None or (known is None and declared.needs_counts):
+            raise ValueError(f"Found no negatives of {feature!r} that could be drawn. Expected resolved data.")
+        self.negatives: Negatives = declared
+        self._feature = feature
+        self._count = declared.drawn(is_evaluation=is_evaluation)
+        self._is_evaluation = is_evaluation
+        self._seed = combine(seed, _EVALUATION if is_evaluation else _TRAINING, zlib.crc32(source.column.encode()))
+        self._first_row = source.first_row
+        self._num_rows = max(1, source.vocabulary_size - source.first_row)
+        self._known = known
+        self._candidates = np.zeros(0, np.int64)
+        self._thresholds, self._aliases = np.zeros(0), np.zeros(0, np.int64)
+        if declared.by == "popularity" and known is not None:
+            self._candidates = np.flatnonzero(known.counts)
+            weights = known.counts[self._candidates] ** float(declared.alpha)
+            self._thresholds, self._aliases = np.empty(len(weights)), np.empty(len(weights), np.int64)
+            make_aliases(weights, self._thresholds, self._aliases)
+
+    def extend(self, rows: Batch, *, epoch: int = 0) -> Ragged:
+        """The ids of the feature, each followed by its negatives.
+
+        Raises:
+          InputError: a sample with ids has none or several of the owner.
+        """
+        ids, owner = rows.features[self._feature], self.negatives.without_positives_of
+        known = self._known
+        owners = known_splits = known_ids = np.zeros(0, np.int64)
+        if owner is not None and known is not None:
+            owners = np.zeros(rows.num_samples, np.int64)
+            real = np.flatnonzero(np.diff(ids.row_splits))
+            owners[real] = rows.only_ids(owner, real)
+            known_splits, known_ids = known.splits, known.ids
+        width = self._count + (not self.negatives.only)
+        out = np.empty(ids.num_ids * width, np.int64)
+        draw_negatives(
+            ids.values,
+            ids.row_splits,
+            rows.sample_ids,
+            owners,
+            known_splits,
+            known_ids,
+            self._candidates,
+            self._thresholds,
+            self._aliases,
+            self._first_row,
+            self._num_rows,
+            self._count,
+            not self.negatives.only,
+            self._is_evaluation,
+            np.uint64(combine(self._seed, epoch)),
+            out,
+        )
+        return Ragged(out, ids.row_splits * width)
+
+
+class WithNegatives:
+    """A reader whose batches have negatives. One thread at a time, as the reader itself."""
+
+    def __init__(self, reader: StepReader, plan: LanePlan, samplers: Mapping[str, NegativeSampler]) -> None:
+        self._reader, self._plan, self._samplers = reader, plan, samplers
+
+    def read(self, step: int) -> Batch:
+        batch, (epoch, _) = self._reader.read(step), self._plan.position_of(step)
+        drawn = {name: sampler.extend(batch, epoch=epoch) for name, sampler in self._samplers.items()}
+        return replace(batch, features={**batch.features, **drawn})
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class InParts:
+    """A reader that gives each batch several times, every time with the next candidates.
+
+    So an evaluation looks at many candidates in the memory of a training step.
+    """
+
+    def __init__(self, reader: StepReader, *, features: Sequence[str], width: int, num_parts: int) -> None:
+        """Args:
+        features: with the same candidates.
+        width: candidates of a sample in a part.
+        """
+        self._reader, self._features, self._width, self._num_parts = reader, tuple(features), width, num_parts
+
+    def read(self, step: int) -> Batch:
+        """Part `step % num_parts` of the batch of step `step // num_parts`.
+
+        Raises:
+          InputError: a sample has more candidates than there is room for.
+        """
+        at, part = divmod(step, self._num_parts)
+        batch = self._reader.read(at)
+        ids = batch.features[self._features[0]]
+        longest = int(np.diff(ids.row_splits).max(initial=0))
+        if longest > self._width * self._num_parts:
+            raise InputError(
+                f"Found a sample with {longest} candidates of feature {self._features[0]!r} in the evaluation data. "
+                f"Expected at most {self._width * self._num_parts}. Make room for more: Negatives(..., "
+                f"given={longest})."
+            )
+        first = part * self._width
+        cut = {name: cut_bags(batch.features[name], first=first, length=self._width) for name in self._features}
+        return replace(batch, features={**batch.features, **cut})
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def cut_bags(bags: Ragged, *, first: int, length: int) -> Ragged:
+    """Of each bag the ids `first` to `first + length - 1`, as far as it has them."""
+    lengths = np.diff(bags.row_splits)
+    kept = np.clip(lengths - first, 0, length)
+    splits = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(kept, out=splits[1:])
+    begins = bags.row_splits[:-1] + first
+    places = np.arange(int(splits[-1])) + np.repeat(begins - splits[:-1], kept)
+    return Ragged(bags.values[places], splits)
+
+
+def samplers_of(
+    data: InputData, training: InputIndex | None, *, seed: int, is_evaluation: bool = False
+) -> dict[str, NegativeSampler]:
+    """Of the features whose columns declare negatives. Reads the training files, if a declaration needs that.
+
+    Args:
+      data: resolved, for training.
+      training: index of the training files; None looks at them if a declaration needs that.
+
+    Raises:
+      InputError: as `read_interactions`.
+    """
+    found, samplers = {}, {}
+    for name, source in data.id_columns.items():
+        declared = source.negatives
+        if declared is None or (is_evaluation and declared.given):
+            continue
+        known = None
+        if declared.needs_counts:
+            key = source.column, source.mode, source.salt, source.vocabulary, declared.without_positives_of
+            if key not in found:
+                training = training or build_index(data)
+                found[key] = read_interactions(data, training, feature=name, owner=declared.without_positives_of)
+            known = found[key]
+        samplers[name] = NegativeSampler(name, source, known, seed=seed, is_evaluation=is_evaluation)
+    return samplers

@@ -1,0 +1,149 @@
+"""Draws negatives in compiled loops, without the interpreter lock.
+
+Every draw is a number of its own: SplitMix64 of the sample and of the draw's place in it. So a sample's negatives do
+not depend on what other samples stand beside it.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from podembed.embedding.hashing import finalize, mix_word
+
+# A draw that may not be is repeated so often. Who knows nearly every id may then get one of them.
+MAX_TRIES = 128
+_TRIES = np.uint64(MAX_TRIES)
+_SCALE = 1.0 / (1 << 53)
+_11 = np.uint64(11)
+# Up to so many ids are compared one by one.
+_FEW = 16
+
+
+@numba.njit(nogil=True, cache=True)
+def make_aliases(weights: np.ndarray, thresholds: np.ndarray, aliases: np.ndarray) -> None:
+    """The tables of Vose, "A linear algorithm for generating random numbers with a given distribution", 1991.
+
+    Args:
+      weights: float64 `[n]`, 0 or more, some above.
+      thresholds: float64 `[n]`, receives the chance that slot i stands for itself.
+      aliases: int64 `[n]`, receives what it stands for otherwise.
+    """
+    count = len(weights)
+    scale = count / weights.sum()
+    small, large = np.empty(count, np.int64), np.empty(count, np.int64)
+    num_small = num_large = 0
+    for i in range(count):
+        thresholds[i] = weights[i] * scale
+        aliases[i] = i
+        if thresholds[i] < 1.0:
+            small[num_small] = i
+            num_small += 1
+        else:
+            large[num_large] = i
+            num_large += 1
+    while num_small and num_large:
+        num_small -= 1
+        least, most = small[num_small], large[num_large - 1]
+        aliases[least] = most
+        thresholds[most] -= 1.0 - thresholds[least]
+        if thresholds[most] < 1.0:
+            num_large -= 1
+            small[num_small] = most
+            num_small += 1
+    # What is left has a chance of 1 but for rounding.
+    for i in range(num_small):
+        thresholds[small[i]] = 1.0
+    for i in range(num_large):
+        thresholds[large[i]] = 1.0
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _is_among(ids, start, stop, wanted):
+    """Whether rising ids have this one."""
+    end = stop
+    while start < stop:
+        middle = (start + stop) >> 1
+        if ids[middle] < wanted:
+            start = middle + 1
+        else:
+            stop = middle
+    return start < end and ids[start] == wanted
+
+
+@numba.njit(nogil=True, cache=True)
+def draw_negatives(
+    values: np.ndarray,
+    splits: np.ndarray,
+    sample_ids: np.ndarray,
+    owners: np.ndarray,
+    known_splits: np.ndarray,
+    known_ids: np.ndarray,
+    candidates: np.ndarray,
+    thresholds: np.ndarray,
+    aliases: np.ndarray,
+    first_row: int,
+    num_rows: int,
+    count: int,
+    keeps: bool,
+    is_distinct: bool,
+    offset: np.uint64,
+    out: np.ndarray,
+) -> None:
+    """Writes for each id itself, if it is kept, and its negatives.
+
+    Args:
+      values, splits: int64, the ids of the samples.
+      sample_ids: int64 `[samples]`.
+      owners: int64 `[samples]`, or empty where no known ids are left out.
+      known_splits, known_ids: by owner, rising ids that are not drawn.
+      candidates: int64 `[n]`, what slot i of `thresholds` and `aliases` stands for. Empty to draw evenly.
+      first_row, num_rows: rows of the table from which is drawn evenly.
+      count: negatives of each id.
+      is_distinct: whether the negatives of one id are all different.
+      offset: of the feature, the seed and the epoch.
+      out: int64, receives everything.
+    """
+    at = 0
+    for sample in range(len(sample_ids)):
+        begin, end = splits[sample], splits[sample + 1]
+        key = mix_word(np.uint64(sample_ids[sample]), offset)
+        known_begin = known_end = 0
+        if len(owners) and begin < end:
+            known_begin, known_end = known_splits[owners[sample]], known_splits[owners[sample] + 1]
+        own = np.sort(values[begin:end]) if end - begin > _FEW else values[begin:end]
+        for i in range(begin, end):
+            if keeps:
+                out[at] = values[i]
+                at += 1
+            first = at
+            for draw in range(count):
+                number = np.uint64((i - begin) * count + draw) * _TRIES
+                drawn = np.int64(0)
+                for trial in range(MAX_TRIES):
+                    word = mix_word(number + np.uint64(trial), key)
+                    if len(candidates):
+                        slot = np.int64(word % np.uint64(len(candidates)))
+                        chance = np.float64(finalize(word) >> _11) * _SCALE
+                        if chance >= thresholds[slot]:
+                            slot = aliases[slot]
+                        drawn = candidates[slot]
+                    else:
+                        drawn = first_row + np.int64(word % np.uint64(num_rows))
+                    is_free = True
+                    if len(own) > _FEW:
+                        is_free = not _is_among(own, 0, len(own), drawn)
+                    else:
+                        for other in own:
+                            if other == drawn:
+                                is_free = False
+                                break
+                    if is_free and is_distinct:
+                        for other in range(first, at):
+                            if out[other] == drawn:
+                                is_free = False
+                                break
+                    if is_free and not _is_among(known_ids, known_begin, known_end, drawn):
+                        break
+                out[at] = drawn
+                at += 1
