@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
+    from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.workers.job.job import JobConfig, JobError
     from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
@@ -82,11 +83,13 @@ _WHERE = {
     "HostsChange": "orchestrator.api.result",
     "IdColumn": "workers.data.columns",
     "InputError": "workers.data.errors",
+    "IntegerColumn": "workers.data.extra_columns",
     "JobConfig": "workers.job.job",
     "JobError": "workers.job.job",
     "JobFailed": "orchestrator.api.errors",
     "JobReference": "workers.job.reference",
     "Label": "workers.data.columns",
+    "ListColumn": "workers.data.extra_columns",
     "LogLoss": "workers.job.ranking",
     "Losses": "workers.model.batch",
     "MAE": "workers.job.figures",
@@ -121,6 +124,7 @@ _WHERE = {
     "TableConfig": "embedding.config",
     "TooFewHosts": "orchestrator.api.errors",
     "Trainer": "orchestrator.trainer",
+    "VectorColumn": "workers.data.extra_columns",
     "WarmStart": "orchestrator.api.config",
     "WindowReport": "orchestrator.events.progress",
     "WithState": "workers.model.batch",
@@ -158,11 +162,13 @@ __all__ = [
     "HostsChange",
     "IdColumn",
     "InputError",
+    "IntegerColumn",
     "JobConfig",
     "JobError",
     "JobFailed",
     "JobReference",
     "Label",
+    "ListColumn",
     "LogLoss",
     "Losses",
     "Metric",
@@ -194,6 +200,7 @@ __all__ = [
     "TableConfig",
     "TooFewHosts",
     "Trainer",
+    "VectorColumn",
     "WarmStart",
     "WindowReport",
     "WithState",

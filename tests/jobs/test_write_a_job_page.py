@@ -177,3 +177,48 @@ def test_the_loss_of_two_labels_leaves_out_what_is_missing(names: dict[str, Any]
     batch = replace(example, label_masks={**example.label_masks, "buy": np.arange(4) < 1})
     losses = names["loss_of_two"](None, {"scores": jnp.zeros(4), "buy": jnp.zeros(4)}, batch, StepContext.alone(4))
     np.testing.assert_allclose(losses, np.log(2) * np.array([2, 1, 1, 1]), rtol=1e-6)
+
+
+def test_extra_columns_reach_the_model(names: dict[str, Any], tmp_path: Path) -> None:
+    """The columns of the page, in steps with padding and in evaluations."""
+    random = np.random.default_rng(0)
+    count = 1500
+    all_lengths = random.integers(0, 70, count)
+    columns = {
+        "click": random.integers(0, 2, count),
+        "item": random.integers(0, 100_000, count),
+        "age": random.random(count),
+        "item_id": np.arange(count),
+        "image": random.random((count, 128)).tolist(),
+        "times": [[row] * length for row, length in enumerate(all_lengths.tolist())],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+
+    class Checking:
+        """Its loss is the number of values that are not where they should be."""
+
+        def init(self, key: jax.Array, spec: Any) -> Any:
+            assert spec.columns["image"].inner == (128,)
+            assert spec.example(2).lengths["times"].shape == (2,)
+            return {"w": jnp.zeros(())}
+
+        def apply(self, params: Any, batch: Any, context: StepContext) -> jax.Array:
+            rows, times, lengths = batch.columns["item_id"], batch.columns["times"], batch.lengths["times"]
+            assert times.dtype == rows.dtype == lengths.dtype == jnp.int32
+            age, image = (jnp.asarray(columns[name], jnp.float32)[rows] for name in ("age", "image"))
+            expected = jnp.where(jnp.arange(50) < lengths[:, None], rows[:, None], 0)
+            wrong = jnp.sum(times != expected, axis=1) + (lengths != jnp.minimum(jnp.asarray(all_lengths)[rows], 50))
+            wrong += (batch.columns["age"] != age) + jnp.sum(batch.columns["image"] != image, axis=1)
+            # Row 0 has values, and padding has none.
+            return jnp.where(batch.weights > 0, wrong, lengths) + 0 * params["w"]
+
+        def loss(self, outputs: jax.Array, batch: Any, context: StepContext) -> jax.Array:
+            return outputs
+
+    job = names["job"]()
+    path = f"{tmp_path}/*.parquet"
+    data = replace(job.data, paths=path, eval_paths=path, dense=(), extra=names["extra"])
+    result = trained(replace(job, model=Checking(), data=data, num_epochs=2, metrics=(RMSE(),)), tmp_path)
+    assert list(result.losses.values()) == [0.0] * 3
+    # The scores are 0, so the root of the mean square is that of the labels.
+    assert result.evaluations[-1].metrics["rmse"] == pytest.approx(np.sqrt(np.mean(columns["click"])), rel=1e-6)

@@ -86,6 +86,24 @@ def take_bags(source: np.ndarray, offsets: np.ndarray, order: np.ndarray, splits
 
 
 @numba.njit(nogil=True, cache=True)
+def take_padded(
+    source: np.ndarray, starts: np.ndarray, lengths: np.ndarray, order: np.ndarray, width: int, out: np.ndarray
+) -> None:
+    """Copies the lists `order`, each to the beginning of a row of `out`.
+
+    Args:
+      source: bytes of all items, `width` bytes each.
+      starts, lengths: int64, by list, its first item and how many are copied.
+      out: bytes `[len(order), most items * width]`.
+    """
+    start_of_source, start_of_out = source.ctypes.data, out.ctypes.data
+    row_bytes = out.shape[1]
+    for i in range(len(order)):
+        row = np.uint64(order[i])
+        copy_bytes(start_of_out + row_bytes * i, start_of_source + width * starts[row], width * lengths[row])
+
+
+@numba.njit(nogil=True, cache=True)
 def even_length(offsets: np.ndarray) -> int:
     """The number of ids that every bag has, or -1 if they differ or there is no bag."""
     if len(offsets) < 2:

@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from podembed.embedding.ragged import Ragged
 from podembed.workers.columns import id_columns as id_stage
-from podembed.workers.columns.column_kernels import frozen, take_numbers
+from podembed.workers.columns.extra_columns import accepts, expected, take_extra
 from podembed.workers.columns.gather import Block
 from podembed.workers.columns.id_columns import BagLayouts, IdStage
 from podembed.workers.columns.labels import take_labels
-from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers
+from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, required_numbers, take_dense
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
@@ -65,17 +65,21 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
     number = "an integer, float or boolean column"
     for label in data.label_columns:
         _check_column(schema, label.name, _is_number, number, path=path)
-    for column in data.dense_columns:
-        expected = _expected_times(column.scale, f"{number}, or one of dates or times")
-        _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), expected, path=path)
+    named = [column for column in data.extra_columns if isinstance(column, DenseColumn)]
+    for column in (*data.dense_columns, *named):
+        numbers = _expected_times(column.scale, f"{number}, or one of dates or times")
+        _check_column(schema, column.name, lambda kind, column=column: _is_dense(kind, column), numbers, path=path)
+    for column in data.extra_columns:
+        if not isinstance(column, DenseColumn):
+            _check_column(
+                schema, column.name, lambda kind, column=column: accepts(kind, column), expected(column), path=path
+            )
     for source in data.id_columns.values():
-        expected = "a column of integers or times, or of lists of integers"
+        ids = "a column of integers or times, or of lists of integers"
         if source.mode != "as_is":
-            expected = "a column of integers, strings or times, or of lists of integers or strings"
-        expected = _expected_times(source.scale, expected)
-        _check_column(
-            schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), expected, path=path
-        )
+            ids = "a column of integers, strings or times, or of lists of integers or strings"
+        ids = _expected_times(source.scale, ids)
+        _check_column(schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), ids, path=path)
     if data.sample_weight is not None:
         _check_column(schema, data.sample_weight, _is_number, number, path=path)
     if data.sample_id is not None:
@@ -163,7 +167,9 @@ class Decoder:
         # Column after column, as they come; `workers.columns.gather` makes rows of them.
         dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
         for at, declared in enumerate(self._data.dense_columns):
-            _take_dense(columns.get(declared.name), declared, places, dense[:, at], faults)
+            take_dense(columns.get(declared.name), declared, places, dense[:, at], faults)
+        for column in self._data.extra_columns:
+            named |= take_extra(columns.get(column.name), column, places, faults)
         features: dict[str, Ragged] = {}
         num_singles = 0
         for name, stage in self._stages.items():
@@ -181,7 +187,7 @@ class Decoder:
             weights=self._weights(columns, places, faults),
             features=features,
             sample_ids=self._sample_ids(columns, order, first_position, faults),
-            columns=named,
+            columns={name: named[name] for name in self._data.column_shapes},
         )
         single_names = tuple(name for name, bags in features.items() if bags.row_splits is one_each)
         if not faults.is_bad.any() or not (is_bad := faults.is_bad[order]).any():
@@ -233,25 +239,6 @@ class _Given:
         if name in self._shared:
             self._kept[name] = array
         return array
-
-
-def _take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out: np.ndarray, faults: RowFaults) -> None:
-    if is_time(column.type):
-        reason = (
-            "Times are never null, since there is no number for none. Fill the column, or drop the row before training."
-        )
-        faults.add(
-            column.is_null().to_numpy(zero_copy_only=False), declared.name, found=lambda _: "null", reason=reason
-        )
-        numbers = declared.scale.numbers(column).astype(np.float32)
-    else:
-        numbers = numbers_of(filled(column))
-    if declared.transform == "log1p":
-        # maximum() hands NaN on, so a NaN is still seen below.
-        numbers = np.log1p(np.maximum(numbers, np.float32(0)))
-    if not take_numbers(frozen(numbers, np.float32), order, out):
-        reason = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
-        faults.add(~np.isfinite(numbers), declared.name, found=lambda row: str(numbers[row]), reason=reason)
 
 
 def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:

@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from podembed.workers.columns.column_kernels import frozen, take_numbers
 from podembed.workers.data.bad_rows import RowFaults
+from podembed.workers.data.columns import DenseColumn
+from podembed.workers.data.times import is_time
 
 
 def required_numbers(column: pa.Array, name: str, order: np.ndarray, faults: RowFaults) -> np.ndarray:
@@ -46,3 +48,23 @@ def numbers_of(column: pa.Array) -> np.ndarray:
     # A number beyond float32 becomes infinite here and is refused by the check for finite ones, with its row.
     with np.errstate(over="ignore"):
         return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+
+
+def take_dense(column: pa.Array, declared: DenseColumn, order: np.ndarray, out: np.ndarray, faults: RowFaults) -> None:
+    """Writes the numbers of a dense column, float32 `[len(order)]`."""
+    if is_time(column.type):
+        reason = (
+            "Times are never null, since there is no number for none. Fill the column, or drop the row before training."
+        )
+        faults.add(
+            column.is_null().to_numpy(zero_copy_only=False), declared.name, found=lambda _: "null", reason=reason
+        )
+        numbers = declared.scale.numbers(column).astype(np.float32)
+    else:
+        numbers = numbers_of(filled(column))
+    if declared.transform == "log1p":
+        # maximum() hands NaN on, so a NaN is still seen below.
+        numbers = np.log1p(np.maximum(numbers, np.float32(0)))
+    if not take_numbers(frozen(numbers, np.float32), order, out):
+        reason = "Dense numbers are finite; a missing one is null. Write null, or clean the data."
+        faults.add(~np.isfinite(numbers), declared.name, found=lambda row: str(numbers[row]), reason=reason)

@@ -10,6 +10,7 @@ import os
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.data.times import TimeScale, Unit, origin_problem
 from podembed.workers.declared_types import check_plain_fields, shown
 
@@ -71,11 +72,16 @@ class DenseColumn:
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
         check_choice(self.transform, Transform, where=f"transform of dense column {self.name!r}")
-        _check_scale(self.unit, self.since, where=f"dense column {self.name!r}")
+        check_scale(self.unit, self.since, where=f"dense column {self.name!r}")
 
     @property
     def scale(self) -> TimeScale:
         return TimeScale(self.unit, self.since)
+
+    @property
+    def shape(self) -> ColumnShape:
+        """What a sample has of it."""
+        return ColumnShape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ class IdColumn:
                 "a file with the mode "
                 "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
             )
-        _check_scale(self.unit, self.since, where=f"id column {self.column!r}")
+        check_scale(self.unit, self.since, where=f"id column {self.column!r}")
         if self.num_reserved < 1:
             raise DataConfigError(
                 f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
@@ -226,7 +232,8 @@ class IdColumn:
         return {"as_is": 0, "hash": 1, "vocabulary": self.num_reserved}[self.mode]
 
 
-def _check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:
+def check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:
+    """Raises `DataConfigError` for a scale of times that cannot be meant."""
     if unit is not None:
         check_choice(unit, Unit, where=f"unit of {where}")
     problem = None if since is None else origin_problem(since)

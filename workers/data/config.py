@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, check_choice
+from podembed.workers.data.extra_columns import ExtraColumn, IntegerColumn, ListColumn, batch_shapes, extra_of
 from podembed.workers.data.times import TimeScale
 from podembed.workers.declared_types import check_plain_fields, shown
 
@@ -38,6 +39,7 @@ class InputData:
       labels: all labels, where there are several; a plain name stands for `Label(name)`.
       dense: columns of dense numbers, in the order in which the model sees them; a plain name stands for
         `DenseColumn(name)`.
+      extra: columns that a model gets by name (`ModelBatch.columns`); a plain name stands for `DenseColumn(name)`.
       features: feature name to its ids; a plain column name stands for `IdColumn(column)`. The order is the order of
         the batch.
       sample_weight: column of finite numbers >= 0 without nulls, or None, which stands for all ones.
@@ -59,6 +61,7 @@ class InputData:
     label: str = ""
     labels: tuple[str | Label, ...] = ()
     dense: tuple[str | DenseColumn, ...] = ()
+    extra: tuple[str | ExtraColumn, ...] = ()
     features: Mapping[str, str | IdColumn] = field(default_factory=dict)
     sample_weight: str | None = None
     sample_id: str | None = None
@@ -70,6 +73,7 @@ class InputData:
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
         _take_labels(self)
+        object.__setattr__(self, "extra", extra_of(self.extra, [label.name for label in self.label_columns]))
         object.__setattr__(self, "paths", _as_paths(self.paths, "paths"))
         object.__setattr__(self, "eval_paths", _as_paths(self.eval_paths, "eval_paths"))
         if isinstance(self.dense, str):
@@ -100,8 +104,18 @@ class InputData:
 
     @property
     def column_shapes(self) -> dict[str, ColumnShape]:
-        """What a batch has as named columns, beside the label: the other labels."""
-        return {label.name: ColumnShape() for label in self.label_columns if label.name != self.label}
+        """What a batch has as named columns: the labels but one, the extra columns, and lengths of those of lists."""
+        labels = {label.name: ColumnShape() for label in self.label_columns if label.name != self.label}
+        return labels | batch_shapes(self.extra_columns)
+
+    @property
+    def extra_columns(self) -> tuple[ExtraColumn, ...]:
+        return tuple(column for column in self.extra if not isinstance(column, str))
+
+    @property
+    def list_columns(self) -> dict[str, ListColumn]:
+        """The extra columns of lists."""
+        return {one.name: one for one in self.extra_columns if isinstance(one, ListColumn)}
 
     @property
     def dense_columns(self) -> tuple[DenseColumn, ...]:
@@ -125,6 +139,7 @@ class InputData:
     def _uses(self) -> list[str]:
         named = [label.name for label in self.label_columns] + [column.name for column in self.dense_columns]
         named += [source.column for source in self.id_columns.values()]
+        named += [column.name for column in self.extra_columns]
         return named + [name for name in (self.sample_weight, self.sample_id) if name is not None]
 
     @property
@@ -269,6 +284,7 @@ class CsvData(InputData):
         """The columns that hold times."""
         scales = [(column.name, column.scale) for column in self.dense_columns]
         scales += [(source.column, source.scale) for source in self.id_columns.values()]
+        scales += [(one.name, one.scale) for one in self.extra_columns if isinstance(one, DenseColumn | IntegerColumn)]
         return frozenset({*self.times, *(name for name, scale in scales if scale != TimeScale())})
 
 

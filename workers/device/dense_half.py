@@ -36,7 +36,8 @@ def model_spec(job: JobConfig) -> ModelSpec:
         batch_size=job.batch_size,
         label=job.data.label,
         labels=tuple(label.name for label in job.data.label_columns),
-        sequences=job.sequences,
+        sequences={one.name: one.max_length for one in job.data.list_columns.values()} | job.sequences,
+        columns={column.name: column.shape for column in job.data.extra_columns},
     )
 
 

@@ -110,6 +110,7 @@ def training_step(
 
 def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
     """The batch as a model sees it."""
+    lists = {name: inputs.columns[column.length_key] for name, column in job.data.list_columns.items()}
     labels, masks = {}, {}
     for label in job.data.label_columns:
         values = inputs.labels if label.name == job.data.label else inputs.columns[label.name]
@@ -124,7 +125,8 @@ def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
         labels=labels,
         weights=inputs.weights,
         label_masks=masks,
-        lengths=inputs.lengths,
+        lengths={**lists, **inputs.lengths},
+        columns={column.name: inputs.columns[column.name] for column in job.data.extra_columns},
     )
 
 

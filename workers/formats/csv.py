@@ -17,6 +17,7 @@ from podembed.workers.columns.decode import Decoder, RawRows, check_schema
 from podembed.workers.data.bad_rows import Origin, RowFaults
 from podembed.workers.data.config import CsvData
 from podembed.workers.data.errors import InputError
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn
 from podembed.workers.data.files import open_ranges
 from podembed.workers.data.input_files import FileLayout, InputFile, RowGroup
 from podembed.workers.formats.csv_parser import CsvFault, CsvParser, header_names
@@ -166,6 +167,11 @@ def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     for source in data.id_columns.values():
         item = pa.large_string() if source.column in data.strings else pa.int64()
         kinds[source.column] = pa.large_list(item) if source.column in data.list_separators else item
+    for column in data.extra_columns:
+        # Other columns of numbers are read as such.
+        is_whole = isinstance(column, IntegerColumn | ListColumn) and column.dtype != "float32"
+        item = pa.int64() if is_whole else pa.float64()
+        kinds[column.name] = pa.large_list(item) if column.name in data.list_separators else item
     for name in data.time_columns & kinds.keys():
         kinds[name] = pa.timestamp("us")
     if data.sample_id is not None:

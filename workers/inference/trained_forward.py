@@ -59,6 +59,7 @@ class TrainedForward:
             labels=jnp.asarray(batch.labels),
             weights=jnp.asarray(batch.weights),
             lengths={name: jnp.asarray(lengths) for name, lengths in found.lengths.items()},
+            columns={name: jnp.asarray(values) for name, values in batch.columns.items()},
         )
         return np.asarray(self._program(self._params, self._state, inputs, jnp.uint32(number)))
 

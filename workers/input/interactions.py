@@ -54,7 +54,7 @@ def read_interactions(data: InputData, index: InputIndex, *, feature: str, owner
     names = [feature] if owner is None else [feature, owner]
     columns = data.id_columns
     features = {name: replace(columns[name], negatives=None) for name in names}
-    wanted = replace(data, labels=(), dense=(), sample_weight=None, features=features)
+    wanted = replace(data, labels=(), extra=(), dense=(), sample_weight=None, features=features)
     sizes = {name: columns[name].vocabulary_size for name in names}
     num_ids = sizes[feature] or 0
     plan = evaluation_plan(index, num_lanes=1, batch_size=_ROWS)

@@ -27,8 +27,9 @@ class ModelBatch:
       labels: by name of the column, float32 `[n]`; 0 where a label is missing.
       weights: float32 `[n]`, 0 on padding.
       label_masks: by name of the column, bool `[n]`: whether the sample counts and has the label.
-      lengths: by sequence feature, int32 `[n]`, how many of its positions a sample has; the others are zeros. An id
-        that its table drops leaves its position, as zeros, and counts.
+      columns: extra columns by name, `[n, ...]`, as the data declares them; zeros on padding.
+      lengths: by sequence feature or extra column of lists, int32 `[n]`, how many of its positions a sample has. The
+        others are zeros. An id that its table drops leaves its position, as zeros, and counts.
     """
 
     dense: jax.Array
@@ -37,6 +38,7 @@ class ModelBatch:
     weights: jax.Array
     label_masks: Mapping[str, jax.Array] = field(default_factory=dict)
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
+    columns: Mapping[str, jax.Array] = field(default_factory=dict)
 
     @property
     def label(self) -> jax.Array:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from podembed.embedding.features.column_shape import ColumnShape
+
 if TYPE_CHECKING:
     import jax
 
@@ -28,6 +30,7 @@ class ModelSpec:
       batch_size: samples of a step over all hosts.
       label: name of the column of the label.
       labels: names of all labels, where there are several.
+      columns: the extra columns, with the shape and type of a sample's part.
       sequences: the features whose samples differ in length, with the most that a sample has.
     """
 
@@ -37,6 +40,7 @@ class ModelSpec:
     label: str = "label"
     labels: tuple[str, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, ColumnShape] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, int]:
@@ -59,6 +63,7 @@ class ModelSpec:
             weights=jnp.ones(num_samples),
             label_masks={name: jnp.ones(num_samples, bool) for name in labels},
             lengths={name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()},
+            columns={name: jnp.asarray(shape.zeros(num_samples)) for name, shape in self.columns.items()},
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.model.batch import ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
@@ -113,6 +114,9 @@ def spec_of(batch: ModelBatch, context: StepContext) -> ModelSpec:
         batch_size=context.batch_size,
         label=next(iter(batch.labels), ""),
         labels=tuple(batch.labels),
+        columns={
+            name: ColumnShape(tuple(values.shape[1:]), str(values.dtype)) for name, values in batch.columns.items()
+        },
     )
 
 
