@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
     from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
+    from podembed.workers.job.errors import JobError
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
-    from podembed.workers.job.job import JobConfig, JobError
+    from podembed.workers.job.job import JobConfig
     from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
+    from podembed.workers.job.tasks import Task
     from podembed.workers.model.batch import Losses, ModelBatch, WithState
     from podembed.workers.model.context import StepContext
     from podembed.workers.model.contract import Model, ModelSpec, ShortModel
@@ -85,7 +87,7 @@ _WHERE = {
     "InputError": "workers.data.errors",
     "IntegerColumn": "workers.data.extra_columns",
     "JobConfig": "workers.job.job",
-    "JobError": "workers.job.job",
+    "JobError": "workers.job.errors",
     "JobFailed": "orchestrator.api.errors",
     "JobReference": "workers.job.reference",
     "Label": "workers.data.columns",
@@ -122,6 +124,7 @@ _WHERE = {
     "StepContext": "workers.model.context",
     "StorageError": "workers.storage.errors",
     "TableConfig": "embedding.config",
+    "Task": "workers.job.tasks",
     "TooFewHosts": "orchestrator.api.errors",
     "Trainer": "orchestrator.trainer",
     "VectorColumn": "workers.data.extra_columns",
@@ -198,6 +201,7 @@ __all__ = [
     "StepContext",
     "StorageError",
     "TableConfig",
+    "Task",
     "TooFewHosts",
     "Trainer",
     "VectorColumn",

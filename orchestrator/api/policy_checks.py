@@ -40,8 +40,14 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
       ConfigurationError: something hangs on a metric that no evaluation of the job can have.
     """
     own = {metric.name: metric for metric in job.metrics}
-    known = ["auc", *(["log_loss"] if job.has_logits else []), *([] if job.has_own_loss else ["loss"]), *own]
-    metric = config.metric or (DEFAULT_METRIC if job.loss is None else "loss")
+    of_tasks = [name for task in job.tasks for name in task.figure_names]
+    known = [
+        *(of_tasks or ["auc"]),
+        *(["log_loss"] if job.has_logits else []),
+        *([] if job.has_own_loss else ["loss"]),
+        *own,
+    ]
+    metric = config.metric or (DEFAULT_METRIC if job.loss is None and not job.tasks else "loss")
     if config.uses_metric and metric not in known:
         logits = " With a loss of your own log_loss is one of JobConfig.metrics: podembed.LogLoss()."
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from podembed.orchestrator.api.result import Evaluation
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores, are_binary, weighted_mean
+from podembed.workers.job.tasks import predicted, scores_by_task
 
 
 def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
@@ -25,6 +26,8 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
     Raises:
       QualityError: there is no weight at all, a score is NaN, or a metric of the job is not defined for these samples.
     """
+    if job.tasks:
+        return _evaluation_of_tasks(job, parts, step=step)
     scores = Scores.concatenate([_labelled(part) for part in parts])
     loss = weighted_mean(np.concatenate([part.losses for part in parts]), scores.weights)
     is_binary = are_binary(scores.labels, scores.weights)
@@ -35,6 +38,33 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
         log_loss=scores.log_loss() if is_binary and job.has_logits else math.nan,
         num_samples=len(scores.labels),
         metrics={metric.name: metric.of(scores) for metric in job.metrics},
+        loss=math.nan if job.has_own_loss else loss,
+    )
+
+
+def _evaluation_of_tasks(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
+    """Figures of each task, by names such as `click/auc`. A task without any labelled sample has none."""
+    weights = np.concatenate([part.weights for part in parts])
+    loss = weighted_mean(np.concatenate([part.losses for part in parts]), weights)
+    by_host = [
+        scores_by_task(job.tasks, part.scores, part.labels, part.weights, part.groups)
+        for part in parts
+        if len(part.weights)
+    ]
+    by_task = {task.label: Scores.concatenate([found[task.label] for found in by_host]) for task in job.tasks}
+    figures: dict[str, float] = {}
+    for task in job.tasks:
+        figures |= task.figures(by_task[task.label])
+        seen = predicted(task, by_task[task.label])
+        of_task = [metric for metric in job.metrics if getattr(metric, "task", None) == task.label]
+        if (seen.weights > 0).any():
+            figures |= {metric.name: metric.of(seen) for metric in of_task}
+    return Evaluation(
+        step=step,
+        auc=math.nan,
+        log_loss=math.nan,
+        num_samples=len(weights),
+        metrics=figures,
         loss=math.nan if job.has_own_loss else loss,
     )
 

@@ -21,9 +21,7 @@ from podembed import (
     FeatureConfig,
     GroupedAUC,
     JobConfig,
-    Label,
     Losses,
-    ModelSpec,
     Result,
     RunConfig,
     ScalingConfig,
@@ -169,14 +167,34 @@ def test_a_model_is_tried_out_without_a_trainer(names: dict[str, Any]) -> None:
     assert job.model.apply(job.model.init(jax.random.key(0), spec), batch, context).shape == (8,)
 
 
-def test_the_loss_of_two_labels_leaves_out_what_is_missing(names: dict[str, Any], clicks: str) -> None:
-    data = replace(on(clicks, names["job"]()).data, label="", labels=("click", Label("buy", missing="mask")))
-    example = ModelSpec(
-        num_dense=2, activation_shapes={}, batch_size=4, labels=tuple(label.name for label in data.label_columns)
-    ).example(4)
-    batch = replace(example, label_masks={**example.label_masks, "buy": np.arange(4) < 1})
-    losses = names["loss_of_two"](None, {"scores": jnp.zeros(4), "buy": jnp.zeros(4)}, batch, StepContext.alone(4))
-    np.testing.assert_allclose(losses, np.log(2) * np.array([2, 1, 1, 1]), rtol=1e-6)
+def test_the_tasks_of_the_page_train_and_are_evaluated(names: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    columns = {
+        "item": random.integers(0, 100_000, 2000),
+        "click": random.integers(0, 2, 2000),
+        "buy": pa.array(random.integers(0, 2, 2000), mask=random.random(2000) < 0.5),
+        "price": random.random(2000),
+        # Nobody has given any.
+        "stars": pa.array([None] * 2000, pa.float32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    job = names["shop"]()
+    path = f"{tmp_path}/*.parquet"
+    job = replace(job, data=replace(job.data, paths=path, eval_paths=path), num_epochs=2)
+    result = trained(job, tmp_path)
+    # All scores are 0 at first.
+    share = np.mean([one is not None for one in columns["buy"].to_pylist()])
+    first = np.log(2) * (1 + 0.5 * share) + np.mean(columns["price"] ** 2)
+    assert result.losses[0] == pytest.approx(first, rel=0.05)
+    assert set(result.evaluations[-1].values) == {
+        "click/auc",
+        "click/log_loss",
+        "buy/auc",
+        "buy/log_loss",
+        "price/loss",
+        "price/rmse",
+        "loss",
+    }
 
 
 def test_extra_columns_reach_the_model(names: dict[str, Any], tmp_path: Path) -> None:

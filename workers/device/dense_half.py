@@ -89,11 +89,14 @@ def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepCont
 
 
 def scores_of(job: JobConfig, outputs: Any, num_samples: int) -> jax.Array:
-    """The scores among what a model returns, `[n]`, or `[n, c]` of a job with candidates.
+    """The scores among what a model returns: `[n]`, or `[n, c]` of a job with candidates, or those of all tasks side by
+    side.
 
     Raises:
       DenseStateError: there are none, or not one a sample or candidate.
     """
+    if job.tasks:
+        return jnp.concatenate([one.reshape(num_samples, -1) for one in task_scores(job, outputs, num_samples)], axis=1)
     scores = outputs
     if isinstance(outputs, Mapping):
         if "scores" not in outputs:
@@ -122,6 +125,8 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
     """
     num_samples = batch.weights.shape[0]
     own = None if has_short_form(job.model) else getattr(job.model, "loss", None)
+    if own is None and job.tasks:
+        return Losses(per_sample=_loss_of_tasks(job, outputs, batch))
     if own is None:
         per_sample = job.loss or sigmoid_binary_cross_entropy
         scores = scores_of(job, outputs, num_samples)
@@ -144,6 +149,42 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
             "Return one number a sample, or one number, or podembed.Losses with both."
         )
     return found
+
+
+def task_scores(job: JobConfig, outputs: Any, num_samples: int) -> list[jax.Array]:
+    """The scores of each task among what a model returns, `[n, *inner]`.
+
+    Raises:
+      DenseStateError: those of a task are missing, or have another shape.
+    """
+    by_task = outputs["scores"] if isinstance(outputs, Mapping) and "scores" in outputs else outputs
+    names = [task.label for task in job.tasks]
+    if not isinstance(by_task, Mapping) or not set(names) <= set(by_task):
+        found = sorted(by_task) if isinstance(by_task, Mapping) else type(by_task).__name__
+        raise DenseStateError(
+            f"Found model.apply returning {found}. Expected a mapping of the tasks {names} to their scores. Return "
+            "{'" + names[0] + "': ...}, or the same as `scores` of a mapping."
+        )
+    for task in job.tasks:
+        shape = jnp.shape(by_task[task.label])
+        if shape != (num_samples, *task.inner):
+            raise DenseStateError(
+                f"Found model.apply returning the shape {list(shape)} for task {task.label!r} of kind {task.kind!r}. "
+                f"Expected {[num_samples, *task.inner]}. "
+                + ("Drop the last axis with [:, 0]." if not task.inner else "Return as many scores a sample.")
+            )
+    return [by_task[name] for name in names]
+
+
+def _loss_of_tasks(job: JobConfig, outputs: Any, batch: ModelBatch) -> jax.Array:
+    """`[n]`, the weighted sum over the tasks whose label a sample has."""
+    num_samples = batch.weights.shape[0]
+    total = jnp.zeros(num_samples)
+    for task, scores in zip(job.tasks, task_scores(job, outputs, num_samples), strict=True):
+        losses = task.losses(scores, batch.labels[task.label], jnp)
+        require_column(f"the loss of task {task.label!r}", losses, num_samples)
+        total += task.weight * jnp.where(batch.label_masks[task.label], losses, 0.0)
+    return total
 
 
 def require_column(what: str, found: Any, num_samples: int) -> Any:

@@ -62,7 +62,7 @@ class ChannelLayout:
       num_buffers: batches that may be in flight at once.
       sequences: features whose samples differ in length; each has an array `lengths/<feature>`.
       columns: named columns, as `InputData.column_shapes`; each has an array `column/<name>`.
-      num_candidates: scores of a sample, as `JobConfig.num_candidates`.
+      num_scores: of a sample, as `JobConfig.num_scores`.
     """
 
     num_dense: int
@@ -70,7 +70,7 @@ class ChannelLayout:
     num_buffers: int = 1
     sequences: tuple[str, ...] = ()
     columns: Mapping[str, ColumnShape] = field(default_factory=dict)
-    num_candidates: int = 0
+    num_scores: int = 0
 
     @property
     def kind(self) -> str:
@@ -93,7 +93,7 @@ class ChannelLayout:
             "weights": (n,),
             "activations": (self.activations.memory_floats,),
             "gradients": (self.activations.num_floats,),
-            "scores": (n, self.num_candidates) if self.num_candidates else (n,),
+            "scores": (n, self.num_scores) if self.num_scores else (n,),
         }
 
     @property

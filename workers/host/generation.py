@@ -85,7 +85,7 @@ class Generation:
                 num_buffers=self._lookups.num_buffers,
                 sequences=tuple(job.sequences),
                 columns=job.data.column_shapes,
-                num_candidates=job.num_candidates,
+                num_scores=job.num_scores,
             )
             self._server = ChannelServer(layout, generation=spec.generation)
             opened.callback(self._server.close)

@@ -117,6 +117,8 @@ class HostWindow:
 class ScoredSamples:
     """Evaluation samples of one host: arrays `[n]`, padding left out, `losses` by the job's loss. `groups` has int64
     `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time.
+
+    Of a job with tasks, `scores` are `[n, scores of all tasks]`, and `labels` `[n, tasks]`, NaN where one is missing.
     """
 
     scores: np.ndarray

@@ -19,6 +19,7 @@ from podembed.workers.host.step import Step, Steps
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
+from podembed.workers.job.tasks import total_losses
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.mesh.mesh import Mesh
 
@@ -116,7 +117,10 @@ class ScoredParts:
     """
 
     def __init__(self, job: JobConfig) -> None:
-        self._groups, self._losses_of = job.group_features, sample_losses(job.loss)
+        self._groups = job.group_features
+        self._losses_of = total_losses(job.tasks) if job.tasks else sample_losses(job.loss)
+        # Of each task one column, by what a batch calls it; None is the main label.
+        self._labels = [None if task.label == job.data.label else task.label for task in job.tasks]
         self._candidates, self._num_parts = job.candidates, job.evaluation_parts
         self._parts: list[tuple[np.ndarray, ...]] = []
 
@@ -124,11 +128,14 @@ class ScoredParts:
         """Takes the scores of a batch, with those of more padding behind them or none.
 
         Args:
-          scores: `[num_samples]`, or `[num_samples, c]` of candidates.
+          scores: `[num_samples]`, or `[num_samples, c]` of candidates, or of the scores of all tasks.
           number: of the batch in its evaluation, which says what part of the candidates it has.
         """
         rows = np.flatnonzero(~batch.is_padding)
-        if self._candidates is None:
+        if self._labels:
+            columns = [batch.labels if name is None else batch.columns[name] for name in self._labels]
+            found, labels = scores[rows], np.stack(columns, axis=1)[rows]
+        elif self._candidates is None:
             found, labels = scores[rows], batch.labels[rows]
         else:
             lengths = np.diff(batch.features[self._candidates].row_splits)

@@ -7,16 +7,22 @@ All are exact, from all evaluation samples, and weighted by the samples' weights
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from podembed.workers.job.quality import QualityError, Scores, weighted_mean
+from podembed.workers.job.quality import QualityError, Scores, named, weighted_mean
 
 
 @dataclass(frozen=True, slots=True)
 class _OfSamples:
-    """A metric without groups."""
+    """A metric without groups.
+
+    Attributes:
+      task: the task whose scores and labels are judged, of a job with tasks.
+    """
+
+    task: str | None = field(default=None, kw_only=True)
 
     @property
     def group_by(self) -> None:
@@ -29,7 +35,7 @@ class RMSE(_OfSamples):
 
     @property
     def name(self) -> str:
-        return "rmse"
+        return named("rmse", self.task)
 
     @property
     def lower_is_better(self) -> bool:
@@ -45,7 +51,7 @@ class MAE(_OfSamples):
 
     @property
     def name(self) -> str:
-        return "mae"
+        return named("mae", self.task)
 
     @property
     def lower_is_better(self) -> bool:
@@ -57,7 +63,8 @@ class MAE(_OfSamples):
 
 @dataclass(frozen=True, slots=True)
 class Accuracy(_OfSamples):
-    """The share of samples whose label is 1 where the score is above the threshold, and 0 elsewhere.
+    """The share of samples whose label is 1 where the score is above the threshold, and 0 elsewhere. With several
+    scores a sample, those whose highest score is that of the label.
 
     Attributes:
       threshold: in the unit of the scores; 0 is a probability of one half.
@@ -67,9 +74,12 @@ class Accuracy(_OfSamples):
 
     @property
     def name(self) -> str:
-        return "accuracy"
+        return named("accuracy", self.task)
 
     def of(self, scores: Scores) -> float:
+        if scores.logits.ndim > 1:
+            logits, weights = _numbers(scores)
+            return weighted_mean(logits.argmax(axis=1) == scores.labels, weights)
         logits, labels, weights = _binary(scores)
         return weighted_mean((logits > self.threshold) == (labels == 1), weights)
 
@@ -82,7 +92,7 @@ class NormalizedEntropy(_OfSamples):
 
     @property
     def name(self) -> str:
-        return "normalized_entropy"
+        return named("normalized_entropy", self.task)
 
     @property
     def lower_is_better(self) -> bool:
@@ -102,7 +112,7 @@ class Calibration(_OfSamples):
 
     @property
     def name(self) -> str:
-        return "calibration"
+        return named("calibration", self.task)
 
     def of(self, scores: Scores) -> float:
         logits, labels, weights = _binary(scores)
@@ -115,6 +125,7 @@ class Calibration(_OfSamples):
 
 def _mean(scores: Scores, of_differences: Callable[[np.ndarray], np.ndarray]) -> float:
     logits, weights = _numbers(scores)
+    _require_one(logits)
     return weighted_mean(of_differences(logits - np.asarray(scores.labels, np.float64)), weights)
 
 
@@ -130,11 +141,20 @@ def _numbers(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
 
 def _binary(scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     logits, weights = _numbers(scores)
+    _require_one(logits)
     labels = np.asarray(scores.labels, np.float64)
     odd = labels[(weights > 0) & (labels != 0) & (labels != 1)]
     if len(odd):
         raise QualityError(f"Found label {odd[0]:g}. Expected 0 or 1. This figure is for binary labels.")
     return logits, labels, weights
+
+
+def _require_one(logits: np.ndarray) -> None:
+    if logits.ndim > 1:
+        raise QualityError(
+            f"Found {logits.shape[1]} scores a sample. Expected one, as of binary, regression and ordinal tasks. Of "
+            "classes there is Accuracy."
+        )
 
 
 def _needs_both(mean: float) -> QualityError:

@@ -18,9 +18,11 @@ from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.candidates import SAMPLE, candidates_problem, num_parts, room_problem
+from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
+from podembed.workers.job.tasks import Task, tasks_problem, with_classes
 from podembed.workers.job.types import type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form
 
@@ -32,10 +34,6 @@ if TYPE_CHECKING:
 # First segments of the keys of a job's dense state: parameters of its model, its own state, and that of the optimizer.
 DENSE_PARTS = ("params", "state", "optimizer")
 WIRE_DTYPES = ("float32", "bfloat16")
-
-
-class JobError(ValueError):
-    """A job that cannot run as declared."""
 
 
 Loss = Callable[["jax.Array", "jax.Array"], "jax.Array"]
@@ -57,6 +55,8 @@ class JobConfig:
       loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The
         step's loss is its mean over the global batch, weighted by the samples' weights. Of candidates it is the mean
         over those of a sample. A model with a method `loss` has that instead.
+      tasks: the labels that the model learns, where there are several. It returns scores by task, and the loss is their
+        weighted sum over the labels that a sample has.
       num_epochs: passes over the training data.
       num_lanes: fixed parts of an epoch, at least the largest number of hosts; divides `batch_size`.
       seed: of the order of the samples, of the rows' first values and of the model's.
@@ -84,6 +84,7 @@ class JobConfig:
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
     dense_optimizer: optax.GradientTransformation | None = None
     loss: Loss | None = None
+    tasks: tuple[Task, ...] = ()
     num_epochs: int = 1
     num_lanes: int = 16
     seed: int = 0
@@ -97,8 +98,9 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         check_plain_fields(self, JobError)
-        if isinstance(self.metrics, list):
-            object.__setattr__(self, "metrics", tuple(self.metrics))
+        for name in ("metrics", "tasks"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         problem = type_problem({field.name: getattr(self, field.name) for field in fields(self)})
         if problem:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
@@ -144,17 +146,20 @@ class JobConfig:
         except ValueError as error:
             raise JobError(str(error)) from error
         self._check_candidates()
+        problem = tasks_problem(
+            self.tasks,
+            [label.name for label in self.data.label_columns],
+            metrics=self.metrics,
+            rivals=[name for name in ("loss", "candidates") if getattr(self, name) is not None],
+            has_own_loss=self.has_own_loss,
+        )
+        if problem:
+            raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
         self._check_metrics()
         order = getattr(self.model, "order", None)
         if isinstance(order, FeatureOrder):
             order.tell(self.features)
         self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
-        names = [label.name for label in self.data.label_columns]
-        if len(names) > 1 and not self.has_own_loss:
-            raise JobError(
-                f"Found labels {names} and a loss of one label. Expected a model with a loss of its own, since only "
-                "that sees all of them. Give it a method loss(outputs, batch, context), or declare one label."
-            )
 
     @property
     def has_own_loss(self) -> bool:
@@ -164,7 +169,12 @@ class JobConfig:
     @property
     def has_logits(self) -> bool:
         """Whether scores are known to be log odds."""
-        return has_logits(self.loss) and not self.has_own_loss
+        return has_logits(self.loss) and not self.has_own_loss and not self.tasks
+
+    @property
+    def num_scores(self) -> int:
+        """Of a sample, those of all its candidates or tasks; 0 where it has one score."""
+        return self.num_candidates or sum(task.width for task in self.tasks)
 
     @property
     def num_candidates(self) -> int:
@@ -222,6 +232,8 @@ class JobConfig:
         sizes = {name: feature.table.vocabulary_size for name, feature in self.features.items()}
         keeps_outside = [name for name, feature in self.features.items() if feature.table.invalid_ids != "error"]
         data = self.data.resolved(sizes, keeps_outside=keeps_outside)
+        if self.tasks:
+            return replace(data, labels=with_classes(self.tasks, data.label_columns))
         return replace(data, binary_labels=data.binary_labels or (self.loss is None and not self.has_own_loss))
 
     @property

@@ -26,8 +26,8 @@ class Scores:
     """What an evaluation yields, one entry a row; rows of weight 0 count for nothing.
 
     Attributes:
-      logits: float `[n]`, the model's scores: its log odds of label 1, unless the job declares a loss that takes them
-        for something else.
+      logits: float `[n]`, or `[n, k]` of k classes, the model's scores. They are its log odds of label 1, unless the
+        job declares a loss that takes them for something else.
       labels: float `[n]`, 0 or 1, or what the job's loss takes.
       weights: float `[n]`, 0 or more.
       groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
@@ -44,7 +44,7 @@ class Scores:
         empty = np.zeros(0, np.float32)
         names = parts[0].groups if parts else ()
         return Scores(
-            np.concatenate([empty, *(part.logits for part in parts)]),
+            np.concatenate([part.logits for part in parts]) if parts else empty,
             np.concatenate([empty, *(part.labels for part in parts)]),
             np.concatenate([empty, *(part.weights for part in parts)]),
             {name: np.concatenate([part.groups[name] for part in parts]) for name in names},
@@ -57,6 +57,11 @@ class Scores:
     def log_loss(self) -> float:
         """See `mean_log_loss`."""
         return mean_log_loss(self.logits, self.labels, self.weights)
+
+
+def named(figure: str, task: str | None) -> str:
+    """What a figure is called, of the whole job or of one of its tasks."""
+    return figure if task is None else f"{task}/{figure}"
 
 
 def has_logits(loss: Callable[..., Any] | None) -> bool:

@@ -15,7 +15,7 @@ from math import comb
 import numpy as np
 
 from podembed.workers.job.candidates import SAMPLE
-from podembed.workers.job.quality import QualityError, Scores
+from podembed.workers.job.quality import QualityError, Scores, named
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class _Ties:
 @dataclass(frozen=True, slots=True)
 class _AtK:
     k: int
+    task: str | None = field(default=None, kw_only=True)
     group_by: str = field(default=SAMPLE, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class HitRateAt(_AtK):
 
     @property
     def name(self) -> str:
-        return f"hit_rate@{self.k}"
+        return named(f"hit_rate@{self.k}", self.task)
 
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)
@@ -111,7 +112,7 @@ class NDCGAt(_AtK):
 
     @property
     def name(self) -> str:
-        return f"ndcg@{self.k}"
+        return named(f"ndcg@{self.k}", self.task)
 
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)
@@ -126,11 +127,12 @@ class NDCGAt(_AtK):
 class MRR:
     """The mean over groups of 1 / place of the best scored sample of label 1."""
 
+    task: str | None = field(default=None, kw_only=True)
     group_by: str = field(default=SAMPLE, kw_only=True)
 
     @property
     def name(self) -> str:
-        return "mrr"
+        return named("mrr", self.task)
 
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)
@@ -144,11 +146,12 @@ class GroupedAUC:
     2018). Groups with one label only do not count.
     """
 
+    task: str | None = field(default=None, kw_only=True)
     group_by: str = field(default=SAMPLE, kw_only=True)
 
     @property
     def name(self) -> str:
-        return "gauc"
+        return named("gauc", self.task)
 
     def of(self, scores: Scores) -> float:
         ties = _Ties.of(scores, self.group_by)

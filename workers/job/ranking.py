@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from podembed.workers.job.candidates import SAMPLE
-from podembed.workers.job.quality import QualityError, Scores
+from podembed.workers.job.quality import QualityError, Scores, named
 
 
 class Metric(Protocol):
@@ -26,8 +26,8 @@ class Metric(Protocol):
       group_by: a feature with one id a sample, which says what sample belongs to what group (`Scores.groups`), or None.
         `sample` groups the candidates of each sample.
 
-    It may also have `lower_is_better`, True for an error; else its lowest value is the best only if its name ends with
-    `loss`.
+    It may also have `task`, the task of the job whose scores it judges. And `lower_is_better`, True for an error; else
+    its lowest value is the best only if its name ends with `loss`.
     """
 
     @property
@@ -67,6 +67,7 @@ class RecallAt:
     """
 
     k: int
+    task: str | None = field(default=None, kw_only=True)
     group_by: str = field(default=SAMPLE, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class RecallAt:
 
     @property
     def name(self) -> str:
-        return f"recall@{self.k}"
+        return named(f"recall@{self.k}", self.task)
 
     def of(self, scores: Scores) -> float:
         counts = scores.weights > 0
@@ -119,9 +120,11 @@ class LogLoss:
     there.
     """
 
+    task: str | None = field(default=None, kw_only=True)
+
     @property
     def name(self) -> str:
-        return "log_loss"
+        return named("log_loss", self.task)
 
     @property
     def group_by(self) -> None:

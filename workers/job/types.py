@@ -17,6 +17,7 @@ from podembed.embedding.optimizers import Optimizer
 from podembed.workers.declared_types import shown
 from podembed.workers.formats.registry import declared_kinds, is_readable
 from podembed.workers.job.ranking import Baseline
+from podembed.workers.job.tasks import Task
 
 
 def type_problem(fields: Mapping[str, Any]) -> str | None:
@@ -32,6 +33,7 @@ def type_problem(fields: Mapping[str, Any]) -> str | None:
         *_table_dtypes(fields["features"]),
         _dense_optimizer(fields["dense_optimizer"]),
         _loss(fields["loss"]),
+        _tasks(fields["tasks"]),
         _metrics(fields["metrics"]),
         _baseline(fields["baseline"]),
     )
@@ -172,6 +174,12 @@ def _loss(value: Any) -> str | None:
         "cross-entropy"
     )
     return _sentence("loss", value, expected, "Write loss=optax.squared_error, or a function of your own")
+
+
+def _tasks(value: Any) -> str | None:
+    if isinstance(value, tuple) and all(isinstance(task, Task) for task in value):
+        return None
+    return _sentence("tasks", value, "a tuple of Task", "Write tasks=(Task('click'), Task('stars', 'regression'))")
 
 
 def _metrics(value: Any) -> str | None:

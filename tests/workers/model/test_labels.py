@@ -27,6 +27,7 @@ from podembed import (
     SilentReporter,
     StepContext,
     TableConfig,
+    Task,
     Trainer,
 )
 
@@ -80,12 +81,28 @@ def rows() -> dict[str, np.ndarray]:
     }
 
 
-def test_a_model_sees_all_labels_and_which_are_missing(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+class ByTask:
+    """The same, with the job's loss of its tasks."""
+
+    init = TwoLines.init
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
+        return {name: batch.dense @ params[name] for name in ("buy", "click")}
+
+
+TASKS = (Task("click", "regression"), Task("buy", "regression"))
+BY_TASK = {"model": ByTask(), "tasks": TASKS, "metrics": (RMSE(task="click"), RMSE(task="buy"))}
+
+
+@pytest.mark.parametrize("changed", [{"metrics": (RMSE(),)}, BY_TASK], ids=["own loss", "tasks"])
+def test_a_model_sees_all_labels_and_which_are_missing(
+    rows: dict[str, np.ndarray], tmp_path: Path, changed: dict[str, Any]
+) -> None:
     """The losses are those of numpy, also of the last step, which has padding."""
     columns = {name: pa.array(values, from_pandas=True) for name, values in rows.items()}
     pq.write_table(pa.table(columns), tmp_path / "part.parquet")
     result = Trainer(
-        job_on(tmp_path, metrics=(RMSE(),)),
+        job_on(tmp_path, **changed),
         scaling_config=ScalingConfig(in_process=True),
         run_config=RunConfig(storage_path=str(tmp_path), name="run"),
         reporter=SilentReporter(),
@@ -103,9 +120,17 @@ def test_a_model_sees_all_labels_and_which_are_missing(rows: dict[str, np.ndarra
             params[name] = params[name] - 0.1 * 2 * (errors @ x) / count
         expected.append(loss)
     np.testing.assert_allclose([result.losses[step] for step in range(len(expected))], expected, rtol=1e-5)
-    scores = np.stack([rows["x"], rows["y"]], axis=1) @ params["click"]
-    rmse = np.sqrt(((scores - rows["click"]) ** 2).mean())
-    assert result.evaluations[-1].metrics["rmse"] == pytest.approx(rmse, rel=1e-5)
+    x = np.stack([rows["x"], rows["y"]], axis=1)
+    rmse = {name: np.sqrt(np.nanmean((x @ params[name] - rows[name]) ** 2)) for name in params}
+    figures = result.evaluations[-1].metrics
+    if "tasks" in changed:
+        assert figures == pytest.approx(
+            {f"{name}/rmse": value for name, value in rmse.items()}
+            | {f"{name}/loss": value**2 for name, value in rmse.items()},
+            rel=1e-5,
+        )
+    else:
+        assert figures == pytest.approx({"rmse": rmse["click"]}, rel=1e-5)
 
 
 def test_several_labels_need_a_loss_that_sees_them(tmp_path: Path) -> None:
@@ -113,6 +138,6 @@ def test_several_labels_need_a_loss_that_sees_them(tmp_path: Path) -> None:
         init, apply = TwoLines.init, TwoLines.apply
 
     with pytest.raises(
-        JobError, match=r"labels \['click', 'buy'\] and a loss of one label. Expected a model with a loss"
+        JobError, match=r"labels \['click', 'buy'\] and a loss of one label. Expected tasks, or a model with a loss"
     ):
         job_on(tmp_path, model=Plain())

@@ -1,0 +1,5 @@
+"""`JobError`: a job that cannot run as declared."""
+
+
+class JobError(ValueError):
+    """A job that cannot run as declared."""
