@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from podembed.orchestrator.events.progress import WindowReport
     from podembed.orchestrator.events.reporter import Reporter, SilentReporter
     from podembed.orchestrator.inference.evaluate import evaluate
+    from podembed.orchestrator.inference.export_model import export_model
+    from podembed.orchestrator.inference.predict import predict
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
@@ -133,8 +135,10 @@ _WHERE = {
     "WithState": "workers.model.batch",
     "bpr": "workers.model.losses",
     "evaluate": "orchestrator.inference.evaluate",
+    "export_model": "orchestrator.inference.export_model",
     "in_batch_softmax": "workers.model.losses",
     "pointwise": "workers.model.losses",
+    "predict": "orchestrator.inference.predict",
     "sampled_softmax": "workers.model.losses",
 }
 
@@ -210,8 +214,10 @@ __all__ = [
     "WithState",
     "bpr",
     "evaluate",
+    "export_model",
     "in_batch_softmax",
     "pointwise",
+    "predict",
     "sampled_softmax",
 ]
 

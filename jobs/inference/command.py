@@ -25,9 +25,45 @@ class Evaluate:
     """Memory for rows of tables. Larger tables are read by need, and some parts of them again."""
 
 
-Scoring = Evaluate
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Write the scores of a commit for all rows of some data, which needs no labels. The run may be in training."""
 
-ScoringCommand = Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run, for its newest commit, or RUN@COMMIT."""
+    data: tuple[str, ...]
+    """Files or globs with the columns of the job. Quote globs."""
+    out: str
+    """Parquet file to write, in the order of the rows; it appears when it is complete."""
+    columns: tuple[str, ...] = ()
+    """Columns of Parquet data to keep beside the scores."""
+    commit: str | None = None
+    """Commit to read, by its name or its step; by default the newest that counts."""
+    force: bool = False
+    """Replace a file that is there."""
+    memory_gib: float = 4.0
+    """Memory for rows of tables. Larger tables are read by need, and some parts of them again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportModel:
+    """Write a commit as files that score without podembed: program, dense parameters, tables, schema of the input."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run, for its newest commit, or RUN@COMMIT."""
+    out: str
+    """Folder to make, or a URL."""
+    commit: str | None = None
+    """Commit to read, by its name or its step; by default the newest that counts."""
+
+
+Scoring = Evaluate | Predict | ExportModel
+
+ScoringCommand = (
+    Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[ExportModel, tyro.conf.subcommand("export-model")]
+)
 
 
 def run(command: Scoring) -> int:
@@ -36,7 +72,13 @@ def run(command: Scoring) -> int:
     Raises:
       ConfigurationError, InputError, StorageError, QualityError: see `orchestrator.outcomes` for the words and codes.
     """
-    return _evaluate(command)
+    match command:
+        case Evaluate():
+            return _evaluate(command)
+        case Predict():
+            return _predict(command)
+        case ExportModel():
+            return _export_model(command)
 
 
 def _evaluate(command: Evaluate) -> int:
@@ -56,6 +98,37 @@ def _evaluate(command: Evaluate) -> int:
         print(f"{name.ljust(width)}  {value:.8f}")
     for row in found.bad_rows:
         print(f"left out: {row}", file=sys.stderr)
+    return 0
+
+
+def _predict(command: Predict) -> int:
+    from podembed.orchestrator.inference.predict import predict
+
+    found = predict(
+        command.run,
+        data=command.data,
+        out=command.out,
+        columns=command.columns,
+        commit=command.commit,
+        folder=current_folder(),
+        force=command.force,
+        kept_bytes=_kept_bytes(command.memory_gib),
+    )
+    print(f"{found.path}: {found.num_rows:,} rows of {', '.join(found.columns)} by {found.commit}")
+    for row in found.bad_rows:
+        print(f"without scores: {row}", file=sys.stderr)
+    return 0
+
+
+def _export_model(command: ExportModel) -> int:
+    from podembed.orchestrator.api.text import format_bytes
+    from podembed.orchestrator.inference.export_model import export_model
+
+    found = export_model(command.run, out=command.out, commit=command.commit, folder=current_folder())
+    print(f"{found.path}: model of {found.commit}, {format_bytes(found.size_bytes)}")
+    print(f"columns  {', '.join(found.columns)}")
+    shapes = [f"{name} [{', '.join(map(str, ('n', *shape)))}]" for name, shape in found.outputs.items()]
+    print(f"outputs  {', '.join(shapes)}")
     return 0
 
 

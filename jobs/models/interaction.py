@@ -2,7 +2,7 @@
 
 On a CPU, XLA makes this a batch of small matrix products, copies to bring the vectors together, and a gather of the
 lower triangle. There a numba kernel inside the compiled step does it in one pass over the vectors where they lie.
-Everywhere else it is plain JAX.
+Everywhere else, and in exported models, it is plain JAX.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podembed.jobs.models import interaction_cpu
+from podembed.workers.model.portable import is_portable
 
 
 def with_products(vectors: Sequence[jax.Array]) -> jax.Array:
@@ -25,7 +26,7 @@ def with_products(vectors: Sequence[jax.Array]) -> jax.Array:
     Returns:
       float32 `[n, width + F * (F - 1) / 2]` for F vectors; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on.
     """
-    if len(vectors) < 2 or not interaction_cpu.is_available():
+    if len(vectors) < 2 or is_portable() or not interaction_cpu.is_available():
         return _in_jax(*vectors)
     return jax.lax.platform_dependent(*vectors, cpu=interaction_cpu.with_products, default=_in_jax)
 

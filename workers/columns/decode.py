@@ -163,7 +163,7 @@ class Decoder:
             label.name: take_labels(columns.get(label.name), label, places, faults)
             for label in self._data.label_columns
         }
-        labels = named.pop(self._data.label)
+        labels = named.pop(self._data.label, None)
         # Column after column, as they come; `workers.columns.gather` makes rows of them.
         dense = np.empty((len(self._data.dense_columns), len(order)), np.float32).T
         for at, declared in enumerate(self._data.dense_columns):
@@ -183,7 +183,7 @@ class Decoder:
             num_singles += features[name].row_splits is one_each
         rows = Batch(
             dense=dense,
-            labels=labels,
+            labels=np.zeros(len(order), np.float32) if labels is None else labels,
             weights=self._weights(columns, places, faults),
             features=features,
             sample_ids=self._sample_ids(columns, order, first_position, faults),

@@ -48,6 +48,7 @@ class InputData:
       eval_paths: paths or globs of held-out data with the same columns.
       binary_labels: whether labels other than 0 and 1 are malformed. A job with the default loss, which is for these,
         sets it.
+      has_labels: whether labels are read; predictions do without.
       max_bad_rows: rows of the whole data that may be malformed. Such a row becomes padding in its place, so the same
         ones are left out at every replay. It is counted and written with its reason to the run's folder. One more ends
         the run.
@@ -68,6 +69,7 @@ class InputData:
     eval_paths: str | tuple[str, ...] = ()
     max_bad_rows: int = 0
     binary_labels: bool = False
+    has_labels: bool = True
     order: ReadOrder = "shuffled"
 
     def __post_init__(self) -> None:
@@ -90,19 +92,15 @@ class InputData:
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
         _check_unique([column.name for column in dense])
-        if str(self.order) == "time":
-            raise DataConfigError(
-                f"Found order='time' of {type(self).__name__}. Expected 'files', since samples come as the files have "
-                "them and are not sorted by a column. Sort them by time when you write the files, and pass "
-                "order='files'."
-            )
         check_choice(self.order, ReadOrder, where=f"order of {type(self).__name__}")
         if self.max_bad_rows < 0:
             raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")
 
     @property
     def label_columns(self) -> tuple[Label, ...]:
-        """Every label, in their order."""
+        """Every label that is read, in their order."""
+        if not self.has_labels:
+            return ()
         declared = tuple(label for label in self.labels if isinstance(label, Label)) or (Label(self.label),)
         if not self.binary_labels:
             return declared

@@ -18,6 +18,7 @@ from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.context import Shares
 
+# Of the state of a commit, what a forward pass reads.
 SCORED_PARTS = ("params", "state")
 
 

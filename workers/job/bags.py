@@ -43,6 +43,10 @@ class Bags:
         """Positions that the samples of a sequence have, `[num_samples]`. One whose id was dropped counts."""
         return np.minimum(np.diff(rows.row_splits), self._rules[name][2])
 
+    def positions(self, name: str) -> int:
+        """Into how many bags a sample of a feature is cut; 0 where it is one bag."""
+        return self._rules[name][2] if name in self._rules else 0
+
     def take_altered(self) -> tuple[int, ...]:
         """Per table, how many ids were dropped, clipped or hashed since the last call."""
         counts, self._altered = self._altered, np.zeros_like(self._altered)

@@ -1,0 +1,200 @@
+"""`export_model`: a commit as files that score without podembed.
+
+They are a program, dense parameters, tables, and the schema of the input. docs/inference.md has each of their fields.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from podembed.embedding.config import TableConfig
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inference.committed_model import CommittedModel, with_commit
+from podembed.orchestrator.inference.export_files import MANIFEST, ExportFiles, export_folder
+from podembed.orchestrator.inspect.export_formats import Source, write_npy
+from podembed.orchestrator.inspect.rows import BATCH_BYTES
+from podembed.workers.data.files import read_whole
+from podembed.workers.device.dense_half import DenseStateError
+from podembed.workers.inference import exported_model
+from podembed.workers.inference.portable_forward import export_forward, output_shapes
+from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.job.bags import Bags
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.tables import feature_bindings
+
+PROGRAM = "forward.jax"
+_SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
+_SAFETENSORS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedModel:
+    """An export that was written.
+
+    Attributes:
+      path: its folder or URL.
+      commit: that it was made of.
+      columns: that it needs.
+      outputs: by name the shape of each for a sample.
+      size_bytes: of all files.
+    """
+
+    path: str
+    commit: str
+    columns: tuple[str, ...]
+    outputs: Mapping[str, tuple[int, ...]]
+    size_bytes: int
+
+
+def export_model(
+    run: str, *, out: str, commit: str | None = None, job: JobConfig | None = None, folder: str = ""
+) -> ExportedModel:
+    """Writes a commit as a model that scores without podembed. Tables are copied a part at a time.
+
+    Args:
+      run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
+      out: a folder that is not there yet, or a URL.
+      commit: name of the commit, or its step.
+      job: of a run that was started with a job as a value.
+      folder: where the job's module may lie if it is not installed.
+
+    Raises:
+      ConfigurationError: no run, no commit, no job, a model that cannot be exported, or nothing can be written there.
+      ChunkDamaged: the commit is damaged; nothing was written.
+    """
+
+    def write(model: CommittedModel) -> ExportedModel:
+        with export_folder(out) as files:
+            return _write(model, files, out)
+
+    return with_commit(run, write, commit=commit, job=job, folder=folder)
+
+
+def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel:
+    _require_flatbuffers()
+    job, manifest = model.job, model.state.manifest
+    if job.data.extra_columns:
+        raise ConfigurationError(
+            f"Found extra columns {[one.name for one in job.data.extra_columns]} in the job '{job.name}'. Expected "
+            "none, since exported models do not read them. `podembed predict` does."
+        )
+    try:
+        exported = export_forward(job, step=manifest.step)
+    except DenseStateError as error:
+        raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
+    outputs = output_shapes(exported)
+    files.write_bytes(PROGRAM, bytes(exported.serialize()))
+    dense = model.dense(SCORED_PARTS)
+    files.write("dense.safetensors", lambda file: _write_safetensors(file, dense))
+    tables = []
+    for at, (table, config) in enumerate(zip(model.tables, job.tables, strict=True)):
+        name = f"tables/{at}.npy"
+        source = Source(
+            store=model.state.store, table=table, arrays=table.arrays[:1], information={}, batch_bytes=BATCH_BYTES
+        )
+        files.write(name, lambda file, source=source: write_npy(file, source))
+        tables.append({"name": table.name, "file": name, "num_rows": table.num_rows, "dim": config.dim})
+    document = {
+        "format": exported_model.FORMAT,
+        "format_version": exported_model.FORMAT_VERSION,
+        "job": job.name,
+        "run_id": manifest.run_id,
+        "commit": manifest.name,
+        "step": manifest.step,
+        "batch_size": job.batch_size,
+        "program": PROGRAM,
+        "platforms": list(exported.platforms),
+        "outputs": {name: list(shape) for name, shape in outputs.items()},
+        "dense_columns": [
+            {"name": one.name, "transform": one.transform, "unit": one.unit, "since": one.since}
+            for one in job.resolved_data.dense_columns
+        ],
+        "features": _features(job, files),
+        "tables": tables,
+        "versions": {name: metadata.version(name) for name in ("podembed", "jax", "jaxlib", "numpy")},
+    }
+    files.write_bytes("served_model.py", Path(exported_model.__file__ or "").read_bytes())
+    document["files"] = dict(files.written)
+    # Last, so that what has a manifest is whole.
+    files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
+    needed = [*(one["name"] for one in document["dense_columns"]), *(one["column"] for one in document["features"])]
+    return ExportedModel(
+        path=out,
+        commit=manifest.name,
+        columns=tuple(dict.fromkeys(needed)),
+        outputs=outputs,
+        size_bytes=sum(one["size_bytes"] for one in files.written.values()),
+    )
+
+
+def _require_flatbuffers() -> None:
+    """`jax.export` needs it, and JAX does not declare it."""
+    try:
+        import flatbuffers  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigurationError(
+            "Found no package flatbuffers. Expected it, since JAX writes exported programs with it. Install "
+            "podembed[export]."
+        ) from error
+
+
+def _features(job: JobConfig, files: ExportFiles) -> list[dict[str, Any]]:
+    """How each column becomes rows of a table and what the model gets of them; vocabularies are written."""
+    columns, bags = job.resolved_data.id_columns, Bags(job)
+    names: dict[str, str] = {}
+    for path in job.resolved_data.vocabularies:
+        names[path] = f"vocabularies/{len(names)}.txt"
+        files.write_bytes(names[path], read_whole(path))
+    described = []
+    for binding, (name, shape) in zip(feature_bindings(job), job.activation_shapes.items(), strict=True):
+        column, table = columns[name], job.tables[binding.table]
+        described.append(
+            {
+                "name": name,
+                "column": column.column,
+                "mode": column.mode,
+                "vocabulary_size": table.vocabulary_size,
+                "missing": column.missing,
+                "salt": column.salt,
+                "vocabulary": names[column.vocabulary] if column.vocabulary else None,
+                "num_reserved": column.num_reserved,
+                "unit": column.unit,
+                "since": column.since,
+                "invalid_ids": table.invalid_ids,
+                "table": binding.table,
+                "combiner": binding.combiner,
+                "quantization": _quantization(table),
+                "positions": bags.positions(name),
+                "is_sequence": name in job.sequences,
+                "shape": list(shape),
+            }
+        )
+    return described
+
+
+def _quantization(table: TableConfig) -> dict[str, Any] | None:
+    config = table.quantization_config
+    return config and {"num_buckets": config.num_buckets, "lower": config.lower, "upper": config.upper}
+
+
+def _write_safetensors(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """One tensor a leaf, named by its key."""
+    header, offset = {}, 0
+    for key, values in arrays.items():
+        span = [offset, offset + values.nbytes]
+        header[key] = {"dtype": _SAFETENSORS[values.dtype.name], "shape": list(values.shape), "data_offsets": span}
+        offset += values.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # Spaces at the end keep the tensors aligned, so that readers can map them.
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for values in arrays.values():
+        file.write(np.ascontiguousarray(values).tobytes())

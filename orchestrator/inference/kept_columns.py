@@ -1,0 +1,65 @@
+"""Columns of the data that go beside its scores as they are, in the order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.workers.data.config import InputData
+from podembed.workers.data.files import open_ranges
+from podembed.workers.input.index import InputIndex
+
+
+class KeptColumns:
+    """Columns of Parquet files, read row group by row group. Mutated: where the next rows begin."""
+
+    def __init__(self, data: InputData, index: InputIndex, names: Sequence[str], *, taken: Sequence[str]) -> None:
+        """Raises:
+        ConfigurationError: a column is not there, has the name of an output, or the files are not Parquet.
+        """
+        if names and not data.has_footers:
+            raise ConfigurationError(
+                f"Found --columns {' '.join(names)} for {type(data).__name__}. Expected Parquet for kept columns. "
+                "Leave the flag out: scores have the order of the rows."
+            )
+        both = sorted({*names} & {*taken})
+        if both or len(set(names)) != len(names):
+            raise ConfigurationError(
+                f"Found --columns {' '.join(names)} beside the outputs {', '.join(taken)}. Expected each name once. "
+                "Leave the repetition out."
+            )
+        self._names, self._groups = list(names), iter(index.row_groups())
+        self._rest: Any = None
+        self.schema = pa.schema([])
+        if names:
+            with open_ranges(index.files[0].path) as file:
+                found = pq.read_schema(file)
+            missing = [name for name in names if name not in found.names]
+            if missing:
+                raise ConfigurationError(
+                    f"Found no column {missing[0]!r} in {index.files[0].path}. Expected one of {found.names}. Correct "
+                    "--columns."
+                )
+            self.schema = pa.schema([found.field(name) for name in names]).remove_metadata()
+
+    def take(self, num_rows: int) -> list[pa.Array]:
+        """The next rows, one array a column."""
+        if not self._names:
+            return []
+        parts, left = [], num_rows
+        while left:
+            if self._rest is None or not self._rest.num_rows:
+                group = next(self._groups)
+                with open_ranges(group.file.path) as file:
+                    rows = pq.ParquetFile(file).read_row_group(group.group_in_file, columns=self._names)
+                self._rest = rows.select(self._names).cast(self.schema)
+            part = self._rest.slice(0, left)
+            self._rest = self._rest.slice(part.num_rows)
+            parts.append(part)
+            left -= part.num_rows
+        joined = pa.concat_tables(parts).combine_chunks()
+        return [joined.column(name).combine_chunks() for name in self._names]

@@ -1,0 +1,155 @@
+"""`predict`: the scores of a commit for all rows of some data, in the order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inference.batches import looked_up, read_batches
+from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
+from podembed.orchestrator.inference.kept_columns import KeptColumns
+from podembed.orchestrator.inspect.describe import new_file
+from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.config import InputData
+from podembed.workers.device.dense_half import DenseStateError
+from podembed.workers.inference.pooled_rows import PooledRows
+from podembed.workers.inference.portable_forward import PortableForward
+from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.input.reader import LanePlan, build_index
+from podembed.workers.job.job import JobConfig
+
+GROUP_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A file of scores.
+
+    Attributes:
+      path: of the file.
+      commit: whose scores they are.
+      num_rows: of the data, and of the file.
+      columns: of the file.
+      bad_rows: malformed rows, whose outputs are null.
+    """
+
+    path: str
+    commit: str
+    num_rows: int
+    columns: tuple[str, ...]
+    bad_rows: tuple[BadRow, ...]
+
+
+def predict(
+    run: str,
+    *,
+    data: Sequence[str],
+    out: str,
+    columns: Sequence[str] = (),
+    commit: str | None = None,
+    job: JobConfig | None = None,
+    folder: str = "",
+    force: bool = False,
+    kept_bytes: int = KEPT_BYTES,
+) -> Predicted:
+    """Writes the outputs of the model for each row of the data to a Parquet file, which appears when it is complete.
+
+    The data needs no labels. Rows stay in their order, files in sorted order. Memory is `kept_bytes`, and the rows of a
+    window of batches.
+
+    Args:
+      run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
+      data: paths or globs with the columns of the job.
+      out: the Parquet file, a local path.
+      columns: of the data, to be kept beside the outputs.
+      commit: name of the commit, or its step.
+      job: of a run that was started with a job as a value.
+      folder: where the job's module may lie if it is not installed.
+      force: replace a file that is there.
+      kept_bytes: of tables, in memory.
+
+    Raises:
+      ConfigurationError: no run, no commit, no job, no such column, or nothing can be written there.
+      InputError: the data cannot be read.
+      ChunkDamaged: the commit is damaged; nothing was written.
+    """
+
+    def write(model: CommittedModel) -> Predicted:
+        return _write(model, data=data, out=out, columns=columns, force=force, kept_bytes=kept_bytes)
+
+    return with_commit(run, write, commit=commit, job=job, folder=folder)
+
+
+def _write(
+    model: CommittedModel, *, data: Sequence[str], out: str, columns: Sequence[str], force: bool, kept_bytes: int
+) -> Predicted:
+    job, declared = model.job, _unlabelled(model.job.resolved_data, data)
+    index = build_index(declared)
+    # One lane in file order: batch after batch, the rows as they lie.
+    plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=job.batch_size, shuffle=False)
+    log = BadRowLog(declared.max_bad_rows)
+    try:
+        forward = PortableForward(job, model.dense(SCORED_PARTS), step=model.state.manifest.step)
+    except DenseStateError as error:
+        raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
+    kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
+    outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
+    schema = pa.schema([*kept.schema, *outputs])
+    rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes))
+    left = index.num_rows
+
+    def scored() -> Iterator[pa.RecordBatch]:
+        nonlocal left
+        for found in looked_up(read_batches(declared, index, plan, bad_rows=log), rows):
+            count = min(left, job.batch_size)
+            left -= count
+            values = forward.outputs(found, tuple(job.features), count)
+            is_bad = found.batch.is_padding[:count]
+            arrays = [_column(values[name], shape, is_bad) for name, shape in forward.shapes.items()]
+            yield pa.record_batch([*kept.take(count), *arrays], schema=schema)
+
+    with new_file(out, force=force) as file, pq.ParquetWriter(file, schema) as writer:
+        group: list[pa.RecordBatch] = []
+        for batch in scored():
+            group.append(batch)
+            if sum(part.num_rows for part in group) >= GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(group))
+                group = []
+        if group:
+            writer.write_table(pa.Table.from_batches(group))
+    return Predicted(
+        path=out,
+        commit=model.state.manifest.name,
+        num_rows=index.num_rows,
+        columns=tuple(schema.names),
+        bad_rows=log.take(),
+    )
+
+
+def _unlabelled(data: InputData, paths: Sequence[str]) -> InputData:
+    """Other files under the declaration of a job, of which only what a score depends on is read. Nothing is drawn
+    beside their ids.
+    """
+    features = {name: replace(source, negatives=None) for name, source in data.id_columns.items()}
+    unlabelled = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=features)
+    return replace(unlabelled, sample_weight=None, sample_id=None, order="files")
+
+
+def _kind(shape: tuple[int, ...]) -> pa.DataType:
+    """Float32, or lists of as many as the output has for a sample."""
+    return pa.list_(pa.float32(), int(np.prod(shape))) if shape else pa.float32()
+
+
+def _column(values: np.ndarray, shape: tuple[int, ...], is_bad: np.ndarray) -> pa.Array:
+    """The outputs of some rows, null for malformed ones."""
+    values = np.asarray(values, np.float32)
+    if not shape:
+        return pa.array(values, mask=is_bad)
+    flat = pa.array(values.reshape(-1))
+    mask = pa.array(is_bad)
+    return pa.FixedSizeListArray.from_arrays(flat, type=_kind(shape), mask=mask if is_bad.any() else None)

@@ -1,0 +1,330 @@
+"""Predictions and exports of trained models: an export in a process without our packages has the scores of `predict` to
+the last bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed.jobs.cli.main import main
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.inference.committed_model import open_model
+from podembed.orchestrator.inference.evaluate import evaluate
+from podembed.orchestrator.inference.export_model import export_model
+from podembed.orchestrator.inference.predict import predict
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.errors import InputError
+from podembed.workers.inference.exported_model import Model, ModelError, load
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.reference import JobReference
+from podembed.workers.model.batch import ModelBatch, WithState
+from podembed.workers.model.context import StepContext
+from tests.orchestrator.committed_tables import flip_byte
+from tests.orchestrator.inference import served_data, serving_process
+from tests.orchestrator.inference.served_data import NUM_ROWS, pooled_job, sequence_job, write_data
+from tests.run_state import committed_state
+
+# JAX writes exported programs with it.
+pytest.importorskip("flatbuffers")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(data: Path) -> tuple[JobConfig, JobConfig]:
+    return pooled_job(str(data)), sequence_job(str(data))
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    storage = tmp_path_factory.mktemp("runs")
+    paths = []
+    for name in ("pooled_job", "sequence_job"):
+        job = JobReference(function=f"{served_data.__name__}:{name}", arguments={"folder": str(data)})
+        config = RunConfig(storage_path=str(storage), name=name)
+        in_process = ScalingConfig(in_process=True, threads_per_host=1)
+        paths.append(Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit().path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def exports(runs: list[str], jobs: tuple[JobConfig, JobConfig], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folders = [tmp_path_factory.mktemp("exports") / job.name for job in jobs]
+    for run, job, folder in zip(runs, jobs, folders, strict=True):
+        export_model(run, out=str(folder), job=job)
+    return folders
+
+
+def table_of(data: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted(data.glob("part-*.parquet"))])
+
+
+def predicted(run: str, job: JobConfig, data: Path, out: Path, **options: Any) -> pa.Table:
+    predict(run, job=job, data=[str(data / "part-*.parquet")], out=str(out), **options)
+    return pq.read_table(out)
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    return np.array(column.to_pylist(), np.float32)
+
+
+def test_an_export_alone_has_the_scores_of_predict_to_the_last_bit(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], exports: list[Path], data: Path, tmp_path: Path
+) -> None:
+    columns = table_of(data).drop_columns(["click"])
+    listed = {name: columns.column(name).to_pylist() for name in columns.column_names}
+    listed["seen"] = columns.column("seen").cast(pa.int64()).to_pylist()
+    (tmp_path / "columns.json").write_text(json.dumps(listed))
+    command = [sys.executable, "-I", serving_process.__file__, str(tmp_path), *map(str, exports)]
+    subprocess.run(command, check=True, timeout=120)
+    for number, (run, job) in enumerate(zip(runs, jobs, strict=True)):
+        scores = np.load(tmp_path / f"scores-{number}.npz")
+        found = predicted(run, job, data, tmp_path / f"{number}.parquet")
+        assert sorted(found.column_names) == sorted(set(scores.files) - {"predict"})
+        for name in found.column_names:
+            assert numbers(found.column(name)).tobytes() == scores[name].astype(np.float32).tobytes(), name
+        assert len(np.unique(scores["predict"])) > NUM_ROWS / 2, "they tell samples apart"
+    np.testing.assert_array_equal(scores["predict"], scores["scores"])
+    assert sorted(found.column_names) == ["scores", "user"], "what belongs to no sample is left out"
+
+
+def test_predictions_are_those_that_evaluations_judge_up_to_rounding(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path
+) -> None:
+    found = predicted(runs[0], jobs[0], data, tmp_path / "p.parquet", columns=["click", "history"])
+    assert found.column_names == ["click", "history", "score"]
+    expected = table_of(data)
+    assert found.column("history").to_pylist() == expected.column("history").to_pylist()
+    labels, logits = found.column("click").to_numpy(), numbers(found.column("score")).astype(float)
+    loss = (np.logaddexp(0, logits) - labels * logits).mean()
+    assert evaluate(runs[0], job=jobs[0]).evaluation.loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_data_needs_no_labels_and_malformed_rows_have_no_scores(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path
+) -> None:
+    table = table_of(data).drop_columns(["click"]).slice(0, 100)
+    whole = predicted(runs[0], jobs[0], data, tmp_path / "whole.parquet").column("score").to_pylist()
+    items = table.column("item").to_pylist()
+    items[70] = 40
+    pq.write_table(
+        table.set_column(table.column_names.index("item"), "item", pa.array(items)), tmp_path / "part-9.parquet"
+    )
+    with pytest.raises(InputError, match=r"Found id 40 in .*row 70, column 'item'"):
+        predicted(runs[0], jobs[0], tmp_path, tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+    tolerant = replace(jobs[0], data=replace(jobs[0].data, max_bad_rows=1))
+    found = predicted(runs[0], tolerant, tmp_path, tmp_path / "out.parquet").column("score").to_pylist()
+    assert found[70] is None
+    assert found[:70] == pytest.approx(whole[:70], rel=1e-5)
+    assert found[71:] == pytest.approx(whole[71:100], rel=1e-5)
+
+
+def test_what_predict_refuses(runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    with pytest.raises(ConfigurationError, match=r"Found no column 'nothing' in .*Expected one of .*'price'"):
+        predicted(runs[0], jobs[0], data, out, columns=["nothing"])
+    with pytest.raises(ConfigurationError, match=r"--columns item item beside the outputs score.*each name once"):
+        predicted(runs[0], jobs[0], data, out, columns=["item", "item"])
+    narrow = tmp_path / "narrow"
+    narrow.mkdir()
+    pq.write_table(table_of(data).drop_columns(["word"]), narrow / "part-0.parquet")
+    with pytest.raises(InputError, match=r"Found no column named 'word' in .*part-0.parquet"):
+        predicted(runs[0], jobs[0], narrow, out)
+    assert not out.exists()
+    out.write_text("mine")
+    with pytest.raises(ConfigurationError, match="Found a file at .*--force"):
+        predicted(runs[0], jobs[0], data, out)
+    assert len(predicted(runs[0], jobs[0], data, out, force=True)) == NUM_ROWS
+
+
+class WithVisits:
+    """A model whose scores have a column of the data on top."""
+
+    def __init__(self, inner: Any) -> None:
+        self.init, self._inner = inner.init, inner
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> WithState:
+        made = self._inner.apply(params, batch, context)
+        return WithState(made.value | {"scores": made.value["scores"] + batch.columns["visits"]}, made.state)
+
+
+def test_extra_columns_reach_predictions(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path
+) -> None:
+    job = replace(jobs[1], model=WithVisits(jobs[1].model), data=replace(jobs[1].data, extra=("visits",)))
+    found = predicted(runs[1], job, data, tmp_path / "more.parquet", columns=["visits"])
+    plain = predicted(runs[1], jobs[1], data, tmp_path / "plain.parquet")
+    more = numbers(found.column("scores")) - numbers(plain.column("scores"))
+    np.testing.assert_allclose(more, numbers(found.column("visits")), atol=1e-3)
+    with pytest.raises(ConfigurationError, match=r"Found extra columns \['visits'\].*exported models do not read them"):
+        export_model(runs[1], out=str(tmp_path / "out"), job=job)
+
+
+@pytest.fixture(scope="module")
+def model(exports: list[Path]) -> Model:
+    return load(str(exports[0]))
+
+
+ROW = {
+    "price": 1.5,
+    "visits": 3,
+    "seen": np.datetime64("2024-05-01T12:00"),
+    "user": "tool",
+    "word": "w3",
+    "item": 7,
+    "wild": 5,
+    "history": [1, 2],
+    "tags": ["x"],
+}
+
+
+def columns_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {name: [row[name] for row in rows] for name in ROW}
+    return made | {"seen": np.array(made["seen"])}
+
+
+def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
+    rows = [ROW, ROW | {"user": None, "price": None, "history": None}, ROW | {"tags": [], "word": ""}] * 30
+    together = model.predict(columns_of(*rows))
+    assert together.shape == (90,)
+    alone = np.concatenate([model.predict(columns_of(row)) for row in rows[:3]])
+    np.testing.assert_allclose(alone, together[:3], rtol=1e-5)
+    assert len(np.unique(together[:3])) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"item": 40}, r"Found id 40 in column 'item'. Expected 0 to 39"),
+        ({"item": "seven"}, r"Found text 'seven' in column 'item'. Expected integers"),
+        ({"user": 0.5}, r"Found float64 in column 'user'. Expected integers, text"),
+        ({"price": float("nan")}, r"Found nan in column 'price'. Expected finite numbers"),
+        ({"price": "much"}, r"in column 'price'. Expected numbers"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(model: Model, changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        model.predict(columns_of(ROW | changed))
+
+
+def test_columns_that_are_missing_are_named(model: Model) -> None:
+    columns = columns_of(ROW)
+    with pytest.raises(ModelError, match=r"without \['word'\]. Expected \['price', .*'wild'\]"):
+        model.predict({name: values for name, values in columns.items() if name != "word"})
+    with pytest.raises(ModelError, match=r"'item': 2.*Expected one length"):
+        model.predict(columns | {"item": [1, 2]})
+
+
+def test_an_export_has_tables_and_parameters_for_other_readers(
+    runs: list[str], exports: list[Path], tmp_path: Path
+) -> None:
+    manifest = json.loads((exports[1] / "manifest.json").read_text())
+    state = committed_state(runs[1])
+    for table in manifest["tables"]:
+        np.testing.assert_array_equal(np.load(exports[1] / table["file"]), state[f"{table['name']}/rows"])
+    assert sorted(manifest["files"]) == sorted(
+        path.relative_to(exports[1]).as_posix()
+        for path in exports[1].rglob("*")
+        if path.is_file() and path.name != "manifest.json" and path.parent.name != "__pycache__"
+    )
+    assert manifest["platforms"] == ["cpu", "cuda", "tpu"]
+    dense = {key: values for key, values in state.items() if key.startswith(("dense/params/", "dense/state/"))}
+    assert any(key.startswith("dense/state/batch_stats") for key in dense)
+    read = _module(exports[1])._safetensors(str(exports[1]), "dense.safetensors")
+    assert {f"dense/{key}" for key in read} == set(dense)
+    for key, values in read.items():
+        np.testing.assert_array_equal(values, dense[f"dense/{key}"])
+
+
+def _module(export: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("exported", export / "served_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(exports[1], tmp_path / "copy")
+    flip_byte(copy / "tables/0.npy", 200)
+    load(str(copy))
+    with pytest.raises(ModelError, match=r"Found other bytes in .*0.npy"):
+        load(str(copy), reads_tables=True)
+    flip_byte(copy / "forward.jax", 200)
+    with pytest.raises(ModelError, match=r"Found other bytes in .*forward.jax"):
+        load(str(copy))
+    (copy / "dense.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"Found (no file|other bytes) (at|in)"):
+        load(str(copy))
+    (copy / "manifest.json").write_text('{"format": "podembed-model", "format_version": 2}')
+    with pytest.raises(ModelError, match=r"podembed-model 2 in .*Expected podembed-model 1"):
+        load(str(copy))
+    with pytest.raises(ModelError, match="Found no manifest.json"):
+        load(str(tmp_path))
+
+
+def test_an_export_is_there_when_it_is_complete(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], exports: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="Found something at"):
+        export_model(runs[1], out=str(exports[1]), job=jobs[1])
+    spoilt = Path(shutil.copytree(runs[1], tmp_path / "run"))
+    for file in (spoilt / "data").rglob("rows/c/**/*"):
+        if file.is_file():
+            flip_byte(file, 10)
+    with pytest.raises(Exception, match="table 'items'"):
+        export_model(str(spoilt), out=str(tmp_path / "out"), job=jobs[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    written = export_model(runs[1], out="memory://exports/one", job=jobs[1])
+    memory = fsspec.filesystem("memory")
+    assert memory.cat_file("/exports/one/dense.safetensors") == (exports[1] / "dense.safetensors").read_bytes()
+    assert written.outputs == {"scores": (), "user": (4,)}
+    with pytest.raises(ConfigurationError, match="Found something at memory://"):
+        export_model(runs[1], out="memory://exports/one", job=jobs[1])
+    memory.rm("/exports", recursive=True)
+
+
+def test_the_commands_find_the_job_by_the_run(
+    runs: list[str], exports: list[Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def podembed(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, printed.out, printed.err
+
+    commit = open_model(runs[0]).state.manifest.name
+    code, out, _ = podembed("evaluate", runs[0], "--commit", "5")
+    figures = evaluate(runs[0]).evaluation
+    assert (code, f"{commit} (step 5) on 300 samples" in out, f"auc       {figures.auc:.8f}" in out) == (0, True, True)
+    files, kept = str(data / "part-*.parquet"), ("--columns", "item", "click")
+    code, out, _ = podembed("predict", runs[1], "--data", files, "--out", str(tmp_path / "p.parquet"), *kept)
+    assert (code, "300 rows of item, click, scores, user" in out) == (0, True)
+    code, out, _ = podembed("export-model", runs[1], "--out", str(tmp_path / "model"))
+    assert (code, "outputs  scores [n], user [n, 4]" in out) == (0, True)
+    for file in ("dense.safetensors", "tables/0.npy", "served_model.py"):
+        assert (tmp_path / "model" / file).read_bytes() == (exports[1] / file).read_bytes()
+    code, _, err = podembed("evaluate", runs[0], "--memory-gib", "0")
+    assert (code, "Found --memory-gib 0. Expected more than 0" in err) == (87, True)

@@ -1,0 +1,155 @@
+"""The forward pass of a job as a program of JAX that runs anywhere: with any number of samples, and without this
+package.
+
+It is not the program of training. Kernels of ours are replaced by plain JAX, so that scores may differ in the last
+bits. `podembed predict` and exported models run this one, with the same number of samples, and agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from podembed.embedding.features.activations import Activations
+from podembed.workers.data.extra_columns import batch_shapes
+from podembed.workers.device.dense_half import DenseStateError, initial, model_spec, outputs_of, scores_of
+from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced
+from podembed.workers.inference.pooled_rows import LookedUp
+from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.job.job import JobConfig
+from podembed.workers.model.context import StepContext
+from podembed.workers.model.portable import portable
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+SCORE = "score"
+
+Arrays = dict[str, Any]
+
+
+def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
+    """The program `(dense, inputs) -> outputs`, of dictionaries of arrays.
+
+    `dense` has the leaves of parameters and state by their keys, as commits have them. `inputs` has `dense` `[n,
+    num_dense]`, `activations/<feature>` and, of sequences, `lengths/<feature>`. Extra columns are `columns/<name>`, as
+    batches of the job have them. `outputs` has `score` `[n]`. Of a model
+    that returns a mapping it has all arrays of samples, with the names that the model gives them.
+
+    Args:
+      step: of the commit.
+
+    Raises:
+      DenseStateError: the model returns no scores, or depends on the number of samples.
+    """
+    params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
+    shapes = {"params": params, "state": state}
+    spec = model_spec(job)
+
+    def forward(dense: Arrays, inputs: Arrays) -> Arrays:
+        num_samples = inputs["dense"].shape[0]
+        values = replaced(shapes, dense, parts=SCORED_PARTS)
+        activations = {name: inputs[f"activations/{name}"] for name in spec.activation_shapes}
+        lists = {name: inputs[f"columns/{one.length_key}"] for name, one in job.data.list_columns.items()}
+        batch = replace(
+            # With labels, as a model may expect them; they are zeros.
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_samples, *leaf.shape[1:])), spec.example(1)),
+            dense=inputs["dense"],
+            activations=Activations(activations),
+            lengths=lists | {name: inputs[f"lengths/{name}"] for name in spec.sequences},
+            columns={one.name: inputs[f"columns/{one.name}"] for one in job.data.extra_columns},
+        )
+        context = replace(
+            StepContext.alone(1, training=False, seed=job.seed, state=values["state"]),
+            step=np.uint32(step),
+            # An ordinary key: nothing is drawn where nothing is trained.
+            key=jax.random.key(job.seed),
+            positions=jnp.arange(num_samples, dtype=jnp.int32),
+            batch_size=num_samples,
+            weights=batch.weights,
+            params=values["params"],
+        )
+        outputs, _ = outputs_of(job, values["params"], batch, context)
+        if not (isinstance(outputs, Mapping) and isinstance(outputs.get("scores"), Mapping)):
+            # Scores of several tasks are a mapping themselves.
+            scores_of(job, outputs, num_samples)
+        return _named(outputs, num_samples)
+
+    (n,) = jax.export.symbolic_shape("n")
+    inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, spec.num_dense), jnp.float32)}
+    for name, shape in spec.activation_shapes.items():
+        inputs[f"activations/{name}"] = jax.ShapeDtypeStruct((n, *shape), jnp.float32)
+    for name in spec.sequences:
+        inputs[f"lengths/{name}"] = jax.ShapeDtypeStruct((n,), jnp.int32)
+    for name, column in batch_shapes(job.data.extra_columns).items():
+        inputs[f"columns/{name}"] = jax.ShapeDtypeStruct((n, *column.inner), column.dtype)
+    leaves = {key: jax.eval_shape(numbers_of, leaf) for key, leaf in by_key(shapes).items()}
+    with portable():
+        try:
+            return jax.export.export(jax.jit(forward), platforms=PLATFORMS)(leaves, inputs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            if isinstance(error, DenseStateError):
+                raise
+            text = str(error).split("\n", 1)[0]
+            raise DenseStateError(
+                f"Found a model that cannot be exported ({text}). Expected functions of JAX for any number of samples. "
+                "Take sizes from shapes, and call no kernel of one platform alone."
+            ) from error
+
+
+def _named(outputs: Any, num_samples: Any) -> Arrays:
+    """Those outputs that belong to samples, by their names."""
+    if not isinstance(outputs, Mapping):
+        return {SCORE: outputs}
+    leaves = jax.tree_util.tree_leaves_with_path(dict(outputs))
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {name: leaf for name, leaf in named.items() if jnp.ndim(leaf) and leaf.shape[0] == num_samples}
+
+
+def output_shapes(exported: jax.export.Exported) -> dict[str, tuple[int, ...]]:
+    """By output, its shape behind the axis of the samples."""
+    outputs = jax.tree_util.tree_unflatten(exported.out_tree, exported.out_avals)
+    return {name: tuple(int(axis) for axis in aval.shape[1:]) for name, aval in outputs.items()}
+
+
+def padded_size(num_samples: int, batch_size: int) -> int:
+    """With how many samples the program is called for so many, at most `batch_size`: the next power of two. So few
+    programs are compiled, and the last bit of a score does not depend on what else is compiled.
+    """
+    return min(batch_size, 1 << max(0, num_samples - 1).bit_length())
+
+
+class PortableForward:
+    """The program with the dense arrays of a commit, compiled once for each number of samples."""
+
+    def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, step: int) -> None:
+        """Raises:
+        DenseStateError: as `export_forward`, or the arrays are not those of the job.
+        """
+        self.exported = export_forward(job, step=step)
+        self._batch_size = job.batch_size
+        self._dense = {key: jnp.asarray(values) for key, values in dense.items()}
+        self._program = jax.jit(self.exported.call)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By output, its shape behind the axis of the samples."""
+        return output_shapes(self.exported)
+
+    def outputs(self, found: LookedUp, names: tuple[str, ...], num_samples: int) -> dict[str, np.ndarray]:
+        """By name `[num_samples, ...]`, for the first samples of a batch.
+
+        Args:
+          names: of the features, in the job's order.
+        """
+        size = padded_size(num_samples, self._batch_size)
+        arrays: Arrays = {"dense": found.batch.dense}
+        arrays |= {f"activations/{name}": block for name, block in zip(names, found.activations, strict=True)}
+        arrays |= {f"lengths/{name}": lengths.astype(np.int32) for name, lengths in found.lengths.items()}
+        arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items()}
+        cut = {name: jnp.asarray(values[:size]) for name, values in arrays.items()}
+        return {name: np.asarray(values)[:num_samples] for name, values in self._program(self._dense, cut).items()}
