@@ -58,7 +58,14 @@ class Mirrored(Alone):
         self._host, self._num_hosts = host, num_hosts
 
     def ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         host, count = self._host, self._num_hosts
         return Asked(
@@ -68,6 +75,7 @@ class Mirrored(Alone):
             are_usual=[True] * count,
             weight_sum=weight * count,
             prefetched=Prefetched.NONE,
+            levels=tuple(levels),
         )
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from podembed.workers.model.equinox_model import EquinoxModel
     from podembed.workers.model.flax_models import FlaxModel, NnxModel
     from podembed.workers.model.haiku_model import HaikuModel
+    from podembed.workers.model.jagged import Jagged
     from podembed.workers.model.losses import bpr, in_batch_softmax, pointwise, sampled_softmax
     from podembed.workers.storage.errors import StorageError
 
@@ -88,6 +89,7 @@ _WHERE = {
     "IdColumn": "workers.data.columns",
     "InputError": "workers.data.errors",
     "IntegerColumn": "workers.data.extra_columns",
+    "Jagged": "workers.model.jagged",
     "JobConfig": "workers.job.job",
     "JobError": "workers.job.errors",
     "JobFailed": "orchestrator.api.errors",
@@ -170,6 +172,7 @@ __all__ = [
     "IdColumn",
     "InputError",
     "IntegerColumn",
+    "Jagged",
     "JobConfig",
     "JobError",
     "JobFailed",

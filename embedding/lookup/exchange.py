@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Protocol
@@ -35,6 +35,7 @@ class Asked:
       frames, are_usual: per host, for `PooledLookup.accept`.
       weight_sum: weight of the global batch.
       prefetched: what any host could prefetch in the step before; the same on all hosts.
+      levels: the least of all hosts, number by number.
     """
 
     wanted: list[np.ndarray]
@@ -43,6 +44,7 @@ class Asked:
     are_usual: list[bool]
     weight_sum: float
     prefetched: Prefetched
+    levels: tuple[int, ...] = ()
 
 
 class Exchange(Protocol):
@@ -51,10 +53,20 @@ class Exchange(Protocol):
     """
 
     def ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         """Sends each owner what is asked of it, with the weight of this host's samples and what it could prefetch in
         the step before.
+
+        Args:
+          levels: numbers of at least 0, of which all hosts use the least; as many on every host.
         """
         ...
 
@@ -105,7 +117,14 @@ class Alone:
     """The exchange of a single host: it has no other host to talk to."""
 
     def ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         return Asked(
             wanted=list(prepared.asked),
@@ -114,6 +133,7 @@ class Alone:
             are_usual=[request.is_usual],
             weight_sum=weight,
             prefetched=prefetched,
+            levels=tuple(levels),
         )
 
     def prefetch_rows(self, prepared: Prepared, number: int) -> Splits:

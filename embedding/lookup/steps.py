@@ -48,6 +48,7 @@ class LookupStep:
       number: of its exchanges; the same on all hosts.
       weight_sum: weight of the global batch.
       tries_prefetch: what any host would prefetch; the same on all hosts.
+      levels: that all hosts agreed on.
       is_grouped: whether the owners know where its gradients will lie.
       prefetched_rows, prefetched_pooled: by host, what that host sent ahead of the update of the step before.
     """
@@ -57,6 +58,7 @@ class LookupStep:
     number: int = 0
     weight_sum: float = 0.0
     tries_prefetch: Prefetched = Prefetched.NONE
+    levels: tuple[int, ...] = ()
     is_grouped: bool = False
     prefetched_rows: Splits = field(default_factory=dict)
     prefetched_pooled: Splits = field(default_factory=dict)
@@ -124,6 +126,7 @@ class LookupSteps:
         weight: float = 0.0,
         gradients: Blocks | None = None,
         wants_prefetch: bool = True,
+        levels: Sequence[int] = (),
     ) -> None:
         """Tells the owners which rows are wanted, and takes what the others want.
 
@@ -132,14 +135,18 @@ class LookupSteps:
           gradients: where those of this host's activations will lie, if that is known already; then owners prepare
             their update now.
           wants_prefetch: whether this host wants a `prefetch` of this step, if anything can be prefetched.
+          levels: as `Exchange.ids`.
         """
         prefetched = self._prefetched if wants_prefetch else Prefetched.NONE
         with self._phase(LookupPhase.ID_EXCHANGE):
-            asked = self._exchange.ids(number, step.prepared, step.request, weight=weight, prefetched=prefetched)
+            asked = self._exchange.ids(
+                number, step.prepared, step.request, weight=weight, prefetched=prefetched, levels=levels
+            )
             self._sharded.accept(step.prepared, asked.wanted, asked.wanted_counts)
             self._pooled.accept(step.request, asked.frames, asked.are_usual)
             self._rows_asked += self._sharded.rows_by_table(asked.wanted_counts)
         step.number, step.weight_sum, step.tries_prefetch = number, asked.weight_sum, asked.prefetched
+        step.levels = asked.levels
         if gradients is not None:
             self._group(step, gradients)
 

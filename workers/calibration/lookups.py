@@ -109,7 +109,14 @@ class _Others(Alone):
         self._host, self._num_hosts, self._asked = host, num_hosts, asked
 
     def ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         own = self._host
         others = [self._asked[(number + host) % len(self._asked)] for host in range(self._num_hosts)]
@@ -120,6 +127,7 @@ class _Others(Alone):
             are_usual=[True] * self._num_hosts,
             weight_sum=weight * self._num_hosts,
             prefetched=Prefetched.ROWS | Prefetched.POOLED,
+            levels=tuple(levels),
         )
 
 

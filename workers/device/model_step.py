@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh as DeviceMesh
@@ -31,13 +31,13 @@ from podembed.workers.device.programs import (
     Inputs,
     own_parts,
     reads_in_place,
-    scores_of_batch,
     to_host,
-    training_step,
 )
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
+from podembed.workers.device.step_programs import StepPrograms
 from podembed.workers.faults.inject import FaultPoints, spoil
 from podembed.workers.job.job import DENSE_PARTS, JobConfig
+from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.model.context import Shares
 from podembed.workers.model.contract import has_short_form
@@ -54,11 +54,14 @@ class DeviceWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A batch in the shared memory: what goes in, and where gradients (shaped as the activations) or scores go out."""
+    """A batch in the shared memory: what goes in, and where gradients (shaped as the activations) or scores go out.
+    `levels` say how much room its sequences have.
+    """
 
     inputs: Inputs
     gradients: tuple[np.ndarray, ...]
     scores: np.ndarray
+    levels: Levels = NO_LEVELS
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class DeviceWorker:
       shares: rows of every host that are samples; left out, all of them.
       faults: injected ones.
       crew: copies results to the host.
+      compiling: entered while a step is compiled that was not at the start.
       build_s: seconds of the parts of `build`.
     """
 
@@ -80,16 +84,16 @@ class DeviceWorker:
     optimizer_state: Any = None
     state: Any = None
     shares: tuple[int, ...] = ()
-    _train: Callable[..., Any] = field(init=False)
-    _forward: Callable[..., Any] = field(init=False)
+    _programs: StepPrograms = field(init=False)
     _sharding: NamedSharding = field(init=False)
     _replicated: NamedSharding = field(init=False)
     _devices: tuple[Any, ...] = field(init=False)
     _optimizer: optax.GradientTransformation = field(init=False)
     faults: FaultPoints | None = None
     crew: Crew = ONE_THREAD
+    compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     build_s: dict[str, float] = field(default_factory=dict)
-    _inputs_in_place: dict[int, Inputs] = field(default_factory=dict)
+    _inputs_in_place: dict[tuple[int, Levels], Inputs] = field(default_factory=dict)
     _knows_step: bool = True
     _step: tuple[int, jax.Array] | None = None
 
@@ -138,64 +142,33 @@ class DeviceWorker:
         self.params, self.optimizer_state, self.state = first
         by_key(self._dense_state)
         laps.end("first values")
-        compile_s = self._compile(mesh, laps, is_rehearsal=is_rehearsal)
+        self._programs = StepPrograms(
+            self.job,
+            self._optimizer,
+            mesh=mesh,
+            shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count()),
+            values=first,
+            compiling=self.compiling,
+        )
+        compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
         return compile_s
 
     def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
 
-    def _compile(self, mesh: DeviceMesh, laps: Laps, *, is_rehearsal: bool) -> float:
-        """Traces both steps, which checks what model and loss return, and compiles them."""
+    def _compile(self, laps: Laps, *, is_rehearsal: bool) -> float:
+        """Traces both steps, which checks what model and loss return, and compiles them if all steps use the same."""
         started = time.perf_counter()
-        rows = self.num_samples * jax.process_count()
-        shares = Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count())
-
-        def rows_of(*shape: int, dtype: Any = jnp.float32) -> Any:
-            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._sharding)
-
-        inputs = Inputs(
-            dense=rows_of(len(self.job.data.dense)),
-            activations=tuple(rows_of(*shape) for shape in self.job.activation_shapes.values()),
-            labels=rows_of(),
-            weights=rows_of(),
-            lengths={name: rows_of(dtype=jnp.int32) for name in self.job.sequences},
-            columns={
-                name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype))
-                for name, shape in self.job.data.column_shapes.items()
-            },
-        )
-        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        step = jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
-        specs: dict[str, Any] = {"mesh": mesh, "check_vma": False}
-        train = jax.jit(
-            jax.shard_map(
-                partial(training_step, self.job, self._optimizer, shares),
-                in_specs=(P(), P(), P(), P(AXIS), P(), P()),
-                out_specs=(P(), P(), P(), P(AXIS), P()),
-                **specs,
-            ),
-            donate_argnums=(0, 1, 2),
-        )
-        forward = jax.jit(
-            jax.shard_map(
-                partial(scores_of_batch, self.job, shares),
-                in_specs=(P(), P(), P(AXIS), P()),
-                out_specs=P(AXIS),
-                **specs,
-            )
-        )
         try:
-            # First, since what it refuses is said of the scores.
-            forward_step = forward.lower(self.params, self.state, inputs, step)
-            train_step = train.lower(self.params, self.optimizer_state, self.state, inputs, step, scale)
+            lowered = self._programs.lower(NO_LEVELS)
         except Exception as error:
             num_local = self.num_samples // len(self._devices)
             error.add_note(f"model.apply got {_shapes_text(self.job, num_samples=num_local)}.")
             raise
         laps.end("trace")
-        if not is_rehearsal:
-            self._train, self._forward = train_step.compile(), forward_step.compile()
+        if self._programs.is_single and not is_rehearsal:
+            self._programs.compile(NO_LEVELS, lowered)
             laps.end("compile")
         return time.perf_counter() - started
 
@@ -215,7 +188,7 @@ class DeviceWorker:
             started = time.perf_counter()
             if self.faults is not None:
                 spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
-            share = self._share_of(end, record.buffer)
+            share = self._share_of(end, record.buffer, record.levels)
             if record.kind is RecordKind.TRAIN:
                 losses.append(self.train(share, step=record.step, weight_sum=record.weight_sum))
             else:
@@ -226,20 +199,31 @@ class DeviceWorker:
             seconds += time.perf_counter() - started
             end.send(Record(kind=RecordKind.DONE, step=record.step, buffer=record.buffer))
 
-    def _share_of(self, end: ChannelEnd, buffer: int) -> _Share:
-        arrays, layout = end.buffers[buffer], end.layout.activations
+    def _share_of(self, end: ChannelEnd, buffer: int, levels: Levels) -> _Share:
+        arrays = end.buffers[buffer]
         inputs = None
         if reads_in_place():
             # The arrays are the shared memory itself: built once, they show each batch in turn.
-            inputs = self._inputs_in_place.get(buffer)
+            inputs = self._inputs_in_place.get((buffer, levels))
         if inputs is None:
-            blocks = tuple(self._to_device(tensor) for tensor in layout.tensors(arrays["activations"]))
+            tensors = self._tensors(end, arrays["activations"], levels)
+            blocks = tuple(self._to_device(tensor) for tensor in tensors)
             parts = {name: self._to_device(arrays[name]) for name in ("dense", "labels", "weights")}
             named = {"lengths": end.layout.lengths_in(arrays), "columns": end.layout.columns_in(arrays)}
             inputs = Inputs(**parts, activations=blocks, **jax.tree.map(self._to_device, named))
         if reads_in_place():
-            self._inputs_in_place[buffer] = inputs
-        return _Share(inputs, layout.tensors(arrays["gradients"]), arrays["scores"])
+            self._inputs_in_place[buffer, levels] = inputs
+        return _Share(inputs, self._tensors(end, arrays["gradients"], levels), arrays["scores"], levels)
+
+    def _tensors(self, end: ChannelEnd, memory: np.ndarray, levels: Levels) -> tuple[np.ndarray, ...]:
+        """By feature `[n, *inner, width]`; of a sequence the rows that the step has room for."""
+        layout, rooms = end.layout.activations, self._programs.rooms
+        return tuple(
+            block[: len(self._devices) * rooms.vectors(name, levels)] if name in rooms.sequences else tensor
+            for name, block, tensor in zip(
+                self.job.features, layout.blocks(memory), layout.tensors(memory), strict=True
+            )
+        )
 
     def train(self, share: _Share, *, weight_sum: float, step: int = 0) -> jax.Array:
         """One step on this host's share. Writes its gradients, changes parameters and optimizer state.
@@ -252,7 +236,7 @@ class DeviceWorker:
           The global mean loss, still being computed.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
-        self.params, self.optimizer_state, self.state, gradients, loss = self._train(
+        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.at(share.levels).train(
             self.params,
             self.optimizer_state,
             self.state,
@@ -267,7 +251,7 @@ class DeviceWorker:
 
     def evaluate(self, share: _Share, *, step: int = 0) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        scores = self._forward(self.params, self.state, share.inputs, self._number(step))
+        scores = self._programs.at(share.levels).forward(self.params, self.state, share.inputs, self._number(step))
         to_host(own_parts(scores), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:

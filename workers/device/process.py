@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -153,14 +154,21 @@ class DeviceProcess:
             laps.end("gang")
         self._crew = ThreadCrew(spec.threads)
         self._worker = DeviceWorker(
-            job=job, num_samples=spec.num_samples, shares=spec.shares, faults=faults, crew=self._crew
+            job=job,
+            num_samples=spec.num_samples,
+            shares=spec.shares,
+            faults=faults,
+            crew=self._crew,
+            compiling=self._compiling,
         )
-        with self._tracker.phase(Phase.COMPILE), every_member_writes(spec.compile_cache):
+        with self._compiling():
             compile_s = self._worker.build(is_restored_later=spec.is_restored_later)
         if not spec.is_restored_later:
             self._note_never_finite()
-        self._tracker.point("start.ready")
         import jax
+
+        self._end.say_num_devices(jax.local_device_count())
+        self._tracker.point("start.ready")
 
         device = jax.local_devices()[0]
         return DeviceReady(
@@ -171,6 +179,11 @@ class DeviceProcess:
             start_s=laps.seconds | self._worker.build_s,
             kind=device.device_kind,
         )
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with self._tracker.phase(Phase.COMPILE), every_member_writes(self._spec.compile_cache):
+            yield
 
     def restore(self, files: Sequence[DenseFile] | None) -> None:
         """Loads a commit's dense arrays; None keeps the first values.

@@ -20,6 +20,7 @@ from podembed.workers.device.dense_half import losses_of, outputs_of, scores_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import Shares, StepContext
+from podembed.workers.model.jagged import Jagged
 from podembed.workers.model.sample_keys import with_positions
 
 AXIS = "data"
@@ -34,7 +35,7 @@ class Inputs:
 
     Attributes:
       dense: float32 `[n, num_dense]`.
-      activations: one `[n, *inner, width]` a feature.
+      activations: one `[n, *inner, width]` a feature; of a sequence `[capacity, width]`, as `Jagged` has them.
       labels, weights: float32 `[n]`.
       lengths: by sequence feature, int32 `[n]`.
       columns: by name, `[n, ...]`; among them all labels but the first. A label that is missing is NaN.
@@ -56,13 +57,14 @@ def reads_in_place() -> bool:
 def scores_of_batch(
     job: JobConfig,
     shares: Shares,
+    longest: Mapping[str, int],
     params: Any,
     state: Any,
     inputs: Inputs,
     step: jax.Array,
 ) -> jax.Array:
     """One device's part of an evaluation: a score for each of its samples, or for each of their candidates."""
-    batch = _batch(job, inputs)
+    batch = _batch(job, inputs, longest)
     context = _context(job, shares, params, state, batch.weights, step, training=False)
     outputs, _ = outputs_of(job, params, batch, context)
     return scores_of(job, outputs, batch.weights.shape[0])
@@ -72,6 +74,7 @@ def training_step(
     job: JobConfig,
     optimizer: optax.GradientTransformation,
     shares: Shares,
+    longest: Mapping[str, int],
     params: Any,
     optimizer_state: Any,
     state: Any,
@@ -81,11 +84,14 @@ def training_step(
 ) -> tuple[Any, Any, Any, Blocks, jax.Array]:
     """One device's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back
     without it.
+
+    Args:
+      longest: by sequence feature, at least the longest sample of all hosts.
     """
     num_devices = jax.lax.axis_size(AXIS)
 
     def weighted_loss(params: Any, activations: Blocks) -> tuple[jax.Array, Any]:
-        batch = _batch(job, replace(inputs, activations=activations))
+        batch = _batch(job, replace(inputs, activations=activations), longest)
         context = _context(job, shares, params, state, inputs.weights, step, training=True)
         outputs, after = outputs_of(job, params, batch, context)
         losses = losses_of(job, outputs, batch, context)
@@ -108,7 +114,7 @@ def training_step(
     return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
 
 
-def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
+def _batch(job: JobConfig, inputs: Inputs, longest: Mapping[str, int]) -> ModelBatch:
     """The batch as a model sees it."""
     lists = {name: inputs.columns[column.length_key] for name, column in job.data.list_columns.items()}
     labels, masks = {}, {}
@@ -119,9 +125,14 @@ def _batch(job: JobConfig, inputs: Inputs) -> ModelBatch:
             masks[label.name] &= ~jnp.isnan(values)
             values = jnp.nan_to_num(values)
         labels[label.name] = values
+    named = dict(zip(job.widths, inputs.activations, strict=True))
+    sequences = {name: Jagged.of(named[name], inputs.lengths[name], longest=length) for name, length in longest.items()}
+    # The compiler leaves out what a model does not read.
+    padded = {name: sequence.padded(job.sequences[name]) for name, sequence in sequences.items()}
     return ModelBatch(
         dense=inputs.dense,
-        activations=Activations(zip(job.widths, inputs.activations, strict=True)),
+        activations=Activations(named | padded),
+        sequences=sequences,
         labels=labels,
         weights=inputs.weights,
         label_masks=masks,

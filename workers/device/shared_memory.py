@@ -2,7 +2,7 @@
 
 The host process creates anonymous memory and serves it behind a door (`workers.device.doorway`). The device process of
 the same host comes in and receives the memory's file descriptor. Large arrays stay in that memory; the socket carries
-40-byte records that say what is ready. Neither the memory nor the socket has a name in a file system, so nothing is
+56-byte records that say what is ready. Neither the memory nor the socket has a name in a file system, so nothing is
 left behind when both processes are killed. Each sees the death of the other at once, as end of file.
 """
 
@@ -25,8 +25,8 @@ from podembed.embedding.features.column_shape import ColumnShape
 from podembed.embedding.lookup.activation_layout import BLOCK_ALIGNMENT_BYTES, ActivationLayout
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 
-_RECORD = struct.Struct("<qqqdd")
-_LENGTHS, _COLUMN = "lengths/", "column/"
+_RECORD = struct.Struct("<qqqddqq")
+_LENGTHS, _NUM_DEVICES, _COLUMN = "lengths/", "num_devices/", "column/"
 
 
 class RecordKind(IntEnum):
@@ -41,7 +41,7 @@ class RecordKind(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One announcement. `weight_sum` is the global batch's weight on the way to the device; `loss` is the global loss
-    on the way to the host.
+    on the way to the host. `levels` say how much room the sequences of the step have (`workers.job.sequence_rooms`).
     """
 
     kind: RecordKind
@@ -49,6 +49,7 @@ class Record:
     buffer: int = 0
     weight_sum: float = 0.0
     loss: float = 0.0
+    levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,12 @@ class ChannelLayout:
         return self.activations.num_samples
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Arrays of one buffer: lengths are int32, named columns of 4-byte numbers, all others float32."""
+        """Arrays of one buffer, all of 4-byte numbers: lengths and the number of devices are int32, named columns as
+        they say, all others float32.
+        """
         n = self.num_samples
-        named = {f"{_LENGTHS}{name}": (n,) for name in self.sequences}
+        named: dict[str, tuple[int, ...]] = {_NUM_DEVICES: (1,)} if self.sequences else {}
+        named |= {f"{_LENGTHS}{name}": (n,) for name in self.sequences}
         named |= {f"{_COLUMN}{name}": (n, *shape.inner) for name, shape in self.columns.items()}
         return named | {
             "dense": (n, self.num_dense),
@@ -107,7 +111,7 @@ class ChannelLayout:
     def views(self, memory: mmap.mmap) -> tuple[Mapping[str, np.ndarray], ...]:
         """The arrays of every buffer as views of `memory`."""
         buffers, offset = [], 0
-        dtypes = {f"{_LENGTHS}{name}": "int32" for name in self.sequences}
+        dtypes = {_NUM_DEVICES: "int32"} | {f"{_LENGTHS}{name}": "int32" for name in self.sequences}
         dtypes |= {f"{_COLUMN}{name}": shape.dtype for name, shape in self.columns.items()}
         for _ in range(self.num_buffers):
             arrays = {}
@@ -147,13 +151,25 @@ class ChannelEnd:
     _pending: bytes = field(default=b"")
     is_waiting: bool = False
 
+    @property
+    def num_devices(self) -> int:
+        """Of the device process, which says it in the memory of a job with sequences."""
+        return max(1, int(self.buffers[0][_NUM_DEVICES][0]))
+
+    def say_num_devices(self, count: int) -> None:
+        """Tells the host over how many devices its samples are spread."""
+        for arrays in self.buffers:
+            if _NUM_DEVICES in arrays:
+                arrays[_NUM_DEVICES][0] = count
+
     def send(self, record: Record) -> None:
         """Announces a record.
 
         Raises:
           ChannelLost: the other process is gone.
         """
-        packed = _RECORD.pack(record.kind, record.step, record.buffer, record.weight_sum, record.loss)
+        levels = record.levels or (0, 0)
+        packed = _RECORD.pack(record.kind, record.step, record.buffer, record.weight_sum, record.loss, *levels)
         try:
             self._socket.sendall(packed)
         except OSError as error:
@@ -176,8 +192,10 @@ class ChannelEnd:
         finally:
             self.is_waiting = False
         packed, self._pending = self._pending[: _RECORD.size], self._pending[_RECORD.size :]
-        kind, step, buffer, weight_sum, loss = _RECORD.unpack(packed)
-        return Record(kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss)
+        kind, step, buffer, weight_sum, loss, *levels = _RECORD.unpack(packed)
+        return Record(
+            kind=RecordKind(kind), step=step, buffer=buffer, weight_sum=weight_sum, loss=loss, levels=tuple(levels)
+        )
 
     def _fill(self, deadline: float, timeout_s: float, keep_waiting: Callable[[], None] | None) -> None:
         """Reads until a whole record is there."""

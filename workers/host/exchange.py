@@ -4,12 +4,14 @@
 the step beforehand.
 
 A frame is int64. It begins with the weight of the sender's samples and what it would prefetch. Then
-it says whether its batch has the usual numbers of vectors. The number of rows that it requests of each table follows,
-and once in a generation what the sender's exchanges took (`workers.mesh.routes`). Then come those rows, and the frame
-of its `PooledRequest`.
+it says whether its batch has the usual numbers of vectors, and what room its sequences need. The number of rows that
+it requests of each table follows, and once in a generation what the sender's exchanges took (`workers.mesh.routes`).
+Then come those rows, and the frame of its `PooledRequest`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,7 +42,14 @@ class IdExchange:
         self._timeout_s = timeout_s
 
     def exchange(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         """Sends each owner what is asked of it.
 
@@ -48,13 +57,15 @@ class IdExchange:
           number: of the step.
           weight: of this host's samples.
           prefetched: what this host would prefetch.
+          levels: as `Exchange.ids`.
 
         Raises:
           MeshError: a host is gone or silent.
           ValueError: a host sent something else.
         """
         num_hosts, num_tables = prepared.asked_counts.shape
-        counts_end = _HEAD_WORDS + num_tables
+        levels_end = _HEAD_WORDS + len(levels)
+        counts_end = levels_end + num_tables
         is_settling = self._routes.is_settling
         num_head = counts_end + (len(KINDS) if is_settling else 0)
         head = np.empty((num_hosts, num_head), np.int64)
@@ -62,7 +73,8 @@ class IdExchange:
         is_retry = number % PREFETCH_RETRY_STEPS == PREFETCH_RETRY_AT
         head[:, 1] = Prefetched.ROWS | Prefetched.POOLED if is_retry else prefetched
         head[:, 2] = request.is_usual
-        head[:, _HEAD_WORDS:counts_end] = prepared.asked_counts
+        head[:, _HEAD_WORDS:levels_end] = levels
+        head[:, levels_end:counts_end] = prepared.asked_counts
         if is_settling:
             head[:, counts_end:] = self._routes.mean_bytes()
         frames: dict[int, np.ndarray] = {}
@@ -82,9 +94,9 @@ class IdExchange:
         pooled = [np.empty(0, np.int64)] * num_hosts
         for host, frame in frames.items():
             heads[host] = frame[:num_head]
-            counts = heads[host, _HEAD_WORDS:counts_end]
+            counts = heads[host, levels_end:counts_end]
             num_rows = int(counts.sum())
-            if (counts < 0).any() or num_rows > len(frame) - num_head:
+            if (heads[host, _HEAD_WORDS:counts_end] < 0).any() or num_rows > len(frame) - num_head:
                 raise ValueError(
                     f"Host {host} announced {counts.tolist()} rows and sent {len(frame) - num_head} words. "
                     "Expected at least as many."
@@ -94,12 +106,13 @@ class IdExchange:
             self._routes.settle(heads[:, counts_end:])
         return Asked(
             wanted=wanted,
-            wanted_counts=np.ascontiguousarray(heads[:, _HEAD_WORDS:counts_end]),
+            wanted_counts=np.ascontiguousarray(heads[:, levels_end:counts_end]),
             frames=pooled,
             are_usual=(heads[:, 2] != 0).tolist(),
             # In host order, so that every host finds the same sum.
             weight_sum=float(heads[:, 0].view(np.float64).sum()),
             prefetched=Prefetched(int(np.bitwise_or.reduce(heads[:, 1]))),
+            levels=tuple(heads[:, _HEAD_WORDS:levels_end].min(axis=0).tolist()),
         )
 
 
@@ -133,7 +146,14 @@ class MeshExchange(VectorExchange):
         self._ids = IdExchange(self.routes, timeout_s=timeout_s)
 
     def ids(
-        self, number: int, prepared: Prepared, request: PooledRequest, *, weight: float, prefetched: Prefetched
+        self,
+        number: int,
+        prepared: Prepared,
+        request: PooledRequest,
+        *,
+        weight: float,
+        prefetched: Prefetched,
+        levels: Sequence[int] = (),
     ) -> Asked:
         """See `IdExchange.exchange`."""
-        return self._ids.exchange(number, prepared, request, weight=weight, prefetched=prefetched)
+        return self._ids.exchange(number, prepared, request, weight=weight, prefetched=prefetched, levels=levels)

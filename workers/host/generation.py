@@ -140,6 +140,7 @@ class Generation:
             timeout_s=self.spec.step_timeout_s,
             tracker=self._tracker,
             check=self._check,
+            sequences=self._job.sequences,
             overlap=self._job.overlap,
             route=self.spec.exchange,
         )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from podembed.embedding.lookup.activation_layout import Blocks
 from podembed.embedding.lookup.compiled import compile_kernels
 from podembed.embedding.lookup.lookups import Lookups
+from podembed.embedding.lookup.streams import Prepared
 from podembed.embedding.table.table import Table
 from podembed.workers.crew import ThreadCrew
+from podembed.workers.data.batch import Batch
+from podembed.workers.device.shared_memory import ChannelEnd
 from podembed.workers.host.spec import HostSpec
 from podembed.workers.input.lengths import bag_lengths
 from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
 from podembed.workers.job.tables import cut_ways, feature_bindings, needs_rows, table_specs
 
 
@@ -69,3 +76,69 @@ class HostLookups:
             crew=crew,
         )
         return HostLookups(both=both, bags=Bags(job), num_buffers=num_buffers, crew=crew)
+
+
+Lengths = Mapping[str, np.ndarray]
+"""By feature, int64 `[num_samples]` of the host's share, 0 on padding."""
+
+
+class HostSequences:
+    """The sequences of one host in one generation, from their lengths to their places in the memory of the device.
+
+    A batch says how long its sequences are (`lengths`, `levels`). All hosts agree on the room that they get, together
+    with the exchange of ids. Then the positions are laid out for the devices (`lay_out`). A job without sequences has
+    nothing to do here.
+
+    Args:
+      sequences: as `JobConfig.sequences`.
+      features: all features, in the job's order.
+      device: the end of the memory that is shared with the device process.
+    """
+
+    def __init__(self, sequences: Mapping[str, int], features: list[str], *, bags: Bags, device: ChannelEnd) -> None:
+        self._sequences, self._bags, self._device = sequences, bags, device
+        self._at = {name: features.index(name) for name in sequences}
+        self._rooms: SequenceRooms | None = None
+
+    @property
+    def _known_rooms(self) -> SequenceRooms:
+        if self._rooms is None:
+            num_samples = self._device.layout.num_samples
+            # The device process has said so before the first step.
+            self._rooms = SequenceRooms(self._sequences, num_samples // self._device.num_devices)
+        return self._rooms
+
+    def lengths(self, batch: Batch) -> Lengths:
+        """Of the sequences of a batch, as the device will have them."""
+        found = {}
+        for name in self._sequences:
+            column = found[name] = np.zeros(self._device.layout.num_samples, np.int64)
+            column[: batch.num_samples] = self._bags.lengths(name, batch.features[name])
+        return found
+
+    def levels(self, lengths: Lengths) -> Levels:
+        """The room that a batch needs; empty without sequences."""
+        return self._known_rooms.levels_for(lengths) if self._sequences else ()
+
+    def lay_out(self, prepared: Prepared, lengths: Lengths, levels: Levels) -> None:
+        """Gives every position its place, once the hosts have agreed on the room."""
+        if self._sequences:
+            laid_out = {
+                name: self._known_rooms.laid_out(name, prepared.features[name], column, levels)
+                for name, column in lengths.items()
+            }
+            prepared.features = {**prepared.features, **laid_out}
+
+    def used(self, blocks: Blocks, prepared: Prepared) -> Blocks:
+        """The activations, or their gradients, of a step: of a sequence what it has room for."""
+        if not self._sequences:
+            return blocks
+        arrays = list(blocks.arrays)
+        for name, at in self._at.items():
+            arrays[at] = arrays[at][: prepared.features[name].num_samples]
+        return replace(blocks, arrays=arrays)
+
+    def write(self, arrays: Mapping[str, np.ndarray], lengths: Lengths) -> None:
+        """Into the shared memory."""
+        for name, column in self._device.layout.lengths_in(arrays).items():
+            column[:] = lengths[name]

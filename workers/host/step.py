@@ -16,7 +16,7 @@ from podembed.embedding.lookup.steps import LookupStep, LookupSteps
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.shared_memory import ChannelEnd, Record, RecordKind
 from podembed.workers.host.exchange import MeshExchange
-from podembed.workers.host.lookups import HostLookups
+from podembed.workers.host.lookups import HostLookups, HostSequences, Lengths
 from podembed.workers.host.prefetch_choice import PrefetchChoice
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.tables import learning_rates
@@ -31,12 +31,14 @@ class Step:
 
     Attributes:
       buffer: of the memory shared with the device process.
+      lengths: of its sequences.
     """
 
     number: int
     buffer: int
     batch: Batch
     lookup: LookupStep
+    lengths: Lengths
 
     @property
     def weight_sum(self) -> float:
@@ -52,6 +54,7 @@ class Steps:
       device: the end of the memory that is shared with the device process.
       wire_dtype: one of `workers.job.job.WIRE_DTYPES`.
       timeout_s: longest wait for the others or for the device.
+      sequences: as `JobConfig.sequences`.
       overlap: as `JobConfig.overlap`.
       route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
@@ -67,6 +70,7 @@ class Steps:
         timeout_s: float,
         tracker: Tracker,
         check: Callable[[], None],
+        sequences: Mapping[str, int],
         overlap: bool | None = True,
         route: Route = Route.AUTO,
     ) -> None:
@@ -75,6 +79,8 @@ class Steps:
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
         self._routes = exchange.routes
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
+        features = [feature.name for feature in lookups.both.features]
+        self._sequences = HostSequences(sequences, features, bags=lookups.bags, device=device)
         self._choice = PrefetchChoice(overlap)
         # Whether the next step was prefetched beside the one under way; None where nothing was prepared beside it.
         self._tried_prefetch: bool | None = None
@@ -105,10 +111,17 @@ class Steps:
         with self._tracker.phase(Phase.DEDUP):
             bags = self._lookups.bags.of(batch.features)
             lookup = self._steps.find(bags, buffer=buffer)
-        weight = float(batch.weights.sum(dtype=np.float64))
-        wants = self._choice.wants(number)
-        self._steps.ask(lookup, number, weight=weight, gradients=self._gradients[buffer], wants_prefetch=wants)
-        return Step(number, buffer, batch, lookup)
+            lengths = self._sequences.lengths(batch)
+        self._steps.ask(
+            lookup,
+            number,
+            weight=float(batch.weights.sum(dtype=np.float64)),
+            gradients=self._gradients[buffer],
+            wants_prefetch=self._choice.wants(number),
+            levels=self._sequences.levels(lengths),
+        )
+        self._sequences.lay_out(lookup.prepared, lengths, lookup.levels)
+        return Step(number, buffer, batch, lookup, lengths)
 
     def prefetch(self, step: Step, previous: Step) -> None:
         """The part of `forward` that no gradient of `previous`, the step that the device works on, will change."""
@@ -120,9 +133,8 @@ class Steps:
 
     def forward(self, step: Step) -> None:
         """Activations and the inputs of the dense half into the shared memory."""
-        self._steps.forward(
-            step.lookup, self._activations[step.buffer], meanwhile=lambda: self._copy_dense_inputs(step)
-        )
+        activations = self._sequences.used(self._activations[step.buffer], step.lookup.prepared)
+        self._steps.forward(step.lookup, activations, meanwhile=lambda: self._copy_dense_inputs(step))
 
     def _copy_dense_inputs(self, step: Step) -> None:
         arrays, n = self._device.buffers[step.buffer], step.batch.num_samples
@@ -132,13 +144,19 @@ class Steps:
         for name, column in self._device.layout.columns_in(arrays).items():
             column[:n] = step.batch.columns[name]
             column[n:] = 0
-        for name, lengths in self._device.layout.lengths_in(arrays).items():
-            lengths[:n] = self._lookups.bags.lengths(name, step.batch.features[name])
-            lengths[n:] = 0
+        self._sequences.write(arrays, step.lengths)
 
     def announce(self, step: Step, kind: RecordKind) -> None:
         """Tells the device that its input is complete."""
-        self._device.send(Record(kind=kind, step=step.number, buffer=step.buffer, weight_sum=step.weight_sum))
+        self._device.send(
+            Record(
+                kind=kind,
+                step=step.number,
+                buffer=step.buffer,
+                weight_sum=step.weight_sum,
+                levels=step.lookup.levels,
+            )
+        )
 
     def end_window(self, step: int) -> None:
         """Tells the device that nothing more comes in this window."""

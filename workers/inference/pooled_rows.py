@@ -17,6 +17,7 @@ from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
 from podembed.workers.job.tables import feature_bindings
 
 
@@ -46,13 +47,15 @@ class LookedUp:
     """A batch with what a model gets of its features.
 
     Attributes:
-      activations: per feature `[n, *inner, width]`.
+      activations: per feature `[n, *inner, width]`; of a sequence `[capacity, width]`.
       lengths: by sequence feature, int32 `[n]`.
+      levels: of the room of the sequences, as a run on one host with one device has them.
     """
 
     batch: Batch
     activations: list[np.ndarray]
     lengths: dict[str, np.ndarray]
+    levels: Levels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,13 +100,17 @@ class PooledRows:
 
     def look_up(self, found: FoundIds) -> LookedUp:
         """The activations of a batch whose rows were fetched."""
+        features = found.batch.features
+        lengths = {name: self._bags.lengths(name, features[name]) for name in self._job.sequences}
+        rooms = SequenceRooms(self._job.sequences, found.batch.num_samples)
+        levels = rooms.levels_for(lengths)
         blocks = []
         for binding, (name, shape) in zip(self._bindings, self._job.activation_shapes.items(), strict=True):
             bags, rows = found.bags[name], self._rows[binding.table]
+            if binding.name in lengths:
+                bags = rooms.laid_out(name, bags, lengths[name], levels)
             index = np.searchsorted(rows.ids, bags.values).astype(np.int32)
             out = aligned_empty((bags.num_samples, shape[-1]))
             pool(rows.values, index, bags.row_splits, bags.weights, binding.combiner, out)
-            blocks.append(out.reshape(found.batch.num_samples, *shape))
-        features = found.batch.features
-        lengths = {name: self._bags.lengths(name, features[name]) for name in self._job.sequences}
-        return LookedUp(found.batch, blocks, lengths)
+            blocks.append(out if name in lengths else out.reshape(found.batch.num_samples, *shape))
+        return LookedUp(found.batch, blocks, lengths, levels)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from podembed.workers.device.dense_leaves import replaced
 from podembed.workers.device.programs import AXIS, Inputs, scores_of_batch
 from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
 from podembed.workers.model.context import Shares
 
 # Of the state of a commit, what a forward pass reads.
@@ -36,15 +37,22 @@ class TrainedForward:
         self._params, self._state = dense_state(job, dense)
         shares = Shares(num_samples=job.batch_size, real=(job.batch_size,))
         mesh = DeviceMesh(np.asarray(jax.local_devices()[:1]), (AXIS,))
-        self._program = jax.jit(
-            jax.shard_map(
-                partial(scores_of_batch, job, shares),
-                mesh=mesh,
-                in_specs=(P(), P(), P(AXIS), P()),
-                out_specs=P(AXIS),
-                check_vma=False,
+        rooms = SequenceRooms(job.sequences, job.batch_size)
+
+        @cache
+        def program(levels: Levels) -> Callable[..., jax.Array]:
+            longest = {name: rooms.longest(name, levels) for name in job.sequences}
+            return jax.jit(
+                jax.shard_map(
+                    partial(scores_of_batch, job, shares, longest),
+                    mesh=mesh,
+                    in_specs=(P(), P(), P(AXIS), P()),
+                    out_specs=P(AXIS),
+                    check_vma=False,
+                )
             )
-        )
+
+        self._program = program
 
     def scores(self, found: LookedUp, *, number: int) -> np.ndarray:
         """float32 `[batch_size]`, or `[batch_size, c]` of candidates.
@@ -62,7 +70,7 @@ class TrainedForward:
             lengths={name: jnp.asarray(lengths) for name, lengths in found.lengths.items()},
             columns={name: jnp.asarray(values) for name, values in batch.columns.items()},
         )
-        return np.asarray(self._program(self._params, self._state, inputs, jnp.uint32(number)))
+        return np.asarray(self._program(found.levels)(self._params, self._state, inputs, jnp.uint32(number)))
 
 
 def dense_state(job: JobConfig, dense: Mapping[str, np.ndarray]) -> tuple[jax.Array, jax.Array]:

@@ -17,6 +17,7 @@ from podembed.embedding.features.ids import fit_ids
 from podembed.embedding.ragged import Ragged
 from podembed.workers.job.feature_shapes import keeps_positions
 from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import cut_to
 
 
 class Bags:
@@ -25,6 +26,7 @@ class Bags:
     def __init__(self, job: JobConfig) -> None:
         # Per feature its table's number, its table, and the positions a sample is cut into; 0 for none.
         self._rules: dict[str, tuple[int, TableConfig, int]] = {}
+        self._sequences = job.sequences
         numbers = {id(table): at for at, table in enumerate(job.tables)}
         for name, feature in job.features.items():
             inner = job.activation_shapes[name][:-1]
@@ -34,14 +36,16 @@ class Bags:
         self._altered = np.zeros(len(job.tables), np.int64)
 
     def of(self, features: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
-        """By feature, one bag for each vector that the lookup shall return."""
+        """By feature, one bag for each vector that the lookup shall return. Those of a sequence are the positions that
+        there are: where they go is known once all hosts have said how many they have.
+        """
         if not self._rules:
             return features
         return {name: self._bags(name, rows) for name, rows in features.items()}
 
     def lengths(self, name: str, rows: Ragged) -> np.ndarray:
         """Positions that the samples of a sequence have, `[num_samples]`. One whose id was dropped counts."""
-        return np.minimum(np.diff(rows.row_splits), self._rules[name][2])
+        return np.minimum(np.diff(rows.row_splits), self._sequences[name])
 
     def positions(self, name: str) -> int:
         """Into how many bags a sample of a feature is cut; 0 where it is one bag."""
@@ -56,7 +60,10 @@ class Bags:
         if name not in self._rules:
             return rows
         number, table, positions = self._rules[name]
-        bags = by_position(rows, positions) if positions else rows
+        if name in self._sequences:
+            bags = cut_to(rows, positions)
+        else:
+            bags = by_position(rows, positions) if positions else rows
         if table.invalid_ids != "error":
             bags, count = fit_ids(name, bags, table)
             self._altered[number] += count

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from podembed.embedding.features.activations import Activations
+from podembed.workers.model.jagged import Jagged
 
 _tree = jax.tree_util.register_dataclass
 
@@ -30,6 +31,8 @@ class ModelBatch:
       columns: extra columns by name, `[n, ...]`, as the data declares them; zeros on padding.
       lengths: by sequence feature or extra column of lists, int32 `[n]`, how many of its positions a sample has. The
         others are zeros. An id that its table drops leaves its position, as zeros, and counts.
+      sequences: by sequence feature, the same without the room up to the maximum. What a model does with these costs
+        as much as the sequences are long.
     """
 
     dense: jax.Array
@@ -39,6 +42,7 @@ class ModelBatch:
     label_masks: Mapping[str, jax.Array] = field(default_factory=dict)
     lengths: Mapping[str, jax.Array] = field(default_factory=dict)
     columns: Mapping[str, jax.Array] = field(default_factory=dict)
+    sequences: Mapping[str, Jagged] = field(default_factory=dict)
 
     @property
     def label(self) -> jax.Array:

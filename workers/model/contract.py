@@ -53,17 +53,24 @@ class ModelSpec:
 
         from podembed.embedding.features.activations import Activations
         from podembed.workers.model.batch import ModelBatch
+        from podembed.workers.model.jagged import Jagged
 
         shapes = self.activation_shapes.items()
         labels = self.labels or (self.label,)
+        lengths = {name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()}
         return ModelBatch(
             dense=jnp.zeros((num_samples, self.num_dense)),
             activations=Activations({name: jnp.zeros((num_samples, *shape)) for name, shape in shapes}),
             labels={name: jnp.zeros(num_samples) for name in labels},
             weights=jnp.ones(num_samples),
             label_masks={name: jnp.ones(num_samples, bool) for name in labels},
-            lengths={name: jnp.full(num_samples, most, jnp.int32) for name, most in self.sequences.items()},
             columns={name: jnp.asarray(shape.zeros(num_samples)) for name, shape in self.columns.items()},
+            lengths=lengths,
+            sequences={
+                name: Jagged.of_padded(jnp.zeros((num_samples, *self.activation_shapes[name])), column)
+                for name, column in lengths.items()
+                if name in self.activation_shapes
+            },
         )
 
 

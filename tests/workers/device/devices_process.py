@@ -56,7 +56,7 @@ def main(folder: str) -> None:
         mesh = Mesh(np.asarray(jax.devices()[: len(real)]), (AXIS,))
         step = jax.jit(
             jax.shard_map(
-                partial(training_step, job, optimizer, shares),
+                partial(training_step, job, optimizer, shares, {}),
                 mesh=mesh,
                 in_specs=(P(), P(), P(), P(AXIS), P(), P()),
                 out_specs=(P(), P(), P(), P(AXIS), P()),

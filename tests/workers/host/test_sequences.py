@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from podembed.embedding.config import FeatureConfig, TableConfig
-from podembed.embedding.initializers import Constant
+from podembed.embedding.initializers import Constant, TruncatedNormal
+from podembed.embedding.optimizers import Adagrad
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
 from podembed.orchestrator.trainer import Trainer
@@ -44,11 +49,37 @@ class Counting:
         return Losses(per_sample=jnp.where(as_expected, lengths, jnp.nan) + outputs)
 
 
+class Reading:
+    """Scores from a history and its item, read in one form or another. What they are does not depend on the form."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, jax.Array]:
+        return {"w": jnp.linspace(-1.0, 1.0, DIM), "decay": jnp.full((), 0.7)}
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        item, history = batch.activations["item"], batch.sequences["history"]
+        if self.form == "rows":
+            # Everything by row, without any padding.
+            scores = (history.values * params["w"] * history.of_samples(item)).sum(axis=1)
+            weighted = scores * jnp.where(history.mask, params["decay"] ** history.positions, 0.0)
+            return jnp.tanh(history.with_values(weighted).sum()) + item @ params["w"]
+        vectors = history.padded() if self.form == "longest" else batch.activations["history"]
+        scores = (vectors * params["w"] * item[:, None]).sum(axis=2)
+        weighted = jnp.where(
+            jnp.arange(scores.shape[1]) < batch.lengths["history"][:, None],
+            scores * params["decay"] ** jnp.arange(scores.shape[1]),
+            0.0,
+        )
+        return jnp.tanh(weighted.sum(axis=1)) + item @ params["w"]
+
+
 def write_histories(folder: Path, *, num_rows: int, longest: int) -> list[list[int]]:
     random = np.random.default_rng(2)
     histories = [random.integers(0, NUM_ITEMS, random.integers(0, longest + 1)).tolist() for _ in range(num_rows)]
     columns = {
-        "label": np.zeros(num_rows, np.float32),
+        "label": (np.arange(num_rows) % 3 == 0).astype(np.float32),
         "item": random.integers(0, NUM_ITEMS, num_rows),
         "history": pa.array(histories, pa.list_(pa.int64())),
     }
@@ -56,38 +87,47 @@ def write_histories(folder: Path, *, num_rows: int, longest: int) -> list[list[i
     return histories
 
 
-def sequence_job(folder: Path) -> JobConfig:
-    items = TableConfig(NUM_ITEMS, DIM, Constant(1.0), name="items")
+def sequence_job(folder: Path, model: Any) -> JobConfig:
+    initializer = Constant(1.0) if isinstance(model, Counting) else TruncatedNormal(stddev=0.5)
+    items = TableConfig(NUM_ITEMS, DIM, initializer, name="items")
     return JobConfig(
         name="sequences",
         features={"item": FeatureConfig(items), "history": FeatureConfig(items, max_sequence_length=LENGTH)},
-        model=Counting(),
-        data=ParquetData(f"{folder}/*.parquet", label="label", order="files"),
+        model=model,
+        data=ParquetData(f"{folder}/*.parquet", label="label", order="files", eval_paths=f"{folder}/*.parquet"),
+        optimizer=Adagrad(0.3),
         batch_size=BATCH_SIZE,
         num_lanes=4,
     )
 
 
+def trained(job: JobConfig, folder: Path) -> list[float]:
+    """The losses of all steps, and that of the evaluation if the model has no loss of its own."""
+    result = Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(storage_path=str(folder), name="run"),
+        reporter=SilentReporter(),
+    ).fit()
+    evaluated = [one.loss for one in result.evaluations if not math.isnan(one.loss)]
+    return [result.losses[step] for step in sorted(result.losses)] + evaluated
+
+
 def test_a_model_gets_the_lengths_of_its_sequences(tmp_path: Path) -> None:
     """Also those of the last batch, which padding fills up."""
     histories = write_histories(tmp_path, num_rows=3 * BATCH_SIZE - 5, longest=LENGTH + 3)
-    result = Trainer(
-        sequence_job(tmp_path),
-        scaling_config=ScalingConfig(in_process=True),
-        run_config=RunConfig(storage_path=str(tmp_path / "runs"), name="run"),
-        reporter=SilentReporter(),
-    ).fit()
+    losses = trained(sequence_job(tmp_path, Counting()), tmp_path)
     lengths = [min(len(history), LENGTH) for history in histories]
     assert max(lengths) == LENGTH
     expected = [np.mean(lengths[first : first + BATCH_SIZE]) for first in range(0, len(lengths), BATCH_SIZE)]
-    assert [result.losses[step] for step in sorted(result.losses)] == pytest.approx(expected)
+    assert losses == pytest.approx(expected)
 
 
 def test_a_history_and_its_target_are_looked_up_once(tmp_path: Path) -> None:
     """The rows that all hosts ask of all owners are the distinct ids of both features on each host."""
     histories = write_histories(tmp_path, num_rows=BATCH_SIZE, longest=LENGTH + 3)
     items = pq.read_table(tmp_path / "rows.parquet")["item"].to_pylist()
-    job = sequence_job(tmp_path)
+    job = sequence_job(tmp_path, Counting())
     with pod(job, tmp_path / "run", 2, buckets=(4,)) as hosts:
         hosts.all("restore", [(None,)] * 2)
         asked = sum(sum(window.rows_asked) for window in hosts.train(0, 1))
@@ -95,3 +135,23 @@ def test_a_history_and_its_target_are_looked_up_once(tmp_path: Path) -> None:
     assert asked == sum(
         len({items[at] for at in half} | {item for at in half for item in histories[at][:LENGTH]}) for half in halves
     )
+
+
+def test_the_room_of_a_step_changes_no_number(tmp_path: Path) -> None:
+    """Padded to the maximum, to the longest sample, or by row; with one program, and with several over two devices."""
+    write_histories(tmp_path, num_rows=10 * BATCH_SIZE - 5, longest=LENGTH + 3)
+    forms = {form: trained(sequence_job(tmp_path, Reading(form)), tmp_path / form) for form in ("full", "longest")}
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.workers.host.sequences_process", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    over_two = json.loads(found.stdout)
+    assert over_two["compiled"] > 1
+    for losses in (forms["longest"], over_two["losses"]):
+        np.testing.assert_allclose(losses, forms["full"], rtol=2e-6)
+    assert len(forms["full"]) == 11
+    assert forms["full"][-1] < forms["full"][0]

@@ -1,0 +1,139 @@
+"""`StepPrograms`: the compiled steps of a job, one pair for each room that the sequences of a step may have.
+
+A job without sequences has one pair, compiled at the start. With sequences, a pair is compiled when a step first needs
+it. All devices of a gang need it in the same step. The last levels bound how many there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from podembed.workers.device.programs import AXIS, Inputs, scores_of_batch, training_step
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.sequence_rooms import Levels, SequenceRooms
+from podembed.workers.model.context import Shares
+
+
+class Pair(NamedTuple):
+    """Both steps, lowered or compiled."""
+
+    forward: Any
+    train: Any
+
+
+class StepPrograms:
+    """The steps of one gang. Mutated: the compiled ones.
+
+    Args:
+      mesh: of all devices.
+      shares: rows of every host that are samples.
+      values: parameters, optimizer state and state, or their shapes.
+      compiling: entered while a step is compiled that was not at the start.
+
+    Attributes:
+      rooms: of the sequences of a device.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        optimizer: optax.GradientTransformation,
+        *,
+        mesh: DeviceMesh,
+        shares: Shares,
+        values: tuple[Any, Any, Any],
+        compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._job, self._optimizer, self._mesh, self._shares = job, optimizer, mesh, shares
+        self._by_sample, self._replicated = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
+        self._values = jax.tree.map(self._shape_of, values)
+        self._compiling = compiling
+        self._rows = shares.num_samples * jax.process_count()
+        self.rooms = SequenceRooms(job.sequences, self._rows // mesh.size)
+        self._compiled: dict[Levels, Pair] = {}
+
+    @property
+    def is_single(self) -> bool:
+        """Whether every step runs the same programs."""
+        return not any(self.rooms.most_levels)
+
+    @property
+    def num_compiled(self) -> int:
+        """Pairs that were compiled so far."""
+        return len(self._compiled)
+
+    def at(self, levels: Levels) -> Pair:
+        """The compiled steps for a room."""
+        if levels not in self._compiled:
+            with self._compiling():
+                self.compile(levels, self.lower(levels))
+        return self._compiled[levels]
+
+    def compile(self, levels: Levels, lowered: Pair) -> None:
+        """Compiles what `lower` returned."""
+        self._compiled[levels] = Pair(lowered.forward.compile(), lowered.train.compile())
+
+    def lower(self, levels: Levels) -> Pair:
+        """Traces both steps, which checks what model and loss return. Touches no device."""
+        longest = {name: self.rooms.longest(name, levels) for name in self._job.sequences}
+        specs: dict[str, Any] = {"mesh": self._mesh, "check_vma": False}
+        train = jax.jit(
+            jax.shard_map(
+                partial(training_step, self._job, self._optimizer, self._shares, longest),
+                in_specs=(P(), P(), P(), P(AXIS), P(), P()),
+                out_specs=(P(), P(), P(), P(AXIS), P()),
+                **specs,
+            ),
+            donate_argnums=(0, 1, 2),
+        )
+        forward = jax.jit(
+            jax.shard_map(
+                partial(scores_of_batch, self._job, self._shares, longest),
+                in_specs=(P(), P(), P(AXIS), P()),
+                out_specs=P(AXIS),
+                **specs,
+            )
+        )
+        params, optimizer_state, state = self._values
+        inputs, step = self._inputs(levels), jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
+        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
+        # First, since what it refuses is said of the scores.
+        forward_step = forward.lower(params, state, inputs, step)
+        return Pair(forward_step, train.lower(params, optimizer_state, state, inputs, step, scale))
+
+    def _inputs(self, levels: Levels) -> Inputs:
+        def rows_of(*shape: int, dtype: Any = jnp.float32, rows: int = self._rows) -> Any:
+            return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=self._by_sample)
+
+        job = self._job
+        vectors = {name: self._mesh.size * self.rooms.vectors(name, levels) for name in job.sequences}
+        return Inputs(
+            dense=rows_of(len(job.data.dense)),
+            activations=tuple(
+                rows_of(shape[-1], rows=vectors[name]) if name in vectors else rows_of(*shape)
+                for name, shape in job.activation_shapes.items()
+            ),
+            labels=rows_of(),
+            weights=rows_of(),
+            lengths={name: rows_of(dtype=jnp.int32) for name in job.sequences},
+            columns={
+                name: rows_of(*shape.inner, dtype=np.dtype(shape.dtype))
+                for name, shape in job.data.column_shapes.items()
+            },
+        )
+
+    def _shape_of(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        # Random keys do not know of weak types.
+        is_weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=is_weak)

@@ -1,0 +1,104 @@
+"""How much room the sequences of a step get: as much as they need, in steps, so that few programs are compiled.
+
+Two levels say it. The first is of the vectors that a device holds, by feature. From one level to the next they become
+fewer by the square root of two. The second is of the longest sample, which becomes shorter by half. Level 0 has room
+for the declared maximum. All devices of all hosts use the same levels, those that every host has room in. So they are
+a function of the batch alone: the same after a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from podembed.embedding.ragged import Ragged
+
+# Smaller arrays are not worth a program of their own.
+LEAST_VECTORS = 4096
+LEAST_LENGTH = 16
+_MULTIPLE = 16
+
+Levels = tuple[int, ...]
+"""Of the vectors and of the longest sample; empty for a job without sequences."""
+
+NO_LEVELS: Levels = (0, 0)
+"""Room for the declared maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRooms:
+    """The levels of a job.
+
+    Attributes:
+      sequences: by feature, the most positions of a sample.
+      num_samples: of a device, with padding.
+    """
+
+    sequences: Mapping[str, int]
+    num_samples: int
+
+    def vectors(self, feature: str, levels: Levels) -> int:
+        """The vectors of a feature that a device has room for."""
+        full = self.num_samples * self.sequences[feature]
+        # In whole numbers, so that all machines round alike.
+        wanted = math.isqrt((full * full - 1) >> levels[0]) + 1
+        wanted = -(-wanted // _MULTIPLE) * _MULTIPLE
+        return min(full, max(LEAST_VECTORS, wanted))
+
+    def longest(self, feature: str, levels: Levels) -> int:
+        """The positions that the longest sample of a feature has room for."""
+        full = self.sequences[feature]
+        return min(full, max(LEAST_LENGTH, -(-full >> levels[1])))
+
+    @property
+    def most_levels(self) -> Levels:
+        """The last level of each kind; no program needs a higher one."""
+        if not self.sequences:
+            return NO_LEVELS
+        longest = max(self.sequences.values())
+        vectors = max(0, math.ceil(2 * math.log2(self.num_samples * longest / LEAST_VECTORS)))
+        return vectors, max(0, math.ceil(math.log2(longest / LEAST_LENGTH)))
+
+    def levels_for(self, lengths: Mapping[str, np.ndarray]) -> Levels:
+        """The highest levels that have room for these samples.
+
+        Args:
+          lengths: by feature, int `[num_devices * num_samples]`, those of one device after those of another.
+        """
+        most = {name: int(column.max()) for name, column in lengths.items()}
+        sums = {name: int(column.reshape(-1, self.num_samples).sum(axis=1).max()) for name, column in lengths.items()}
+        found: list[int] = []
+        for room, needed, last in zip((self.vectors, self.longest), (sums, most), self.most_levels, strict=True):
+            level = last
+            while level and any(room(name, (level, level)) < size for name, size in needed.items()):
+                level -= 1
+            found.append(level)
+        return tuple(found)
+
+    def laid_out(self, feature: str, bags: Ragged, lengths: np.ndarray, levels: Levels) -> Ragged:
+        """The bags of a feature as a step has them: those of each device, followed by empty ones up to its room.
+
+        Args:
+          bags: one for each position of the host's samples.
+          lengths: of the samples of all devices of the host.
+        """
+        room = self.vectors(feature, levels)
+        ends = np.cumsum(lengths.reshape(-1, self.num_samples).sum(axis=1))
+        parts = [bags.row_splits[:1]]
+        for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            splits = bags.row_splits[first + 1 : stop + 1]
+            parts += [splits, np.full(room - len(splits), bags.row_splits[stop], np.int64)]
+        return Ragged(bags.values, np.concatenate(parts), bags.weights)
+
+
+def cut_to(rows: Ragged, longest: int) -> Ragged:
+    """The first ids of every sample, as one bag for each position."""
+    lengths = np.diff(rows.row_splits)
+    values, weights = rows.values, rows.weights
+    if len(lengths) and int(lengths.max()) > longest:
+        kept = np.arange(rows.num_ids) - np.repeat(rows.row_splits[:-1], lengths) < longest
+        values, weights = values[kept], None if weights is None else weights[kept]
+    return Ragged(values, np.arange(len(values) + 1), weights)
