@@ -10,7 +10,14 @@ BUILT_IN_JOBS = {
     "synthetic": "podembed.jobs.criteo:synthetic",
     "criteo": "podembed.jobs.criteo:criteo",
     "movielens": "podembed.jobs.movielens:movielens",
+    "ncf": "podembed.jobs.papers.ncf:ncf",
+    "mf": "podembed.jobs.papers.mf:mf",
+    "bpr": "podembed.jobs.papers.mf:bpr",
+    "two_tower": "podembed.jobs.papers.two_tower:two_tower",
+    "fism": "podembed.jobs.papers.fism:fism",
 }
+# Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
+RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism")
 
 
 def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:

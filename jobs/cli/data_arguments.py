@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from podembed.jobs.built_in import RATINGS_JOBS
 from podembed.jobs.criteo_files import are_alike, prepare_files, prepared_beside
 from podembed.jobs.movielens import DEFAULT_CACHE
 from podembed.orchestrator.api.config import ConfigurationError
@@ -19,8 +20,8 @@ def data_arguments(
     notice: Callable[[str], None],
 ) -> dict[str, object]:
     """What a job gets for the paths that the user gave. `criteo` gets Parquet, converted from text if need be, and the
-    form of its columns. `movielens` gets a folder. Any other job gets the paths, made absolute, since hosts work in
-    other folders.
+    form of its columns. `movielens` and the jobs of papers get a folder. Any other job gets the paths, made absolute,
+    since hosts work in other folders.
 
     Raises:
       ConfigurationError: there is no training data, or not of the form that the job needs.
@@ -30,12 +31,12 @@ def data_arguments(
         raise ConfigurationError("Found --eval-data without --data. Expected training files as well. Pass --data GLOB.")
     if job_name == "criteo":
         return _criteo(data, eval_data, max_bad_lines, notice)
-    if job_name == "movielens":
+    if job_name in RATINGS_JOBS:
         if len(data) != 1 or eval_data or not Path(data[0]).expanduser().is_dir():
             raise ConfigurationError(
-                f"Found --data {' '.join(data)}{' with --eval-data' if eval_data else ''} for movielens. Expected the "
+                f"Found --data {' '.join(data)}{' with --eval-data' if eval_data else ''} for {job_name}. Expected the "
                 "one folder with "
-                "ratings.csv and movies.csv. The job holds out the last ratings of each user by itself."
+                "ratings.csv and movies.csv, or another of MovieLens. The job holds out ratings by itself."
             )
         # The run record keeps the arguments, and a run may be resumed from another folder.
         return {"data": _absolute(data[0]), "cache": _absolute(DEFAULT_CACHE)}
@@ -50,11 +51,11 @@ def plan_arguments(job_name: str, data: Sequence[str]) -> dict[str, object]:
     sizes.
 
     Raises:
-      ConfigurationError: as `data_arguments`, for `movielens`.
+      ConfigurationError: as `data_arguments`, for jobs that take a folder.
     """
     if not data:
         return {}
-    if job_name == "movielens":
+    if job_name in RATINGS_JOBS:
         return data_arguments(job_name, data, (), max_bad_lines=0, notice=print)
     arguments: dict[str, object] = {"data": list(data)}
     prepared = prepared_beside(_absolute(data[0])) if job_name == "criteo" else None

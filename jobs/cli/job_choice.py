@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from podembed.jobs.built_in import BUILT_IN_JOBS, parse_settings
+from podembed.jobs.built_in import BUILT_IN_JOBS, RATINGS_JOBS, parse_settings
 from podembed.jobs.search_path import current_folder
 from podembed.jobs.synthetic import DEFAULT_FOLDER
 from podembed.orchestrator.api.config import ConfigurationError
@@ -14,9 +14,11 @@ from podembed.workers.job.reference import JobReference
 _DATA = {
     "criteo": "click logs in the form of Criteo. Pass --data '/data/day_*.gz', or Parquet of that form. "
     "`podembed train` without --job and --data generates some (job synthetic).",
-    "movielens": "the folder of a MovieLens data set. Download one, such as ml-latest-small, from "
-    "https://grouplens.org/datasets/movielens/, and pass --data ml-latest-small.",
 }
+_RATINGS = (
+    "the folder of a MovieLens data set. Download one, such as ml-latest-small, from "
+    "https://grouplens.org/datasets/movielens/, and pass --data ml-latest-small."
+)
 
 
 def job_reference(job_name: str, settings: tuple[str, ...], given: dict[str, object]) -> JobReference:
@@ -30,8 +32,9 @@ def job_reference(job_name: str, settings: tuple[str, ...], given: dict[str, obj
     if job_name == "synthetic":
         # The run record keeps the arguments, and a run may be resumed from another folder.
         arguments["folder"] = str(Path(str(arguments.get("folder", DEFAULT_FOLDER))).absolute())
-    if job_name in _DATA and "data" not in arguments:
-        raise ConfigurationError(f"Found --job {job_name} without --data. Expected {_DATA[job_name]}")
+    needed = _RATINGS if job_name in RATINGS_JOBS else _DATA.get(job_name)
+    if needed and "data" not in arguments:
+        raise ConfigurationError(f"Found --job {job_name} without --data. Expected {needed}")
     if job_name in BUILT_IN_JOBS:
         return JobReference(function=BUILT_IN_JOBS[job_name], arguments=arguments)
     return JobReference(function=job_name, arguments=arguments, folder=current_folder())

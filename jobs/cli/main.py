@@ -38,12 +38,12 @@ class Train:
     """
 
     job: str | None = None
-    """`synthetic`, `criteo`, `movielens`, or package.module:function that returns a JobConfig; by default criteo with
-    --data, else synthetic.
+    """`synthetic`, `criteo`, `movielens`, one of docs/models.md such as `ncf`, or package.module:function that returns
+    a JobConfig; by default criteo with --data, else synthetic.
     """
     data: tuple[str, ...] = ()
-    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens: the folder of
-    ratings. Quote globs.
+    """Training files or globs. criteo: text in Kaggle or 1TB form, plain or .gz, or Parquet; movielens, ncf and the
+    like: the folder of ratings. Quote globs.
     """
     eval_data: tuple[str, ...] = ()
     """Evaluation files or globs."""

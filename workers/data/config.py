@@ -92,6 +92,12 @@ class InputData:
         if not self.paths:
             raise DataConfigError("Found no paths. Expected at least one path or glob. Pass paths='folder/*.parquet'.")
         _check_unique([column.name for column in dense])
+        if str(self.order) == "time":
+            raise DataConfigError(
+                f"Found order='time' of {type(self).__name__}. Expected 'files', since samples come as the files have "
+                "them and are not sorted by a column. Sort them by time when you write the files, and pass "
+                "order='files'."
+            )
         check_choice(self.order, ReadOrder, where=f"order of {type(self).__name__}")
         if self.max_bad_rows < 0:
             raise DataConfigError(f"Found max_bad_rows {self.max_bad_rows}. Expected 0 or more. Pass 0 to refuse any.")

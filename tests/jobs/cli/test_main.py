@@ -400,6 +400,8 @@ def test_an_interval_that_is_neither_or_not_whole_is_refused(text: str, words: s
         ),
         (["plan", "--job", "criteo"], r"Found --job criteo without --data\."),
         (["train", "--job", "movielens"], r"Found --job movielens without --data\. .*grouplens"),
+        (["train", "--job", "ncf"], r"Found --job ncf without --data\. .*grouplens"),
+        (["train", "--job", "bpr", "--data", "no-such-folder"], r"Found --data no-such-folder for bpr\. .*one folder"),
     ],
     ids=" ".join,
 )

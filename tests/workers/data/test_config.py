@@ -88,6 +88,11 @@ def test_resolved_refuses_what_the_model_contradicts(sizes: dict[str, int], mess
         ParquetData("a", label="y", features={"b": IdColumn("b", vocabulary_size=8)}).resolved(sizes)
 
 
+def test_an_order_by_time_is_that_of_sorted_files() -> None:
+    with pytest.raises(DataConfigError, match=r"order='time' of ParquetData.*Sort them by time.*order='files'"):
+        ParquetData("a", label="y", order="time")  # pyright: ignore[reportArgumentType]
+
+
 def test_evaluation_swaps_the_files_alone() -> None:
     data = ParquetData("train", label="y", dense=("x",), eval_paths="test")
     assert data.for_evaluation() == ParquetData("test", label="y", dense=("x",))

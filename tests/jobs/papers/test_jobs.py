@@ -1,0 +1,68 @@
+"""Each job of a paper learns, on ratings of users with tastes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer
+from podembed.jobs.papers.fism import fism
+from podembed.jobs.papers.mf import bpr, mf
+from podembed.jobs.papers.ncf import ncf
+from podembed.jobs.papers.two_tower import two_tower
+
+USERS, MOVIES, TASTES, EACH = 100, 200, 5, 20
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Users rate movies of their taste, and rate those of even numbers high."""
+    folder = tmp_path_factory.mktemp("ratings")
+    random = np.random.default_rng(0)
+    lines = []
+    for user in range(USERS):
+        movies = random.choice(MOVIES // TASTES, EACH, replace=False) * TASTES + user % TASTES
+        lines += [f"{user}\t{movie}\t{5 - 3 * (movie % 2)}\t{at}\n" for at, movie in enumerate(movies.tolist())]
+    (folder / "u.data").write_text("".join(lines))
+    return str(folder)
+
+
+def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Result:
+    config = RunConfig(storage_path=str(folder), name=job.name, max_steps=max_steps)
+    return Trainer(
+        job, scaling_config=ScalingConfig(in_process=True), run_config=config, reporter=SilentReporter()
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (ncf, {"kind": "gmf", "epochs": 12}),
+        (bpr, {"epochs": 12, "learning_rate": 0.02}),
+        (two_tower, {"epochs": 12, "history_length": 10}),
+        (fism, {"epochs": 8, "history_length": 20}),
+    ],
+)
+def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:
+    given = {"batch_size": 64, "candidates": 49, "learning_rate": 0.01} | arguments
+    job = make(data=ratings, cache=str(tmp_path), **given)
+    (evaluation,) = trained(job, tmp_path).evaluations[-1:]
+    assert evaluation.num_samples == USERS * 50
+    # A fifth by chance; of 50 candidates about 8 are of the right taste.
+    assert evaluation.values["hit_rate@10"] > 0.6
+
+
+def test_ratings_are_predicted(ratings: str, tmp_path: Path) -> None:
+    job = mf(data=ratings, cache=str(tmp_path), batch_size=64, epochs=12, learning_rate=0.02)
+    # By the mean alone it is 1.5.
+    assert trained(job, tmp_path).evaluations[-1].values["rmse"] < 0.6
+
+
+@pytest.mark.parametrize("kind", ["mlp", "neumf"])
+def test_a_step_with_layers(ratings: str, tmp_path: Path, kind: Any) -> None:
+    job = ncf(data=ratings, cache=str(tmp_path), kind=kind, batch_size=64, candidates=9)
+    found = trained(job, tmp_path, max_steps=1)
+    assert found.losses[max(found.losses)] == pytest.approx(np.log(2), abs=0.05)
