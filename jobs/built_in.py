@@ -15,6 +15,7 @@ BUILT_IN_JOBS = {
     "bpr": "podembed.jobs.papers.mf:bpr",
     "two_tower": "podembed.jobs.papers.two_tower:two_tower",
     "fism": "podembed.jobs.papers.fism:fism",
+    "mmoe": "podembed.jobs.papers.mmoe:mmoe",
 }
 # Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
 RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism")

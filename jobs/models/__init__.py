@@ -1,11 +1,13 @@
 """Dense halves of the jobs: from activations and dense features to logits.
 
-`DLRM`, `DCNv2` and `TwoTowers` are public names. Read `dlrm.py` first; `interaction.py` is the product of features that
-it shares with others.
+`DLRM`, `DCNv2`, `TwoTowers`, `MMoE` and `PLE` are public names. Read `dlrm.py` first; `interaction.py` is
+the product of features that it shares with others.
 """
 
 from podembed.jobs.models.dcn_v2 import DCNv2
 from podembed.jobs.models.dlrm import DLRM
+from podembed.jobs.models.mmoe import MMoE
+from podembed.jobs.models.ple import PLE
 from podembed.jobs.models.two_towers import TwoTowers
 
-__all__ = ["DLRM", "DCNv2", "TwoTowers"]
+__all__ = ["DLRM", "PLE", "DCNv2", "MMoE", "TwoTowers"]
