@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
 from podembed.workers.host.spec import HostSpec
+from podembed.workers.input.candidates import Known
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.input.sources import job_plan, open_evaluation, open_reader
 from podembed.workers.job.job import JobConfig
@@ -28,7 +29,10 @@ class HostInput:
         plan = job_plan(job, spec.train_index)
         self.num_samples = max(len(lanes) for lanes in spec.lanes) * plan.rows_per_lane_step
         lanes = spec.lanes[spec.host]
-        self._reader = open_reader(job.resolved_data, spec.train_index, plan, lanes, bad_rows=self._bad_rows)
+        # Evaluations draw negatives by it too.
+        self._known: Known = {}
+        data = job.resolved_data
+        self._reader = open_reader(data, spec.train_index, plan, lanes, bad_rows=self._bad_rows, known=self._known)
         self._read_ahead: ReadAhead | None = None
         self._is_closed = False
 
@@ -51,7 +55,9 @@ class HostInput:
         if spec.eval_index is None:
             raise RuntimeError("No evaluation data is declared. Expected eval_paths in the job's data.")
         lanes = spec.lanes[spec.host]
-        reader, num_batches = open_evaluation(job, spec.train_index, spec.eval_index, lanes, bad_rows=self._bad_rows)
+        reader, num_batches = open_evaluation(
+            job, spec.train_index, spec.eval_index, lanes, bad_rows=self._bad_rows, known=self._known
+        )
         return ReadAhead(reader, first_step=0, depth=READ_AHEAD_BATCHES), num_batches
 
     def take_bad_rows(self) -> tuple[BadRow, ...]:

@@ -26,6 +26,9 @@ from podembed.workers.input.read_ahead import StepReader
 # Separate draws of training from those of an evaluation, and both from other uses of the seed.
 _TRAINING, _EVALUATION = 5, 6
 
+# What training files say of a column, by the column and by the feature whose positives are left out.
+Known = dict[tuple[IdColumn, str | None], Interactions]
+
 
 class NegativeSampler:
     """Draws the negatives of one feature. Calls change nothing. Features of one column with equal declarations get the
@@ -162,28 +165,36 @@ def cut_bags(bags: Ragged, *, first: int, length: int) -> Ragged:
 
 
 def samplers_of(
-    data: InputData, training: InputIndex | None, *, seed: int, is_evaluation: bool = False
+    data: InputData,
+    training: InputIndex | None,
+    *,
+    seed: int,
+    is_evaluation: bool = False,
+    known: Known | None = None,
 ) -> dict[str, NegativeSampler]:
     """Of the features whose columns declare negatives. Reads the training files, if a declaration needs that.
 
     Args:
       data: resolved, for training.
       training: index of the training files; None looks at them if a declaration needs that.
+      known: what was read of these files before; what is read now is added.
 
     Raises:
       InputError: as `read_interactions`.
     """
-    found, samplers = {}, {}
+    known = {} if known is None else known
+    samplers = {}
     for name, source in data.id_columns.items():
         declared = source.negatives
         if declared is None or (is_evaluation and declared.given):
             continue
-        known = None
+        interactions = None
         if declared.needs_counts:
-            key = source.column, source.mode, source.salt, source.vocabulary, declared.without_positives_of
-            if key not in found:
+            # Features of one column and mode count the same rows of the same table.
+            key = replace(source, negatives=None), declared.without_positives_of
+            if key not in known:
                 training = training or build_index(data)
-                found[key] = read_interactions(data, training, feature=name, owner=declared.without_positives_of)
-            known = found[key]
-        samplers[name] = NegativeSampler(name, source, known, seed=seed, is_evaluation=is_evaluation)
+                known[key] = read_interactions(data, training, feature=name, owner=declared.without_positives_of)
+            interactions = known[key]
+        samplers[name] = NegativeSampler(name, source, interactions, seed=seed, is_evaluation=is_evaluation)
     return samplers

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.config import InputData
-from podembed.workers.input.candidates import InParts, NegativeSampler, WithNegatives, samplers_of
+from podembed.workers.input.candidates import InParts, Known, NegativeSampler, WithNegatives, samplers_of
 from podembed.workers.input.index import InputIndex, check_alike
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
@@ -35,14 +35,23 @@ def job_plan(job: JobConfig, index: InputIndex) -> LanePlan:
 
 
 def open_reader(
-    data: InputData, index: InputIndex, plan: LanePlan, lanes: range, *, bad_rows: BadRowLog | None = None
+    data: InputData,
+    index: InputIndex,
+    plan: LanePlan,
+    lanes: range,
+    *,
+    bad_rows: BadRowLog | None = None,
+    known: Known | None = None,
 ) -> StepReader:
     """The reader of some lanes of data for training, which tells `bad_rows` of malformed rows.
+
+    Args:
+      known: as that of `samplers_of`.
 
     Raises:
       InputError, OSError: the data cannot be read.
     """
-    samplers = samplers_of(data, index, seed=plan.seed)
+    samplers = samplers_of(data, index, seed=plan.seed, known=known)
     return _with_negatives(_bare_reader(data, index, plan, lanes, bad_rows), plan, samplers)
 
 
@@ -54,6 +63,7 @@ def open_evaluation(
     *,
     data: InputData | None = None,
     bad_rows: BadRowLog | None = None,
+    known: Known | None = None,
 ) -> tuple[StepReader, int]:
     """The reader of some lanes of the data for evaluation, and how many steps it has. Each sample comes once, or
     `job.evaluation_parts` times after each other with other candidates.
@@ -61,12 +71,13 @@ def open_evaluation(
     Args:
       training: index of the training files, by which negatives are drawn; None looks at them if that is needed.
       data: resolved, what is evaluated in the place of the job's evaluation data.
+      known: as that of `samplers_of`.
 
     Raises:
       InputError, OSError: the data cannot be read.
     """
     plan = evaluation_plan(evaluation, num_lanes=job.num_lanes, batch_size=job.batch_size)
-    samplers = samplers_of(job.resolved_data, training, seed=job.seed, is_evaluation=True)
+    samplers = samplers_of(job.resolved_data, training, seed=job.seed, is_evaluation=True, known=known)
     bare = _bare_reader(data or job.resolved_data.for_evaluation(), evaluation, plan, lanes, bad_rows)
     reader, num_parts = _with_negatives(bare, plan, samplers), job.evaluation_parts
     if job.candidates is not None:

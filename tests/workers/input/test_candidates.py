@@ -17,6 +17,7 @@ from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import DataConfigError, Distribution, IdColumn, Negatives
 from podembed.workers.data.config import ParquetData
 from podembed.workers.data.errors import InputError
+from podembed.workers.input import candidates
 from podembed.workers.input.candidates import InParts, NegativeSampler, cut_bags, samplers_of
 from podembed.workers.input.index import InputIndex, build_index
 from podembed.workers.input.interactions import read_interactions
@@ -167,6 +168,16 @@ def test_popularity_counts_the_positive_samples_of_the_training_files(tmp_path: 
     for user in range(NUM_USERS):
         own = found.ids[found.splits[user] : found.splits[user + 1]]
         assert own.tolist() == sorted({item for owner, item in liked if owner == user})
+
+
+def test_training_files_are_read_once_for_training_and_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = resolved(write_likes(tmp_path), Negatives(1, by="popularity", without_positives_of="user"))
+    index, known = build_index(data), {}
+    samplers_of(data, index, seed=0, known=known)
+    monkeypatch.setattr(candidates, "read_interactions", lambda *_, **__: pytest.fail("read again"))
+    assert [*samplers_of(data, index, seed=0, is_evaluation=True, known=known)] == ["item"]
 
 
 def test_parts_have_all_candidates_in_turn() -> None:
