@@ -80,7 +80,7 @@ def mf(
     data: str,
     cache: str = DEFAULT_CACHE,
     dim: int = 32,
-    penalty: float = 0.02,
+    penalty: float = 0.1,
     held_out_share: float = 0.1,
     batch_size: int = 512,
     epochs: int = 10,
