@@ -60,7 +60,7 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
             jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_samples, *leaf.shape[1:])), spec.example(1)),
             dense=inputs["dense"],
             activations=Activations(activations),
-            lengths=lists | {name: inputs[f"lengths/{name}"] for name in spec.sequences},
+            lengths=lists | {name: inputs[f"lengths/{name}"] for name in job.sequences},
             columns={one.name: inputs[f"columns/{one.name}"] for one in job.data.extra_columns},
         )
         context = replace(
@@ -83,7 +83,7 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
     inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, spec.num_dense), jnp.float32)}
     for name, shape in spec.activation_shapes.items():
         inputs[f"activations/{name}"] = jax.ShapeDtypeStruct((n, *shape), jnp.float32)
-    for name in spec.sequences:
+    for name in job.sequences:
         inputs[f"lengths/{name}"] = jax.ShapeDtypeStruct((n,), jnp.int32)
     for name, column in batch_shapes(job.data.extra_columns).items():
         inputs[f"columns/{name}"] = jax.ShapeDtypeStruct((n, *column.inner), column.dtype)
