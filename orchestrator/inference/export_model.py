@@ -172,7 +172,7 @@ def _features(job: JobConfig, files: ExportFiles) -> list[dict[str, Any]]:
                 "table": binding.table,
                 "combiner": binding.combiner,
                 "quantization": _quantization(table),
-                "positions": bags.positions(name),
+                "positions": job.sequences.get(name, bags.positions(name)),
                 "is_sequence": name in job.sequences,
                 "shape": list(shape),
             }

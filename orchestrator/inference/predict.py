@@ -100,7 +100,7 @@ def _write(
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
     outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
     schema = pa.schema([*kept.schema, *outputs])
-    rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes))
+    rows = PooledRows(job, CommittedRows(model, kept_bytes=kept_bytes), is_padded=True)
     left = index.num_rows
 
     def scored() -> Iterator[pa.RecordBatch]:

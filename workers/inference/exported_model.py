@@ -73,11 +73,7 @@ def _check(path: str, expected: Mapping[str, Any], *, reads_all: bool) -> None:
 
 
 class Model:
-    """An export in memory, as far as it is no table. Calls change nothing, from any thread.
-
-    Attributes:
-      manifest: of the export.
-    """
+    """An export in memory, as far as it is no table. Calls change nothing, from any thread."""
 
     def __init__(self, folder: str, manifest: dict[str, Any]) -> None:
         self.manifest = manifest
@@ -159,7 +155,7 @@ class Model:
             return self._vocabularies[feature["vocabulary"]].rows(present, feature["num_reserved"])
         if mode == "hash":
             keys = present if present.dtype != object else np.array([_string_key(text) for text in present], np.uint64)
-            offset = np.uint64(_combine(feature["salt"]) if feature["salt"] else 0)
+            offset = np.uint64(_mix_one(feature["salt"] & _MASK) if feature["salt"] else 0)
             return (_mix(keys.astype(np.uint64), offset) % np.uint64(size - 1)).astype(np.int64) + 1
         if present.dtype == object:
             raise ModelError(f"Found text {present[0]!r} in column {feature['column']!r}. Expected integers.")
@@ -229,7 +225,7 @@ def _flat(values: Any) -> tuple[Any, np.ndarray]:
 def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Integers, or objects that are texts, and which are missing."""
     column = feature["column"]
-    array = np.asarray(values)
+    array = _with_times(values, feature, column)
     if array.dtype.kind in "OUS" or not len(array):
         items = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
         is_missing = np.array([value is None or value == "" for value in items], bool)
@@ -251,7 +247,7 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
 
 def _dense(values: Any, column: Mapping[str, Any]) -> np.ndarray:
     """float32 `[n]`."""
-    array = np.asarray(values)
+    array = _with_times(values, column, column["name"])
     if array.dtype == object:
         array = np.asarray([0 if value is None else value for value in array.tolist()])
     if array.dtype.kind in "mM":
@@ -269,6 +265,16 @@ def _dense(values: Any, column: Mapping[str, Any]) -> np.ndarray:
         wrong = numbers[~np.isfinite(numbers)][0]
         raise ModelError(f"Found {wrong} in column {column['name']!r}. Expected finite numbers; a missing one is None.")
     return numbers
+
+
+def _with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
+    """The values, as times where the column is declared so. Text in ISO 8601 stands for a time in UTC."""
+    array = np.asarray(values)
+    if (column["unit"] is None and column["since"] is None) or array.dtype.kind in "mM":
+        return array
+    if not all(value is None or isinstance(value, str) for value in array.tolist()):
+        raise ModelError(f"Found {array.dtype} in column {name!r}. Expected times: datetime64, or text in ISO 8601.")
+    return np.array([value or "NaT" for value in array.tolist()], "datetime64[us]")
 
 
 def _time_parts(array: np.ndarray, column: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int, str]:
@@ -319,13 +325,6 @@ def _mix_one(value: int) -> int:
     word = ((word ^ (word >> 30)) * _FIRST) & _MASK
     word = ((word ^ (word >> 27)) * _SECOND) & _MASK
     return word ^ (word >> 31)
-
-
-def _combine(*parts: int) -> int:
-    seed = 0
-    for part in parts:
-        seed = _mix_one((seed ^ part) & _MASK)
-    return seed
 
 
 def _string_key(text: str) -> int:

@@ -67,10 +67,14 @@ class _Rows:
 
 
 class PooledRows:
-    """The lookups of a job in rows that are fetched for a number of batches at once. Mutated by `fetch`."""
+    """The lookups of a job in rows that are fetched for a number of batches at once. Mutated by `fetch`.
 
-    def __init__(self, job: JobConfig, source: RowSource) -> None:
-        self._job, self._source, self._bags = job, source, Bags(job)
+    Args:
+      is_padded: whether sequences have room for their longest sample, as exported programs take them.
+    """
+
+    def __init__(self, job: JobConfig, source: RowSource, *, is_padded: bool = False) -> None:
+        self._job, self._source, self._bags, self._is_padded = job, source, Bags(job), is_padded
         self._bindings = feature_bindings(job)
         self._rows: list[_Rows] = []
 
@@ -107,10 +111,21 @@ class PooledRows:
         blocks = []
         for binding, (name, shape) in zip(self._bindings, self._job.activation_shapes.items(), strict=True):
             bags, rows = found.bags[name], self._rows[binding.table]
-            if binding.name in lengths:
+            if name in lengths and not self._is_padded:
                 bags = rooms.laid_out(name, bags, lengths[name], levels)
             index = np.searchsorted(rows.ids, bags.values).astype(np.int32)
             out = aligned_empty((bags.num_samples, shape[-1]))
             pool(rows.values, index, bags.row_splits, bags.weights, binding.combiner, out)
-            blocks.append(out if name in lengths else out.reshape(found.batch.num_samples, *shape))
+            if name not in lengths:
+                out = out.reshape(found.batch.num_samples, *shape)
+            elif self._is_padded:
+                out = _padded(out, lengths[name], shape)
+            blocks.append(out)
         return LookedUp(found.batch, blocks, lengths, levels)
+
+
+def _padded(positions: np.ndarray, lengths: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`[sum of lengths, width]` → `[n, *shape]`, zeros behind the positions of a sample."""
+    room = np.zeros((len(lengths), *shape), np.float32)
+    room[np.arange(shape[0]) < lengths[:, None]] = positions
+    return room

@@ -24,6 +24,7 @@ from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.context import StepContext
+from podembed.workers.model.jagged import Jagged
 from podembed.workers.model.portable import portable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -49,18 +50,21 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
     params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
     shapes = {"params": params, "state": state}
     spec = model_spec(job)
+    example = replace(spec.example(1), sequences={})
 
     def forward(dense: Arrays, inputs: Arrays) -> Arrays:
         num_samples = inputs["dense"].shape[0]
         values = replaced(shapes, dense, parts=SCORED_PARTS)
         activations = {name: inputs[f"activations/{name}"] for name in spec.activation_shapes}
+        lengths = {name: inputs[f"lengths/{name}"] for name in job.sequences}
         lists = {name: inputs[f"columns/{one.length_key}"] for name, one in job.data.list_columns.items()}
         batch = replace(
             # With labels, as a model may expect them; they are zeros.
-            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_samples, *leaf.shape[1:])), spec.example(1)),
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_samples, *leaf.shape[1:])), example),
             dense=inputs["dense"],
             activations=Activations(activations),
-            lengths=lists | {name: inputs[f"lengths/{name}"] for name in job.sequences},
+            lengths=lists | lengths,
+            sequences={name: Jagged.of_padded(activations[name], column) for name, column in lengths.items()},
             columns={one.name: inputs[f"columns/{one.name}"] for one in job.data.extra_columns},
         )
         context = replace(

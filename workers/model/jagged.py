@@ -14,7 +14,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 
 @partial(
@@ -65,10 +64,10 @@ class Jagged:
     def samples(self) -> jax.Array:
         """int32 `[capacity]`: the sample that each row belongs to. Those of filling are samples, too."""
         if not self.is_compact:
-            return jnp.asarray(np.repeat(np.arange(len(self.lengths), dtype=np.int32), self.longest))
+            return jnp.arange(self.capacity, dtype=jnp.int32) // self.longest
         rows = jnp.arange(self.capacity, dtype=jnp.int32)
         found = jnp.searchsorted(self.starts + self.lengths, rows, side="right", method="scan_unrolled")
-        return jnp.minimum(found.astype(jnp.int32), len(self.lengths) - 1)
+        return jnp.minimum(found.astype(jnp.int32), self.lengths.shape[0] - 1)
 
     @property
     def positions(self) -> jax.Array:
@@ -115,7 +114,7 @@ def _masked(mask: jax.Array, values: jax.Array) -> jax.Array:
 
 def _side_by_side(places: Jagged, length: int, values: jax.Array) -> jax.Array:
     rows = places.starts[:, None] + jnp.arange(length, dtype=jnp.int32)
-    found = jnp.take(values, jnp.minimum(rows, len(values) - 1), axis=0)
+    found = jnp.take(values, jnp.minimum(rows, values.shape[0] - 1), axis=0)
     return _masked(places.mask_padded(length), found)
 
 
@@ -144,7 +143,7 @@ _padded.defvjp(_padded_forward, _padded_backward)
 
 
 def _sum_of_each(places: Jagged, values: jax.Array) -> jax.Array:
-    num_samples = len(places.lengths)
+    num_samples = places.lengths.shape[0]
     samples = jnp.where(places.mask, places.samples, num_samples)
     return jax.ops.segment_sum(values, samples, num_samples + 1)[:-1]
 

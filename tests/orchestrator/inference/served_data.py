@@ -106,7 +106,7 @@ class Attention(nn.Module):
         history, item = batch.activations["history"], batch.activations["item"]
         is_there = jnp.arange(history.shape[1]) < batch.lengths["history"][:, None]
         weights = jax.nn.softmax(jnp.where(is_there, jnp.einsum("nld,nd->nl", history, item), -1e9), axis=1)
-        user = jnp.einsum("nl,nld->nd", weights, history)
+        user = jnp.einsum("nl,nld->nd", weights, history) + batch.sequences["history"].sum()
         x = jnp.concatenate([batch.dense / 100, user, item], axis=1)
         x = nn.BatchNorm(use_running_average=not context.training, axis_name=context.axis)(nn.Dense(16)(x))
         x = nn.Dropout(0.3, deterministic=not context.training)(nn.relu(x))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -219,6 +220,7 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"item": "seven"}, r"Found text 'seven' in column 'item'. Expected integers"),
         ({"user": 0.5}, r"Found float64 in column 'user'. Expected integers, text"),
         ({"price": float("nan")}, r"Found nan in column 'price'. Expected finite numbers"),
+        ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
     ],
 )
@@ -328,3 +330,30 @@ def test_the_commands_find_the_job_by_the_run(
         assert (tmp_path / "model" / file).read_bytes() == (exports[1] / file).read_bytes()
     code, _, err = podembed("evaluate", runs[0], "--memory-gib", "0")
     assert (code, "Found --memory-gib 0. Expected more than 0" in err) == (87, True)
+
+
+def test_the_page_serves_an_export(exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first program of docs/inference.md, by requests."""
+    testclient = pytest.importorskip("fastapi.testclient")
+    page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text(encoding="utf-8")
+    program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FastAPI" in block)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "served_model", raising=False)
+    names: dict[str, Any] = {}
+    exec(compile(program.replace('"model"', repr(str(exports[1]))), "page", "exec"), names)
+    monkeypatch.delitem(sys.modules, "served_model")
+    columns = {
+        "price": [1.5, None],
+        "visits": [3, 0],
+        "seen": ["2024-05-01", "2024-05-02T13:00"],
+        "item": [7, 35],
+        "history": [[1, 2], []],
+    }
+    client = testclient.TestClient(names["app"])
+    answer = client.post("/score", json=columns)
+    assert answer.status_code == 200
+    times = np.array(columns["seen"], "datetime64[s]")
+    expected = load(str(exports[1])).predict(columns | {"seen": times})
+    np.testing.assert_array_equal(np.array(answer.json()["score"], np.float32), expected)
+    refused = client.post("/score", json=columns | {"item": ["seven", "eight"]})
+    assert (refused.status_code, "Found text 'seven' in column 'item'" in refused.json()["detail"]) == (422, True)
