@@ -1,0 +1,125 @@
+"""SASRec (Kang and McAuley 2018, "Self-Attentive Sequential Recommendation").
+
+Every position of a history sees itself and what came before it, and foretells the next item. One table has the items of
+the history, the positives and the negatives. Write histories from the first item to the last.
+
+Positions are counted back from the last item, as with padding in front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podembed import Losses, ModelBatch, ModelSpec, StepContext
+from podembed.jobs.models.layers import init_layers, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SASRec:
+    """Scores candidates by the state after the last item; trains all positions if positives and negatives are there.
+
+    Attributes:
+      history: feature with `max_sequence_length`.
+      item: feature of the items that are judged, one or candidates.
+      positives, negatives: features as long as the history, for its next items and for items to tell them from. Without
+        them the loss is that of the scores: the label's, or of candidates one by one.
+      blocks, heads: of attention.
+      dropout: share of numbers left out in training.
+    """
+
+    history: str
+    item: str
+    positives: str | None = None
+    negatives: str | None = None
+    blocks: int = 2
+    heads: int = 1
+    dropout: float = 0.2
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, Any]:
+        """Positions, and the layers of all blocks."""
+        width, longest = spec.widths[self.history], spec.sequences[self.history]
+        position_key, *keys = jax.random.split(key, 1 + self.blocks)
+        return {
+            "positions": 0.02 * jax.random.normal(position_key, (longest, width)),
+            "blocks": [_init_block(block_key, width) for block_key in keys],
+            "norm": _init_norm(width),
+        }
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
+        """`scores` `[n]`, or `[n, c]` of candidates; and `states` `[n, longest, width]`."""
+        states = self.states(params, batch, context)
+        last = jnp.maximum(batch.lengths[self.history] - 1, 0)
+        user = jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
+        items = batch.activations[self.item]
+        scores = jnp.einsum("nd,nd->n" if items.ndim == 2 else "nd,ncd->nc", user, items)
+        return {"scores": scores, "states": states}
+
+    def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        """`[n, longest, width]`: what each position foretells; zeros behind a history."""
+        history = batch.sequences[self.history]
+        x, mask = history.padded(), history.mask_padded()[:, :, None]
+        places = jnp.arange(x.shape[1])
+        ages = jnp.clip(history.lengths[:, None] - 1 - places, 0, len(params["positions"]) - 1)
+        keys = jax.random.split(context.key, 1 + 3 * self.blocks)
+        drop = self.dropout if context.training else 0.0
+        x = _dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
+        sees = (places[:, None] >= places) & mask[:, None, :, 0]
+        for block, (attends, first, second) in zip(params["blocks"], keys[1:].reshape(self.blocks, 3), strict=True):
+            query = _normed(block["norm_1"], x)
+            x = query + self._attention(block, query, x, sees[:, None], attends, drop)
+            x = _normed(block["norm_2"], x)
+            inner = _dropped(first, jax.nn.relu(linear(block["inner"][0], x)), drop)
+            x = (x + _dropped(second, linear(block["outer"][0], inner), drop)) * mask
+        return _normed(params["norm"], x) * mask
+
+    def _attention(self, block: Any, query: jax.Array, x: jax.Array, sees: jax.Array, key: Any, drop: float) -> Any:
+        """`[n, longest, width]`. `sees` is bool `[n, 1, longest, longest]`."""
+
+        def heads(vectors: jax.Array, name: str) -> jax.Array:
+            return linear(block[name][0], vectors).reshape(*vectors.shape[:2], self.heads, -1)
+
+        q, k, v = heads(query, "query"), heads(x, "key"), heads(x, "value")
+        logits = jnp.einsum("nqhd,nkhd->nhqk", q, k) / q.shape[3] ** 0.5
+        # Rows behind a history see nothing; a large number keeps their softmax finite.
+        weights = _dropped(key, jax.nn.softmax(jnp.where(sees, logits, -1e9)), drop)
+        return jnp.einsum("nhqk,nkhd->nqhd", weights, v).reshape(x.shape)
+
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array | Losses:
+        """`[n]`: of positions, their mean by sample. A position counts that has a next item."""
+        if self.positives is None or self.negatives is None:
+            scores = outputs["scores"]
+            labels = jnp.zeros_like(scores).at[:, 0].set(batch.label) if scores.ndim == 2 else batch.label
+            losses = jax.nn.softplus(scores) - labels * scores
+            return losses.mean(axis=1) if losses.ndim == 2 else losses
+        states = outputs["states"]
+        length = states.shape[1]
+        up = (states * batch.activations[self.positives][:, :length]).sum(axis=2)
+        down = (states * batch.activations[self.negatives][:, :length]).sum(axis=2)
+        counts = jnp.arange(length) < jnp.minimum(batch.lengths[self.positives], batch.lengths[self.history])[:, None]
+        losses = jnp.where(counts, jax.nn.softplus(-up) + jax.nn.softplus(down), 0.0)
+        return losses.sum(axis=1) / jnp.maximum(counts.sum(axis=1), 1)
+
+
+def _init_block(key: jax.Array, width: int) -> dict[str, Any]:
+    names = ("query", "key", "value", "inner", "outer")
+    layers = {
+        name: init_layers(one, width, (width,)) for name, one in zip(names, jax.random.split(key, 5), strict=True)
+    }
+    return {**layers, "norm_1": _init_norm(width), "norm_2": _init_norm(width)}
+
+
+def _init_norm(width: int) -> dict[str, jax.Array]:
+    return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
+
+
+def _normed(norm: Any, x: jax.Array) -> jax.Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return norm["scale"] * centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-8) + norm["shift"]
+
+
+def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
+    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)

@@ -1,0 +1,166 @@
+"""Models of histories against numpy, sample by sample: forward passes, what may not matter, and what must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podembed import Jagged, ModelBatch, ModelSpec, StepContext
+from podembed.embedding.features.activations import Activations
+from podembed.jobs.models import DIN, SASRec
+
+WIDTH, LONGEST, LENGTHS = 4, 5, [3, 0, 5, 1]
+SPEC = ModelSpec(
+    num_dense=2,
+    activation_shapes={"item": (WIDTH,), "history": (LONGEST, WIDTH), "user": (3,)},
+    batch_size=len(LENGTHS),
+    sequences={"history": LONGEST},
+)
+
+
+def batch_of(histories: list[np.ndarray], *, filling: int = 3, room: int = 0) -> ModelBatch:
+    """With rows of filling behind the histories that are no zeros, and the room of a longer one."""
+    random = np.random.default_rng(5)
+    n, lengths = len(histories), np.array([len(one) for one in histories], np.int32)
+    values = np.concatenate([*histories, np.full((filling, WIDTH), 9.0)]).astype(np.float32)
+    longest = int(lengths.max()) + room
+    return ModelBatch(
+        dense=jnp.asarray(random.normal(size=(n, 2)), jnp.float32),
+        activations=Activations(
+            item=jnp.asarray(random.normal(size=(n, WIDTH)), jnp.float32),
+            history=Jagged.of(jnp.asarray(values), jnp.asarray(lengths), longest=LONGEST).padded(),
+            user=jnp.asarray(random.normal(size=(n, 3)), jnp.float32),
+        ),
+        labels={"label": jnp.ones(n)},
+        weights=jnp.ones(n),
+        lengths={"history": jnp.asarray(lengths)},
+        sequences={"history": Jagged.of(jnp.asarray(values), jnp.asarray(lengths), longest=longest)},
+    )
+
+
+def histories() -> list[np.ndarray]:
+    random = np.random.default_rng(2)
+    return [random.normal(size=(length, WIDTH)).astype(np.float32) for length in LENGTHS]
+
+
+def scores(model: Any, params: Any, batch: ModelBatch, *, training: bool = False) -> np.ndarray:
+    outputs = model.apply(params, batch, StepContext.alone(len(batch.weights), training=training))
+    return np.asarray(outputs["scores"] if isinstance(outputs, dict) else outputs)
+
+
+def relu_layers(layers: Any, x: np.ndarray) -> np.ndarray:
+    for at, layer in enumerate(layers):
+        x = x @ np.asarray(layer["weight"]) + np.asarray(layer["bias"])
+        x = x if at == len(layers) - 1 else np.maximum(x, 0)
+    return x
+
+
+def test_din_weighs_each_item_of_a_history_by_the_target() -> None:
+    model, batch = DIN(target="item", history="history"), batch_of(histories())
+    params = model.init(jax.random.key(0), SPEC)
+    expected = []
+    for at, history in enumerate(histories()):
+        item, interest = np.asarray(batch.activations["item"][at]), np.zeros(WIDTH)
+        for one in history:
+            interest += relu_layers(params["attention"], np.concatenate([one, item, one - item, one * item])) * one
+        seen = np.concatenate([batch.dense[at], item, interest, batch.activations["user"][at]])
+        expected.append(relu_layers(params["top"], seen)[0])
+    np.testing.assert_allclose(scores(model, params, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_din_scores_candidates_as_it_scores_items() -> None:
+    model, batch = DIN(target="item", history="history"), batch_of(histories())
+    params = model.init(jax.random.key(0), SPEC)
+    items = jnp.stack([batch.activations["item"], -batch.activations["item"]], axis=1)
+
+    def with_items(items: jax.Array) -> ModelBatch:
+        return replace(batch, activations=Activations({**batch.activations, "item": items}))
+
+    each = [scores(model, params, with_items(items[:, at])) for at in range(2)]
+    np.testing.assert_allclose(scores(model, params, with_items(items)), np.stack(each, axis=1), rtol=1e-5)
+
+
+def test_din_refuses_a_target_of_another_width() -> None:
+    with pytest.raises(ValueError, match="Let them share a table"):
+        DIN(target="user", history="history").init(jax.random.key(0), SPEC)
+
+
+def sasrec_of_one(params: Any, history: np.ndarray, heads: int) -> np.ndarray:
+    """`[length, width]`: the states of one history, as the paper writes them."""
+
+    def normed(norm: Any, x: np.ndarray) -> np.ndarray:
+        deviation = np.sqrt(x.var(axis=-1, keepdims=True) + 1e-8)
+        return norm["scale"] * (x - x.mean(axis=-1, keepdims=True)) / deviation + norm["shift"]
+
+    def layer(layers: Any, x: np.ndarray) -> np.ndarray:
+        return x @ np.asarray(layers[0]["weight"]) + np.asarray(layers[0]["bias"])
+
+    length = len(history)
+    x = history * WIDTH**0.5 + np.asarray(params["positions"])[:length][::-1]
+    for block in params["blocks"]:
+        query = normed(block["norm_1"], x)
+        q, k, v = layer(block["query"], query), layer(block["key"], x), layer(block["value"], x)
+        found = np.zeros_like(x)
+        for head in np.split(np.arange(WIDTH), heads):
+            for at in range(length):
+                logits = k[: at + 1, head] @ q[at, head] / len(head) ** 0.5
+                weights = np.exp(logits - logits.max())
+                found[at, head] = weights / weights.sum() @ v[: at + 1, head]
+        x = normed(block["norm_2"], query + found)
+        x = x + layer(block["outer"], np.maximum(layer(block["inner"], x), 0))
+    return normed(params["norm"], x)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_sasrec_has_the_states_of_the_paper(heads: int) -> None:
+    model, batch = SASRec(history="history", item="item", heads=heads), batch_of(histories())
+    params = model.init(jax.random.key(1), SPEC)
+    found = scores(model, params, batch)
+    for at, history in enumerate(histories()):
+        last = sasrec_of_one(params, history, heads)[-1] if len(history) else np.zeros(WIDTH)
+        assert found[at] == pytest.approx(float(last @ np.asarray(batch.activations["item"][at])), rel=1e-4, abs=1e-5)
+
+
+def test_a_later_item_changes_no_earlier_state() -> None:
+    model, context = SASRec(history="history", item="item"), StepContext.alone(len(LENGTHS), training=False)
+    params = model.init(jax.random.key(1), SPEC)
+    changed = histories()
+    changed[2][3] += 1.0
+    before, after = (np.asarray(model.states(params, batch_of(one), context)) for one in (histories(), changed))
+    np.testing.assert_array_equal(before[2, :3], after[2, :3])
+    assert not np.allclose(before[2, 3:], after[2, 3:])
+    np.testing.assert_array_equal(np.delete(before, 2, axis=0), np.delete(after, 2, axis=0))
+
+
+@pytest.mark.parametrize("model", [DIN(target="item", history="history"), SASRec(history="history", item="item")])
+def test_the_room_of_a_batch_changes_no_score(model: Any) -> None:
+    """Also with dropout, which belongs to the samples and their positions."""
+    params = model.init(jax.random.key(0), SPEC)
+    expected = scores(model, params, batch_of(histories()))
+    np.testing.assert_allclose(scores(model, params, batch_of(histories(), filling=9, room=4)), expected, rtol=1e-5)
+    assert np.isfinite(scores(model, params, batch_of(histories()), training=True)).all()
+
+
+def test_sasrec_trains_every_position_that_has_a_next_item() -> None:
+    model = SASRec(history="history", item="item", positives="next", negatives="other", dropout=0.0)
+    batch, random = batch_of(histories()), np.random.default_rng(8)
+    params = model.init(jax.random.key(1), SPEC)
+    both = random.normal(size=(2, len(LENGTHS), LONGEST, WIDTH)).astype(np.float32)
+    lengths = jnp.asarray([2, 0, 5, 1], jnp.int32)
+    batch = replace(
+        batch,
+        activations=Activations({**batch.activations, "next": jnp.asarray(both[0]), "other": jnp.asarray(both[1])}),
+        lengths={**batch.lengths, "next": lengths, "other": lengths},
+    )
+    context = StepContext.alone(len(LENGTHS))
+    found = model.loss(model.apply(params, batch, context), batch, context)
+    for at, history in enumerate(histories()):
+        states = sasrec_of_one(params, history, 1)[: int(lengths[at])] if len(history) else np.zeros((0, WIDTH))
+        up, down = ((states * one[at, : len(states)]).sum(axis=1) for one in both)
+        losses = np.log1p(np.exp(-up)) + np.log1p(np.exp(down))
+        assert float(found[at]) == pytest.approx(losses.mean() if len(losses) else 0.0, rel=1e-4)
