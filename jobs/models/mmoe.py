@@ -65,7 +65,7 @@ def input_width(spec: ModelSpec) -> int:
 
 def inputs_of(batch: ModelBatch) -> jax.Array:
     """`[n, width]`: dense numbers and the vectors of all features side by side."""
-    vectors = [block.reshape(len(block), -1) for block in batch.activations.values()]
+    vectors = [block.reshape(block.shape[0], -1) for block in batch.activations.values()]
     return jnp.concatenate([batch.dense, *vectors], axis=1)
 
 

@@ -69,7 +69,7 @@ class Factors:
     def loss(self, outputs: jax.Array, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n]`, with the penalty."""
         squares = sum(
-            jnp.sum(vectors.reshape(len(batch.weights), -1) ** 2, 1) for vectors in batch.activations.values()
+            jnp.sum(vectors.reshape(batch.weights.shape[0], -1) ** 2, 1) for vectors in batch.activations.values()
         )
         fit = bpr_loss(outputs) if self.is_ranked else jnp.square(outputs - batch.label)
         return fit + 0.5 * self.penalty * squares

@@ -104,7 +104,7 @@ class Model:
         for name in ("score", "scores"):
             if name in outputs:
                 return outputs[name]
-        return {name: values for name, values in outputs.items() if name.startswith("scores/")}
+        return {name: values for name, values in outputs.items() if name.startswith("scores/")} or outputs
 
     def outputs(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
