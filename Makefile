@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help train test check fuzz env clean simulate lease-races chaos chaos-short elastic faults
+.PHONY: help train test check lint types tests-with-ray fuzz env clean simulate lease-races chaos chaos-short elastic faults
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -30,19 +30,28 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)
 	$(BIN)/podembed train --job synthetic --hosts 2 --threads-per-host 1
 
-check: $(STAMP)
+check: lint types
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/pyright
 
-# Tests with Ray follow in two processes, since they wait half of their time. tests/scheduling.py divides them.
-test: check
+# Tests with Ray wait half of their time, so they run in two processes, and beside pyright.
 ifdef TESTS
+test: check
 	$(BIN)/python -m pytest $(TESTS)
 else
+test: lint
 	$(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope
+	@$(MAKE) --no-print-directory -j 2 types tests-with-ray
 endif
+
+# tests/scheduling.py divides them.
+tests-with-ray: $(STAMP)
+	$(BIN)/python -m pytest -m ray -n 2 --dist loadscope
 
 # make simulate SEEDS=1000 [FIRST=1] [PROCESSES=2], or SEED=17 to see what happens in one of them.
 SEEDS ?= 1000
