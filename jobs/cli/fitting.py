@@ -41,7 +41,7 @@ def fit_run(run: OpenRun, command: Train | Resume, scaling: ScalingConfig, repor
     if result is None:
         introduce(run, scaling, reporter)
         result = fit(run, scaling=scaling, config=config, reporter=reporter)
-    is_whole = result.stopped_by is None and result.step >= run.total_steps
+    is_whole = result.stopped_by is None and (result.step >= run.total_steps or result.stopped_early is not None)
     seconds = time.monotonic() - started
     show_summary(run, result, seconds=seconds, is_whole=is_whole, config=config.checkpoint_config)
     if result.prediction is not None:

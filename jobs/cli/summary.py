@@ -68,6 +68,9 @@ def summary(
     if result.step > result.total_steps:
         yield f"nothing left to train: the commit is of step {result.step}, and the run was"
         yield f"to end at {result.total_steps}"
+    elif not result.num_windows and result.stopped_early is not None:
+        yield f"nothing left to train: stopped early at step {result.step} of {result.total_steps},"
+        yield f"since {result.stopped_early}"
     elif not result.num_windows and result.stopped_by is None:
         yield f"nothing left to train: all {result.total_steps:,} steps are done"
     elif not result.num_windows:
@@ -75,6 +78,7 @@ def summary(
         yield f"stopped by {result.stopped_by} before a step was trained: {stands}"
     else:
         end = f"stopped by {result.stopped_by}" if result.stopped_by else "done"
+        end = "stopped early" if result.stopped_early else end
         yield f"{end} at step {result.step} of {result.total_steps}, {seconds:.1f} s all in all"
     yield from _rates(result)
     if result.losses:

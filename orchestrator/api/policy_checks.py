@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from podembed.orchestrator.api.config import (
     DEFAULT_METRIC,
@@ -11,6 +11,7 @@ from podembed.orchestrator.api.config import (
     RunConfig,
     ScalingConfig,
 )
+from podembed.orchestrator.api.save_policies import Order
 from podembed.workers.declared_types import shown
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
@@ -24,6 +25,7 @@ def check_policies(job: JobConfig, config: RunConfig) -> None:
         job does not have.
     """
     with_metric(job, config.checkpoint_config)
+    _check_stopping(job, config)
     every_seconds = config.checkpoint_config.every_seconds
     if job.staleness and every_seconds is not None:
         raise ConfigurationError(
@@ -61,6 +63,50 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
     if order is None and is_lower_better is not None:
         order = "min" if is_lower_better else "max"
     return replace(config, metric=metric, metric_order=order)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOrder:
+    """A metric, and whether its highest or lowest value is the best; None where its name decides."""
+
+    metric: str
+    order: Order | None
+
+
+def stopping_metric(job: JobConfig, config: CheckpointConfig) -> MetricOrder:
+    """By what `JobConfig.early_stopping` compares evaluations.
+
+    Raises:
+      ConfigurationError: no evaluation of the job has it.
+    """
+    policy = job.early_stopping
+    if policy is None or policy.metric in (None, config.metric):
+        asked = replace(config, on_best=config.on_best or policy is not None)
+    else:
+        asked = replace(config, on_best=True, metric=policy.metric, metric_order=None)
+    found = with_metric(job, asked)
+    return MetricOrder(found.metric or DEFAULT_METRIC, found.metric_order)
+
+
+def _check_stopping(job: JobConfig, config: RunConfig) -> None:
+    """Refuses early stopping of a run that has no evaluations on the way.
+
+    Raises:
+      ConfigurationError: nothing would ever stop it.
+    """
+    if job.early_stopping is None:
+        return
+    stopping_metric(job, config.checkpoint_config)
+    if not job.data.eval_paths:
+        raise ConfigurationError(
+            f"Found early_stopping in job '{job.name}', whose data has no eval_paths. Expected evaluation data, by "
+            "which it stops. Pass eval_paths to its data, or leave early_stopping out."
+        )
+    if config.eval_every_steps is None:
+        raise ConfigurationError(
+            f"Found early_stopping in job '{job.name}', and no evaluations before the end. Expected some on the way. "
+            "Give RunConfig(eval_every_steps='1epoch') (--eval-every)."
+        )
 
 
 def check_hosts(job: JobConfig, scaling: ScalingConfig) -> None:

@@ -179,6 +179,7 @@ class Result:
       commit: name of the newest commit, which is of `step`; also where this call was stopped before its first step, or
         between a recovery and the next step. None only where the run has none: `step` is 0, and nothing is lost.
       stopped_by: None when all steps are done, else the reason.
+      stopped_early: why the job's early stopping ended it; None where it did not. Nothing is left to train then.
       staleness: as in the job.
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
       prediction: predicted and measured steps side by side. None where this machine has no constants (`podembed
@@ -196,6 +197,7 @@ class Result:
     phase_s: Mapping[str, float]
     commit: str | None
     stopped_by: str | None = None
+    stopped_early: str | None = None
     staleness: int = 0
     changes: tuple[HostsChange, ...] = ()
     failed_saves: int = 0

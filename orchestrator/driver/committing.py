@@ -101,7 +101,8 @@ class Committing:
             step=step,
             placement=self._placement,
             num_hosts=self._group.num_hosts,
-            metrics=journal.metrics_at(step),
+            counters=shared.early_stop.counters,
+            metrics={**journal.metrics_at(step), **shared.early_stop.metrics},
             read_back=shared.config.checkpoint_config.read_back,
             unix_s=shared.clock.wall_s,
         )

@@ -141,6 +141,7 @@ class Driver:
             step=step,
             total_steps=shared.saves.schedule.total_steps,
             commit=lease.head if lease else None,
-            stopped_by=shared.stop.reason,
+            stopped_by=shared.stop.reason if shared.early_stop.reason is None else None,
+            stopped_early=shared.early_stop.reason,
             changes=shared.watch.changes,
         )

@@ -106,8 +106,8 @@ class Generation:
         if self._committing is not None:
             self._committing.commits.poll()
             self._shared.watch.look()
-        elif self._shared.is_stopping:
-            raise StoppedAtStart(self._shared.stop.reason or "a request")
+        elif self._shared.stop.reason is not None:
+            raise StoppedAtStart(self._shared.stop.reason)
 
     # ------------------------------------------------------------------ its start
 
@@ -162,6 +162,8 @@ class Generation:
         shared, commits = self._shared, committing.commits
         schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
         step, step_s = self.base_step, None
+        if self._base is not None:
+            shared.early_stop.begin(self._base.counters, self._base.metrics)
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(

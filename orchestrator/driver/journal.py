@@ -84,6 +84,7 @@ class Journal:
         total_steps: int,
         commit: str | None,
         stopped_by: str | None,
+        stopped_early: str | None,
         changes: Sequence[HostsChange],
     ) -> Result:
         """What this driver made of the run.
@@ -91,6 +92,7 @@ class Journal:
         Args:
           step: that the run ended at.
           commit: the newest one.
+          stopped_early: why its early stopping ended it, if that did.
           stopped_by: who asked the run to end, if somebody did; it may have been done by then.
         """
         history = self.history
@@ -109,6 +111,7 @@ class Journal:
             phase_s=dict(history.phase_s),
             commit=commit,
             stopped_by=stopped_by if step < total_steps else None,
+            stopped_early=stopped_early,
             staleness=self._run.job.staleness,
             changes=tuple(changes),
             failed_saves=history.failed_saves,

@@ -87,7 +87,8 @@ class RunPublication:
 
     Attributes:
       record: loss and evaluations up to `step`, written after the commit.
-      metrics: of an evaluation of this very state.
+      counters: more of them, by name.
+      metrics: of an evaluation of this very state, and what early stopping keeps.
       unix_s: wall clock.
       read_back: compare every byte on storage before publishing, and not only sizes.
     """
@@ -100,6 +101,7 @@ class RunPublication:
     step: int
     placement: Mapping[str, Sequence[int]]
     num_hosts: int
+    counters: Mapping[str, int]
     metrics: Mapping[str, float]
     read_back: bool
     unix_s: Callable[[], float]
@@ -122,6 +124,7 @@ class RunPublication:
                 placement=self.placement,
                 num_hosts=self.num_hosts,
                 receipts=receipts,
+                counters=self.counters,
                 metrics=self.metrics,
                 failed_saves=failed_saves,
             )

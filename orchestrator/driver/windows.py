@@ -10,7 +10,7 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.events.progress import Evaluated, ExchangesChosen, WindowReport, WindowTrained
+from podembed.orchestrator.events.progress import Evaluated, ExchangesChosen, StoppedEarly, WindowReport, WindowTrained
 from podembed.orchestrator.group.worker_group import WorkerGroup
 
 
@@ -107,6 +107,9 @@ class Windows:
         shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))
         if step < shared.saves.schedule.total_steps:
             require_metric(job, shared.config.checkpoint_config, evaluation)
+            shared.early_stop.take(step, evaluation.values)
+            if (reason := shared.early_stop.reason) is not None:
+                shared.emit(StoppedEarly(step=step, total_steps=shared.saves.schedule.total_steps, reason=reason))
 
 
 def _require_finite(first: int, losses: Sequence[float]) -> None:

@@ -69,6 +69,19 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedEarly(Event):
+    """Evaluations no longer get better, so training ends here (`JobConfig.early_stopping`).
+
+    Attributes:
+      reason: the metric, its best value and where it was.
+    """
+
+    step: int
+    total_steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangesChosen(Event):
     """Hosts exchange in another way from here on.
 

@@ -39,6 +39,34 @@ class RunOpened(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackFailed(Event):
+    """A callback of the job raised; the run goes on. Told once for each error.
+
+    Attributes:
+      callback: its type.
+      method: that raised.
+      trace: of the exception, with its lines.
+    """
+
+    callback: str
+    method: str
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbacksLeft(Event):
+    """The run has ended, but a callback has not come back; it is left behind.
+
+    Attributes:
+      untold: calls that no callback has heard.
+    """
+
+    waited_s: float
+    untold: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NothingLeft(Event):
     """All steps of the run are done."""
 

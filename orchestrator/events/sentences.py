@@ -23,6 +23,7 @@ UNEVEN_SHARE = 1.5
 # Sentences that only name fields, by type.
 _TEMPLATES: dict[type[Event], str] = {
     progress.WindowTrained: "trained up to step {report.step} of {report.total_steps}: loss {report.loss:.4f}",
+    progress.StoppedEarly: "stopped early at step {step} of {total_steps}: {reason}",
     progress.HostSlow: (
         "host {host} is slow: {ratio:.1f} times the work time of the others, most of it in {phase} ({phase_s:.2f} s "
         "a window, the others {others_phase_s:.2f} s)"
@@ -70,6 +71,13 @@ _TEMPLATES: dict[type[Event], str] = {
     commits.HistoryUnwritten: "loss and evaluations were not written to history/, training is not touched: {reason}",
     run.DriverBegan: "a driver begins",
     run.RunOpened: "run folder {url}",
+    run.CallbackFailed: (
+        "callback {callback} raised in {method}: {error}. The run goes on without what it did there.\n{trace}"
+    ),
+    run.CallbacksLeft: (
+        "a callback has not come back within {waited_s:.0f} s of the end, and is left behind; {untold} calls were "
+        "not made"
+    ),
     run.NothingLeft: "nothing is left to do in {url}: step {step} is committed as {commit}",
     run.NotPredicted: "not compared with a prediction: {reason}",
     run.GenerationLost: "fault: {cause}",

@@ -4,9 +4,13 @@ to say so.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from podembed.orchestrator.api.config import RunConfig
+from podembed.orchestrator.api.policy_checks import stopping_metric
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.early_stopping import EarlyStop
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError
@@ -23,7 +27,14 @@ def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result |
       head: the newest commit.
     """
     total_steps = config.last_step(run.total_steps)
-    if head is None or head.step < total_steps:
+    if head is None:
+        return None
+    compared = stopping_metric(run.job, config.checkpoint_config)
+    early = EarlyStop(run.job.early_stopping, metric=compared.metric, order=compared.order)
+    early.begin(head.counters, head.metrics)
+    if early.is_due:
+        return replace(untrained(run, config, head), stopped_early=early.reason)
+    if head.step < total_steps:
         return None
     owes_evaluation = config.evaluate_at_end and run.eval_index is not None and head.step == total_steps
     if owes_evaluation and not _is_evaluated(run, head.step):

@@ -36,6 +36,7 @@ def manifest_of(
     placement: Mapping[str, Sequence[int]],
     num_hosts: int,
     receipts: Receipts,
+    counters: Mapping[str, int],
     metrics: Mapping[str, float],
     failed_saves: int,
 ) -> Manifest:
@@ -43,6 +44,7 @@ def manifest_of(
 
     Args:
       receipts: what they wrote: of the hosts, and of the device processes.
+      counters: beside those of samples and failed saves.
       metrics: of an evaluation of this very state.
       failed_saves: saves that failed since the parent.
 
@@ -60,7 +62,8 @@ def manifest_of(
             f"The model or the optimizer is not deterministic, or a host computes wrongly; the last commit stands."
         )
     # Padding is left out; malformed rows count.
-    counters = {"samples": run.input_plan.rows_before(step)} | ({"failed_saves": failed_saves} if failed_saves else {})
+    saves = {"failed_saves": failed_saves} if failed_saves else {}
+    counters = {"samples": run.input_plan.rows_before(step), **saves, **counters}
     return Manifest(
         run_id=run.record.run_id,
         step=step,

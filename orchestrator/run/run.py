@@ -10,7 +10,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podembed.orchestrator.api.keep_policies import Committed
@@ -66,7 +66,8 @@ class OpenRun:
 
     @property
     def job_for_workers(self) -> JobConfig | JobReference:
-        return self.reference or self.job
+        # Callbacks are for the driver, and may hold what cannot be sent.
+        return self.reference or replace(self.job, callbacks=())
 
     @property
     def table_buckets(self) -> tuple[int, ...]:

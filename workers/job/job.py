@@ -17,11 +17,13 @@ from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import Adagrad, Optimizer
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
+from podembed.workers.job.callback import Callback
 from podembed.workers.job.candidates import SAMPLE, candidates_problem, num_parts, room_problem
 from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
+from podembed.workers.job.stopping import EarlyStopping
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
 from podembed.workers.job.types import type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form
@@ -73,6 +75,8 @@ class JobConfig:
         `[n, c, width]`, and the model returns scores `[n, c]`. The label of the first is that of the sample, and 0 that
         of the others. None where a sample has one score.
       metrics: figures of an evaluation besides its loss, and AUC and log loss where labels are 0 and 1.
+      early_stopping: ends training when evaluations no longer get better; None trains all epochs.
+      callbacks: hear how the run goes, in the driver's program.
       baseline: what a rule without learning reaches on the evaluation data, where it is known.
     """
 
@@ -95,10 +99,12 @@ class JobConfig:
     candidates: str | None = None
     metrics: tuple[Metric, ...] = ()
     baseline: Baseline | None = None
+    callbacks: tuple[Callback, ...] = ()
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         check_plain_fields(self, JobError)
-        for name in ("metrics", "tasks"):
+        for name in ("metrics", "tasks", "callbacks"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         problem = type_problem({field.name: getattr(self, field.name) for field in fields(self)})

@@ -16,7 +16,9 @@ from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Optimizer
 from podembed.workers.declared_types import shown
 from podembed.workers.formats.registry import declared_kinds, is_readable
+from podembed.workers.job.callback import Callback
 from podembed.workers.job.ranking import Baseline
+from podembed.workers.job.stopping import EarlyStopping
 from podembed.workers.job.tasks import Task
 
 
@@ -36,6 +38,8 @@ def type_problem(fields: Mapping[str, Any]) -> str | None:
         _tasks(fields["tasks"]),
         _metrics(fields["metrics"]),
         _baseline(fields["baseline"]),
+        _early_stopping(fields["early_stopping"]),
+        _callbacks(fields["callbacks"]),
     )
     return next((problem for problem in checks if problem), None)
 
@@ -205,3 +209,17 @@ def _baseline(value: Any) -> str | None:
     return _sentence(
         "baseline", value, "a Baseline, or None", "Write Baseline(name='popularity', figures={'AUC': 0.6})"
     )
+
+
+def _early_stopping(value: Any) -> str | None:
+    if value is None or isinstance(value, EarlyStopping):
+        return None
+    return _sentence("early_stopping", value, "an EarlyStopping, or None", "Write EarlyStopping(patience=3)")
+
+
+def _callbacks(callbacks: Any) -> str | None:
+    expected, example = "objects of classes that extend Callback", "Write callbacks=(MyCallback(),)"
+    if not isinstance(callbacks, tuple):
+        return _sentence("callbacks", callbacks, f"a tuple of {expected}", example)
+    wrong = next((one for one in callbacks if not isinstance(one, Callback)), None)
+    return None if wrong is None else _sentence("a callback", wrong, expected, example)

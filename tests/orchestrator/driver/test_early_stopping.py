@@ -1,0 +1,78 @@
+"""A run whose evaluations do not get better ends, at the same step however often it was interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podembed import (
+    CheckpointConfig,
+    ConfigurationError,
+    EarlyStopping,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    SilentReporter,
+    Trainer,
+)
+from podembed.orchestrator.commit import checkpoint
+from podembed.workers.storage.store import Store
+from tests.small_job import small_job
+
+# No AUC is better by this much, so training ends `patience` evaluations after the first.
+POLICY = EarlyStopping(patience=3, min_delta=1.0)
+
+
+def train(data: str, folder: Path, *, policy: EarlyStopping | None = POLICY, **config: object) -> Result:
+    job = replace(small_job(folder=data, audit=False, evaluate=True), early_stopping=policy)
+    settings = {
+        "storage_path": str(folder),
+        "name": "run",
+        "eval_every_steps": 4,
+        "checkpoint_config": CheckpointConfig(every_steps=6),
+    } | config
+    return Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(**settings),  # type: ignore[arg-type]
+        reporter=SilentReporter(),
+    ).fit()
+
+
+def test_it_ends_with_a_commit_and_nothing_is_left(small_data: str, tmp_path: Path) -> None:
+    result = train(small_data, tmp_path)
+    assert (result.step, result.stopped_by) == (16, None)
+    assert result.stopped_early is not None
+    assert "auc was best at step 4" in result.stopped_early
+    assert result.commit == "s000000016-g00000001"
+    manifest = checkpoint.load(Store(result.path), result.commit)
+    assert (manifest.counters["early_stopping_waited"], manifest.counters["early_stopping_best_step"]) == (3, 4)
+    again = train(small_data, tmp_path)
+    assert (again.step, again.num_windows, again.stopped_early) == (16, 0, result.stopped_early)
+    patient = train(small_data, tmp_path, policy=replace(POLICY, patience=4))
+    assert (patient.step, sorted(patient.losses)) == (20, [16, 17, 18, 19])
+    assert patient.stopped_early is not None
+    assert train(small_data, tmp_path, policy=None, max_steps=22).step == 22
+
+
+def test_a_run_that_was_interrupted_ends_at_the_same_step(small_data: str, tmp_path: Path) -> None:
+    """Between an evaluation and the next commit, and with none of them at a commit."""
+    for last in (7, 10, 13):
+        assert train(small_data, tmp_path, max_steps=last).stopped_early is None
+    result = train(small_data, tmp_path)
+    assert result.step == 16
+    assert result.stopped_early is not None
+    assert "at step 4" in result.stopped_early
+
+
+def test_it_is_refused_where_nothing_would_stop_it(small_data: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no evaluations before the end"):
+        train(small_data, tmp_path, eval_every_steps=None)
+    with pytest.raises(ConfigurationError, match="Found metric='mrr'"):
+        train(small_data, tmp_path, policy=EarlyStopping(metric="mrr"))
+    job = replace(small_job(folder=small_data, audit=False), early_stopping=POLICY)
+    with pytest.raises(ConfigurationError, match="no eval_paths"):
+        Trainer(job, run_config=RunConfig(storage_path=str(tmp_path), eval_every_steps=4)).fit()
+    assert not list(tmp_path.iterdir())
