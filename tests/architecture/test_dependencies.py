@@ -17,7 +17,14 @@ from tests.architecture.test_imports import MODULES, ROOT, packages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Distributions whose module has another name.
-MODULE_OF = {"dm-haiku": "haiku", "google-crc32c": "google_crc32c", "ml-dtypes": "ml_dtypes", "protobuf": "google"}
+MODULE_OF = {
+    "dm-haiku": "haiku",
+    "google-crc32c": "google_crc32c",
+    "ml-dtypes": "ml_dtypes",
+    "mlflow-skinny": "mlflow",
+    "protobuf": "google",
+    "tensorboardx": "tensorboardX",
+}
 # Nothing of ours imports these: fsspec finds them by the protocol of a URL.
 BY_URL = {"gcsfs", "s3fs"}
 # Programs and plugins that the Makefile, pytest and the README call, not modules.
