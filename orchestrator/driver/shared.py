@@ -111,5 +111,5 @@ class Shared:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is to end after a commit: somebody asked for it, or its evaluations no longer get better."""
+        """Whether the run is to end after a commit: somebody requested that, or its evaluations no longer get better."""
         return self.stop.reason is not None or self.early_stop.is_due

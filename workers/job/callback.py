@@ -13,10 +13,10 @@ class Callback:
     happen. They get frozen values, so they change no number. A method may return a text: then the run commits and
     leaves, as after Ctrl-C, and the text is the reason. A later `resume` goes on.
 
-    After a fault the steps since the last commit are trained again, and are told again, with a higher
+    After a fault the steps since the last commit are trained again, and are reported again, with a higher
     `report.generation`.
 
-    What a callback raises is told with the callback's name and does not end the run. A callback that is slow delays the
+    What a callback raises is reported with the callback's name and does not end the run. A callback that is slow delays the
     run by 5 s at most each time; what it has not heard by then waits for it.
     """
 
