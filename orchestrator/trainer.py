@@ -15,7 +15,6 @@ from podembed.orchestrator.cluster.joining import joined
 from podembed.orchestrator.driver.console import ConsoleReporter
 from podembed.orchestrator.driver.driver import Driver
 from podembed.orchestrator.driver.event_log import injecting
-from podembed.orchestrator.events.callbacks import CallbackThread
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.events.run import FilesInOrder, NothingLeft, RunOpened
 from podembed.orchestrator.prediction.of_run import with_prediction
@@ -98,8 +97,6 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     if run.job.data.order == "files":
         emit(FilesInOrder(description=run.train_index.order_of_files))
 
-    arguments = dict(run.reference.arguments) if run.reference else {}
-
     def patience_s() -> float:
         # A run that has begun has lost its cluster; for a new one, the address is wrong.
         return config.failure_config.wait_for_hosts_s if run.has_begun else 0.0
@@ -107,12 +104,9 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
     with contextlib.ExitStack() as stack:
         if config.fault_plan is not None:
             run, emit = stack.enter_context(injecting(config.fault_plan, run, emit))
-        callbacks = stack.enter_context(CallbackThread(run.job.callbacks, emit=emit))
-        emit = callbacks.event
         try:
             place = stack.enter_context(joined(scaling, patience_s=patience_s, activity=reporter.activity, emit=emit))
             stack.callback(reporter.close)
-            callbacks.begin(run.url, arguments, place.stop.request)
             driver = Driver(
                 run,
                 scaling=scaling,
@@ -123,7 +117,7 @@ def fit(run: OpenRun, *, scaling: ScalingConfig, config: RunConfig, reporter: Re
                 emit=emit,
                 stop=place.stop,
             )
-            result = callbacks.end(driver.run())
+            result = driver.run()
         except StoppedAtStart as stopped:
             # Before there was a cluster, or a lease: no other process has to hear of it.
             reporter.close()

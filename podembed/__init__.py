@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
+    from podembed.workers.control.callback import Callback
+    from podembed.workers.control.stopping import EarlyStopping
     from podembed.workers.data.columns import DataConfigError, DenseColumn, IdColumn, Label, Negatives
     from podembed.workers.data.config import CsvData, NpyData, ParquetData, ReadOrder
     from podembed.workers.data.errors import InputError
     from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
-    from podembed.workers.job.callback import Callback
     from podembed.workers.job.errors import JobError
     from podembed.workers.job.figures import MAE, RMSE, Accuracy, Calibration, NormalizedEntropy
     from podembed.workers.job.job import JobConfig
     from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
     from podembed.workers.job.ranking import Baseline, LogLoss, Metric, RecallAt
     from podembed.workers.job.reference import JobReference
-    from podembed.workers.job.stopping import EarlyStopping
     from podembed.workers.job.tasks import Task
     from podembed.workers.model.batch import Losses, ModelBatch, WithState
     from podembed.workers.model.context import StepContext
@@ -70,7 +70,7 @@ _WHERE = {
     "Accuracy": "workers.job.figures",
     "Baseline": "workers.job.ranking",
     "Calibration": "workers.job.figures",
-    "Callback": "workers.job.callback",
+    "Callback": "workers.control.callback",
     "CheckpointConfig": "orchestrator.api.config",
     "ConfigurationError": "orchestrator.api.config",
     "ConsoleReporter": "orchestrator.driver.console",
@@ -79,7 +79,7 @@ _WHERE = {
     "DataConfigError": "workers.data.columns",
     "DataFailed": "orchestrator.api.errors",
     "DenseColumn": "workers.data.columns",
-    "EarlyStopping": "workers.job.stopping",
+    "EarlyStopping": "workers.control.stopping",
     "EquinoxModel": "workers.model.equinox_model",
     "Evaluation": "orchestrator.api.result",
     "FailureConfig": "orchestrator.api.config",

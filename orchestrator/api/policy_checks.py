@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podembed.orchestrator.api.config import (
     DEFAULT_METRIC,
@@ -11,7 +11,7 @@ from podembed.orchestrator.api.config import (
     RunConfig,
     ScalingConfig,
 )
-from podembed.orchestrator.api.save_policies import Order
+from podembed.orchestrator.api.early_stopping import EarlyStop
 from podembed.workers.declared_types import shown
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
@@ -65,16 +65,8 @@ def with_metric(job: JobConfig, config: CheckpointConfig) -> CheckpointConfig:
     return replace(config, metric=metric, metric_order=order)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricOrder:
-    """A metric, and whether its highest or lowest value is the best; None where its name decides."""
-
-    metric: str
-    order: Order | None
-
-
-def stopping_metric(job: JobConfig, config: CheckpointConfig) -> MetricOrder:
-    """By what `JobConfig.early_stopping` compares evaluations.
+def early_stop_of(job: JobConfig, config: CheckpointConfig) -> EarlyStop:
+    """What follows the evaluations of a job, with the metric by which they are compared.
 
     Raises:
       ConfigurationError: no evaluation of the job has it.
@@ -85,7 +77,7 @@ def stopping_metric(job: JobConfig, config: CheckpointConfig) -> MetricOrder:
     else:
         asked = replace(config, on_best=True, metric=policy.metric, metric_order=None)
     found = with_metric(job, asked)
-    return MetricOrder(found.metric or DEFAULT_METRIC, found.metric_order)
+    return EarlyStop(policy, metric=found.metric or DEFAULT_METRIC, order=found.metric_order)
 
 
 def _check_stopping(job: JobConfig, config: RunConfig) -> None:
@@ -96,7 +88,7 @@ def _check_stopping(job: JobConfig, config: RunConfig) -> None:
     """
     if job.early_stopping is None:
         return
-    stopping_metric(job, config.checkpoint_config)
+    early_stop_of(job, config.checkpoint_config)
     if not job.data.eval_paths:
         raise ConfigurationError(
             f"Found early_stopping in job '{job.name}', whose data has no eval_paths. Expected evaluation data, by "

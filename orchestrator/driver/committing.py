@@ -101,8 +101,8 @@ class Committing:
             step=step,
             placement=self._placement,
             num_hosts=self._group.num_hosts,
-            counters=shared.early_stop.counters,
-            metrics={**journal.metrics_at(step), **shared.early_stop.metrics},
+            counters=shared.journal.early_stop.counters,
+            metrics={**journal.metrics_at(step), **shared.journal.early_stop.metrics},
             read_back=shared.config.checkpoint_config.read_back,
             unix_s=shared.clock.wall_s,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from podembed.orchestrator.api.clock import SYSTEM_CLOCK, Clock
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
@@ -20,7 +21,7 @@ from podembed.orchestrator.driver.generation import Finished, Generation, Placem
 from podembed.orchestrator.driver.publication import Publisher, PublishingThread
 from podembed.orchestrator.driver.recovery import Fault
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.events.event import Emit
+from podembed.orchestrator.events.callbacks import CallbackThread
 from podembed.orchestrator.events.reporter import Reporter, tell
 from podembed.orchestrator.group.worker_group import Backend
 from podembed.orchestrator.run.run import OpenRun
@@ -51,11 +52,12 @@ class Driver:
         backend: Backend,
         cluster: Cluster | None = None,
         reporter: Reporter,
-        emit: Emit | None = None,
+        emit: Callable[[Any], None] | None = None,
         stop: StopSignals,
         clock: Clock = SYSTEM_CLOCK,
         publisher: Callable[[], Publisher] = PublishingThread,
     ) -> None:
+        self._callbacks = CallbackThread(run.job.callbacks, emit=emit or partial(tell, reporter))
         self.shared = Shared.of(
             run,
             scaling=scaling,
@@ -63,7 +65,7 @@ class Driver:
             backend=backend,
             cluster=cluster,
             reporter=reporter,
-            emit=emit or partial(tell, reporter),
+            emit=self._callbacks.event,
             stop=stop,
             clock=clock,
             publisher=publisher,
@@ -79,6 +81,12 @@ class Driver:
           Fenced: another driver took the run.
           StoppedAtStart: it was asked to stop before it held the run.
         """
+        reference, request = self.shared.run.reference, self.shared.stop.request
+        with self._callbacks as callbacks:
+            callbacks.begin(self.shared.run.url, dict(reference.arguments) if reference else {}, request)
+            return callbacks.end(self._ended())
+
+    def _ended(self) -> Result:
         shared = self.shared
         try:
             return self._result(self._generations())
@@ -141,7 +149,6 @@ class Driver:
             step=step,
             total_steps=shared.saves.schedule.total_steps,
             commit=lease.head if lease else None,
-            stopped_by=shared.stop.reason if shared.early_stop.reason is None else None,
-            stopped_early=shared.early_stop.reason,
+            stopped_by=shared.stop.reason,
             changes=shared.watch.changes,
         )

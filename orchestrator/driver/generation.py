@@ -163,7 +163,7 @@ class Generation:
         schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
         step, step_s = self.base_step, None
         if self._base is not None:
-            shared.early_stop.begin(self._base.counters, self._base.metrics)
+            shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
         while step < schedule.total_steps and not shared.is_stopping:
             end = window_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from podembed.orchestrator.api.config import CheckpointConfig
+from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import HostsChange, Result
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
@@ -25,6 +26,7 @@ class Journal:
 
     Attributes:
       history: what this driver saw; without what was done after the commit that a generation starts from.
+      early_stop: follows the evaluations, for a job with `EarlyStopping`.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
 
@@ -37,6 +39,7 @@ class Journal:
         unix_s: Callable[[], float],
     ) -> None:
         self.history = History()
+        self.early_stop = early_stop_of(run.job, config)
         self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=unix_s)
         self._run = run
@@ -84,7 +87,6 @@ class Journal:
         total_steps: int,
         commit: str | None,
         stopped_by: str | None,
-        stopped_early: str | None,
         changes: Sequence[HostsChange],
     ) -> Result:
         """What this driver made of the run.
@@ -92,7 +94,6 @@ class Journal:
         Args:
           step: that the run ended at.
           commit: the newest one.
-          stopped_early: why its early stopping ended it, if that did.
           stopped_by: who asked the run to end, if somebody did; it may have been done by then.
         """
         history = self.history
@@ -110,8 +111,8 @@ class Journal:
             recoveries=tuple(history.recoveries),
             phase_s=dict(history.phase_s),
             commit=commit,
-            stopped_by=stopped_by if step < total_steps else None,
-            stopped_early=stopped_early,
+            stopped_by=stopped_by if step < total_steps and not self.early_stop.is_due else None,
+            stopped_early=self.early_stop.reason,
             staleness=self._run.job.staleness,
             changes=tuple(changes),
             failed_saves=history.failed_saves,

@@ -8,10 +8,8 @@ from typing import Any
 
 from podembed.orchestrator.api.clock import Clock
 from podembed.orchestrator.api.config import RunConfig, ScalingConfig
-from podembed.orchestrator.api.policy_checks import stopping_metric
 from podembed.orchestrator.api.signals import StopSignals
 from podembed.orchestrator.commit.storage_wait import StorageWait, at_once
-from podembed.orchestrator.decisions.early_stopping import EarlyStop
 from podembed.orchestrator.decisions.host_watch import Cluster, HostWatch
 from podembed.orchestrator.decisions.table_plan import plan, summary
 from podembed.orchestrator.driver.journal import Journal
@@ -33,7 +31,6 @@ class Shared:
       reporter: told of activities; it hears of events through `emit`.
       resources: of each host, as the user requested them.
       publisher: makes what publishes commits beside the driver's thread, one for each generation.
-      early_stop: follows the evaluations, for a job with `EarlyStopping`.
       storage_wait: asks a storage that is away again, while nothing trains.
     """
 
@@ -51,7 +48,6 @@ class Shared:
     groups: Groups
     watch: HostWatch
     saves: Saves
-    early_stop: EarlyStop
     journal: Journal
     storage_wait: StorageWait
 
@@ -71,7 +67,6 @@ class Shared:
     ) -> Shared:
         """All that the generations need, of what a driver is given; the arguments are those of `Driver`."""
         limits = config.failure_config
-        stopping = stopping_metric(run.job, config.checkpoint_config)
 
         def describe_plan(num_hosts: int) -> str:
             found = plan(run.job, num_hosts=num_hosts, table_buckets=run.table_buckets, index=run.train_index)
@@ -95,7 +90,6 @@ class Shared:
                 cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=describe_plan, clock=clock
             ),
             saves=Saves.of(config, all_steps=run.total_steps, has_evaluation=run.eval_index is not None, clock=clock),
-            early_stop=EarlyStop(run.job.early_stopping, metric=stopping.metric, order=stopping.order),
             journal=Journal(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
@@ -111,5 +105,5 @@ class Shared:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is to end after a commit: somebody requested that, or its evaluations no longer get better."""
-        return self.stop.reason is not None or self.early_stop.is_due
+        """Whether the run is to end after a commit: on request, or since its evaluations no longer get better."""
+        return self.stop.reason is not None or self.journal.early_stop.is_due

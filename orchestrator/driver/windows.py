@@ -107,8 +107,8 @@ class Windows:
         shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))
         if step < shared.saves.schedule.total_steps:
             require_metric(job, shared.config.checkpoint_config, evaluation)
-            shared.early_stop.take(step, evaluation.values)
-            if (reason := shared.early_stop.reason) is not None:
+            shared.journal.early_stop.take(step, evaluation.values)
+            if (reason := shared.journal.early_stop.reason) is not None:
                 shared.emit(StoppedEarly(step=step, total_steps=shared.saves.schedule.total_steps, reason=reason))
 
 

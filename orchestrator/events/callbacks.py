@@ -16,7 +16,7 @@ from podembed.orchestrator.events.commits import Committed
 from podembed.orchestrator.events.event import Emit, Event
 from podembed.orchestrator.events.progress import Evaluated, WindowTrained
 from podembed.orchestrator.events.run import CallbackFailed, CallbacksLeft
-from podembed.workers.job.callback import Callback
+from podembed.workers.control.callback import Callback
 
 # What the driver waits for a callback at most: each time, and at the end of the run.
 WAIT_S = 5.0

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from podembed.orchestrator.api.config import RunConfig
-from podembed.orchestrator.api.policy_checks import stopping_metric
+from podembed.orchestrator.api.policy_checks import early_stop_of
 from podembed.orchestrator.api.result import Result
 from podembed.orchestrator.commit.manifest import Manifest
-from podembed.orchestrator.decisions.early_stopping import EarlyStop
 from podembed.orchestrator.run.history_record import read_history
 from podembed.orchestrator.run.run import OpenRun
 from podembed.workers.storage.errors import StorageError
@@ -29,8 +28,7 @@ def finished(run: OpenRun, config: RunConfig, head: Manifest | None) -> Result |
     total_steps = config.last_step(run.total_steps)
     if head is None:
         return None
-    compared = stopping_metric(run.job, config.checkpoint_config)
-    early = EarlyStop(run.job.early_stopping, metric=compared.metric, order=compared.order)
+    early = early_stop_of(run.job, config.checkpoint_config)
     early.begin(head.counters, head.metrics)
     if early.is_due:
         return replace(untrained(run, config, head), stopped_early=early.reason)

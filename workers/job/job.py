@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.feature_order import FeatureOrder
 from podembed.embedding.optimizers import Adagrad, Optimizer
+from podembed.workers.control.callback import Callback
+from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
-from podembed.workers.job.callback import Callback
 from podembed.workers.job.candidates import SAMPLE, candidates_problem, num_parts, room_problem
 from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
 from podembed.workers.job.ranking import Baseline, Metric
-from podembed.workers.job.stopping import EarlyStopping
 from podembed.workers.job.tasks import Task, tasks_problem, with_classes
 from podembed.workers.job.types import type_problem
 from podembed.workers.model.contract import Model, ShortModel, has_short_form

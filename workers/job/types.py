@@ -14,11 +14,11 @@ import numpy as np
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.optimizers import Optimizer
+from podembed.workers.control.callback import Callback
+from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.declared_types import shown
 from podembed.workers.formats.registry import declared_kinds, is_readable
-from podembed.workers.job.callback import Callback
 from podembed.workers.job.ranking import Baseline
-from podembed.workers.job.stopping import EarlyStopping
 from podembed.workers.job.tasks import Task
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from podembed.orchestrator.api.early_stopping import EarlyStop
 from podembed.orchestrator.api.save_policies import Order
-from podembed.orchestrator.decisions.early_stopping import EarlyStop
-from podembed.workers.job.stopping import EarlyStopping, StoppingError
+from podembed.workers.control.stopping import EarlyStopping, StoppingError
 
 
 def stopped_at(values: list[float], *, policy: EarlyStopping, order: Order | None = None, kept: bool = False) -> int:

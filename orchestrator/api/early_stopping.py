@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from podembed.orchestrator.api.save_policies import Order, is_better
 from podembed.orchestrator.api.text import plural
-from podembed.workers.job.stopping import EarlyStopping
+from podembed.workers.control.stopping import EarlyStopping
 
 # Names under which a commit keeps it: among its counters, and the value among its metrics.
 BEST = "early_stopping_best"
