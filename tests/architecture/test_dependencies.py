@@ -27,6 +27,8 @@ MODULE_OF = {
 }
 # Nothing of ours imports these: fsspec finds them by the protocol of a URL.
 BY_URL = {"gcsfs", "s3fs"}
+# Nor these: JAX writes exported programs with the one, and the test client of FastAPI sends requests with the other.
+BY_OTHERS = {"flatbuffers", "httpx"}
 # Programs and plugins that the Makefile, pytest and the README call, not modules.
 TOOLS = {"pytest-xdist", "pyright", "ruff", "setuptools", "gcp-storage-emulator"}
 
@@ -36,7 +38,7 @@ def name_of(requirement: str) -> str:
 
 
 def unused(requirements: Iterable[str], imported: set[str]) -> set[str]:
-    names = {name_of(requirement) for requirement in requirements} - BY_URL - TOOLS
+    names = {name_of(requirement) for requirement in requirements} - BY_URL - BY_OTHERS - TOOLS
     return {name for name in names if MODULE_OF.get(name, name.replace("-", "_")) not in imported}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastapi.testclient import TestClient
 
 from podembed.jobs.cli.main import main
 from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
@@ -38,9 +39,6 @@ from tests.orchestrator.committed_tables import flip_byte
 from tests.orchestrator.inference import served_data, serving_process
 from tests.orchestrator.inference.served_data import NUM_ROWS, pooled_job, sequence_job, write_data
 from tests.run_state import committed_state
-
-# JAX writes exported programs with it.
-pytest.importorskip("flatbuffers")
 
 
 @pytest.fixture(scope="module")
@@ -334,7 +332,6 @@ def test_the_commands_find_the_job_by_the_run(
 
 def test_the_page_serves_an_export(exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first program of docs/inference.md, by requests."""
-    testclient = pytest.importorskip("fastapi.testclient")
     page = (Path(__file__).parents[3] / "docs" / "inference.md").read_text(encoding="utf-8")
     program = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FastAPI" in block)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -349,7 +346,7 @@ def test_the_page_serves_an_export(exports: list[Path], monkeypatch: pytest.Monk
         "item": [7, 35],
         "history": [[1, 2], []],
     }
-    client = testclient.TestClient(names["app"])
+    client = TestClient(names["app"])
     answer = client.post("/score", json=columns)
     assert answer.status_code == 200
     times = np.array(columns["seen"], "datetime64[s]")
