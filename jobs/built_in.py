@@ -15,10 +15,11 @@ BUILT_IN_JOBS = {
     "bpr": "podembed.jobs.papers.mf:bpr",
     "two_tower": "podembed.jobs.papers.two_tower:two_tower",
     "fism": "podembed.jobs.papers.fism:fism",
+    "sasrec": "podembed.jobs.papers.sasrec:sasrec",
     "mmoe": "podembed.jobs.papers.mmoe:mmoe",
 }
 # Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
-RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism")
+RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec")
 
 
 def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:

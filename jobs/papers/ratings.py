@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,11 +89,21 @@ def write_ratings(source: str | Path, cache: str | Path, spec: RatingsSpec) -> R
       InputError: the folder has none of these, or the file is not of that form.
       FolderError: the samples are damaged.
     """
-    file, names, between = _file(Path(source))
+    file, read = read_ratings(source)
     identity = json.dumps([FORMAT_VERSION, file.name, *file_version(str(file)), asdict(spec)])
     folder = Path(cache) / f"ratings-v{FORMAT_VERSION}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    report = create_once(folder, lambda unfinished: _write(unfinished, _read(file, names, between), spec))
+    report = create_once(folder, lambda unfinished: _write(unfinished, read(), spec))
     return RatingsSet(folder=folder, **{name: report[name] for name in ("num_users", "num_items", "mean_rating")})
+
+
+def read_ratings(source: str | Path) -> tuple[Path, Callable[[], pa.Table]]:
+    """The file of ratings in a folder, and what reads its columns `user`, `item`, `rating` and `time`.
+
+    Raises:
+      InputError: as `write_ratings`.
+    """
+    file, names, between = _file(Path(source))
+    return file, lambda: _read(file, names, between)
 
 
 def _file(source: Path) -> tuple[Path, tuple[str, ...] | None, str]:

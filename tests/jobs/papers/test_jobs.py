@@ -12,6 +12,7 @@ from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter
 from podembed.jobs.papers.fism import fism
 from podembed.jobs.papers.mf import bpr, mf
 from podembed.jobs.papers.ncf import ncf
+from podembed.jobs.papers.sasrec import sasrec
 from podembed.jobs.papers.two_tower import two_tower
 
 USERS, MOVIES, TASTES, EACH = 100, 200, 5, 20
@@ -52,6 +53,15 @@ def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: An
     (evaluation,) = trained(job, tmp_path).evaluations[-1:]
     assert evaluation.num_samples == USERS * 50
     # A fifth by chance; of 50 candidates about 8 are of the right taste.
+    assert evaluation.values["hit_rate@10"] > 0.6
+
+
+def test_the_next_item_of_a_history_is_found(ratings: str, tmp_path: Path) -> None:
+    """All of a user's movies are of one taste, so a model that reads the history finds the last one."""
+    given = {"batch_size": 32, "length": 10, "dim": 16, "blocks": 1, "dropout": 0.1, "candidates": 49}
+    job = sasrec(data=ratings, cache=str(tmp_path), epochs=40, learning_rate=0.01, **given)
+    (evaluation,) = trained(job, tmp_path).evaluations[-1:]
+    assert evaluation.num_samples == USERS * 50
     assert evaluation.values["hit_rate@10"] > 0.6
 
 
