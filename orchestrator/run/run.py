@@ -67,7 +67,7 @@ class OpenRun:
     @property
     def job_for_workers(self) -> JobConfig | JobReference:
         # Callbacks are for the driver, and may hold what cannot be sent.
-        return self.reference or replace(self.job, callbacks=())
+        return self.reference or (replace(self.job, callbacks=()) if self.job.callbacks else self.job)
 
     @property
     def table_buckets(self) -> tuple[int, ...]:

@@ -156,6 +156,14 @@ def test_a_stopped_process_is_found_within_ten_seconds_while_the_others_go_on() 
     assert "stopped by a signal" in failure.message
 
 
+@pytest.mark.parametrize(("phase", "seconds"), [("device", 30.0), ("compile", 120.0), ("read", 120.0)])
+def test_a_step_that_compiles_or_reads_has_longer(phase: str, seconds: float) -> None:
+    """A device compiles in the middle of a run where sequences need another room."""
+    found = run(Scripted(phase=phase, marks=lambda _: 1), timeout_s=30.0)
+    assert found is not None
+    assert seconds <= found[0] <= seconds + 5.0
+
+
 def test_it_is_found_as_soon_where_it_never_answered() -> None:
     group = Scripted(frozen={Worker("host", 1)}, looks={Worker("host", 1): stopped})
     seconds, (failure,) = run(group, counts_marks=False)
