@@ -203,8 +203,8 @@ class FailureConfig:
       quarantine_after: faults on one machine within `quarantine_period_s` after which it is not used for a while.
       quarantine_s: how long at first; each further fault doubles it, up to `quarantine_period_s`.
       step_timeout_s: seconds without any finished step after which the group is taken for hung. None takes ten times
-        the median step, at least 30 s. Before the first step, and while hosts wait for storage or devices compile, it is
-        120 s.
+        the median step, at least 30 s. Before the first step, and while hosts wait for storage or devices compile, it
+        is 120 s.
       start_timeout_s: seconds for processes to start, join, restore and compile.
       lease_timeout_s: seconds without calls and heartbeats of the driver after which worker processes end themselves.
         The driver's heartbeat is written every 5 s.
