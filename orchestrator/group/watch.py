@@ -51,7 +51,7 @@ class Deadlines:
       start_s: for a worker to start, join, restore and compile; starts again with each finished file.
       step_s: without a finished step, batch or file.
       storage_s: the same while a worker reads input or waits for a save, which repeat requests for a minute by
-        themselves; and while a device compiles for sequences of a new length.
+        themselves. It holds too while a device compiles.
       silence_s: how long a process with signs of life may leave a control call unanswered.
       frozen_s: the same for one without.
       grace_s: how long after a first failure the others are waited for, so that equal causes are reported together.
