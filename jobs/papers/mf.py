@@ -93,7 +93,7 @@ def mf(
     Args:
       data: folder of the ratings, see `write_ratings`.
       cache: folder where the samples are written, or found.
-      penalty: of squared vectors and biases.
+      penalty: of squared vectors and biases. Its default was chosen by the held-out RMSE on `ml-latest-small`.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """
     samples = write_ratings(data, cache, RatingsSpec(held_out="random", held_out_share=held_out_share))
