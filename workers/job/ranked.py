@@ -14,6 +14,7 @@ from math import comb
 
 import numpy as np
 
+from podembed.workers.declared_types import check_plain_fields
 from podembed.workers.job.candidates import SAMPLE
 from podembed.workers.job.quality import QualityError, Scores, named
 
@@ -82,6 +83,7 @@ class _AtK:
     group_by: str = field(default=SAMPLE, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_plain_fields(self, QualityError)
         if self.k < 1:
             raise QualityError(f"Found k={self.k} for {type(self).__name__}. Expected at least 1.")
 

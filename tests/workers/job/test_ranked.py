@@ -80,5 +80,7 @@ def test_what_is_not_defined_is_refused() -> None:
         MRR(group_by="user").of(of([(1, 1, 0)]))
     with pytest.raises(QualityError, match="k=0 for NDCGAt"):
         NDCGAt(0, group_by="user")
+    with pytest.raises(QualityError, match="k=2.5 in NDCGAt. Expected a whole number"):
+        NDCGAt(2.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(QualityError, match="label 2. Expected 0 or 1"):
         HitRateAt(1, group_by="user").of(of([(1, 1, 2)]))
