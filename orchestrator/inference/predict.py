@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,6 +91,8 @@ def _write(
 ) -> Predicted:
     job, declared = model.job, _unlabelled(model.job.resolved_data, data)
     index = build_index(declared)
+    if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
+        raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
     # One lane in file order: batch after batch, the rows as they lie.
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=job.batch_size, shuffle=False)
     log = BadRowLog(declared.max_bad_rows)

@@ -109,8 +109,12 @@ class Model:
     def outputs(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """All outputs of the model that belong to samples, by name `[n, ...]`."""
         num_samples = self._num_samples(columns)
-        dense = [_dense(columns[column["name"]], column) for column in self.manifest["dense_columns"]]
-        features = [self._ids(columns[feature["column"]], feature) for feature in self.manifest["features"]]
+        try:
+            dense = [_dense(columns[column["name"]], column) for column in self.manifest["dense_columns"]]
+            features = [self._ids(columns[feature["column"]], feature) for feature in self.manifest["features"]]
+        except ValueError as error:
+            # numpy's own, of lists in lists and of text that is no time.
+            raise ModelError(str(error)) from error
         batch_size = self.manifest["batch_size"]
         parts = []
         for start in range(0, num_samples, batch_size):
@@ -128,7 +132,7 @@ class Model:
     def _num_samples(self, columns: Mapping[str, Any]) -> int:
         if missing := [name for name in self.columns if name not in columns]:
             raise ModelError(f"Found columns {sorted(columns)} without {missing}. Expected {self.columns}. Pass all.")
-        lengths = {name: len(columns[name]) for name in self.columns}
+        lengths = {name: len(columns[name]) if hasattr(columns[name], "__len__") else 0 for name in self.columns}
         if len(set(lengths.values())) != 1 or not min(lengths.values()):
             raise ModelError(
                 f"Found columns of the lengths {lengths}. Expected one length of at least 1. Pass a value a sample."
@@ -172,8 +176,7 @@ class Model:
             found[f"lengths/{feature['name']}"] = np.minimum(np.diff(splits), positions).astype(np.int32)
         if positions:
             ids, splits = _by_position(ids, splits, positions)
-        ids, splits = _fitted(ids, splits, feature)
-        pooled = _pooled(self._tables[feature["table"]], ids, splits, feature)
+        pooled = _pooled(self._tables[feature["table"]], *_fitted(ids, splits, feature), feature)
         found[f"activations/{feature['name']}"] = pooled.reshape(num_samples, *feature["shape"])
         return found
 
@@ -217,9 +220,8 @@ def _flat(values: Any) -> tuple[Any, np.ndarray]:
     if not any(isinstance(value, (list, tuple, np.ndarray)) for value in values):
         return values, np.ones(len(values), np.int64)
     # None in the place of a list is one missing value, as a null is; an empty list has none.
-    lists = [[None] if value is None else value for value in values]
-    lengths = np.fromiter((len(one) for one in lists), np.int64, len(lists))
-    return [item for one in lists for item in one], lengths
+    lists = [value if isinstance(value, (list, tuple, np.ndarray)) else [value] for value in values]
+    return [item for one in lists for item in one], np.array([len(one) for one in lists], np.int64)
 
 
 def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

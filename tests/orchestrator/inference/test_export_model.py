@@ -154,6 +154,10 @@ def test_what_predict_refuses(runs: list[str], jobs: tuple[JobConfig, JobConfig]
     with pytest.raises(ConfigurationError, match="Found a file at .*--force"):
         predicted(runs[0], jobs[0], data, out)
     assert len(predicted(runs[0], jobs[0], data, out, force=True)) == NUM_ROWS
+    mine = Path(shutil.copy(data / "part-0.parquet", tmp_path / "part-0.parquet"))
+    with pytest.raises(ConfigurationError, match="Found .*part-0.parquet at --out and in the data"):
+        predicted(runs[0], jobs[0], tmp_path, mine, force=True)
+    assert mine.read_bytes() == (data / "part-0.parquet").read_bytes()
 
 
 class WithVisits:
@@ -220,6 +224,7 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"price": float("nan")}, r"Found nan in column 'price'. Expected finite numbers"),
         ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
+        ({"history": [1, [2, 3]]}, "inhomogeneous shape"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(model: Model, changed: dict[str, Any], words: str) -> None:
@@ -233,6 +238,14 @@ def test_columns_that_are_missing_are_named(model: Model) -> None:
         model.predict({name: values for name, values in columns.items() if name != "word"})
     with pytest.raises(ModelError, match=r"'item': 2.*Expected one length"):
         model.predict(columns | {"item": [1, 2]})
+    with pytest.raises(ModelError, match=r"'item': 0.*Expected one length"):
+        model.predict(columns | {"item": 7})
+
+
+def test_a_value_among_lists_is_a_list_of_one(model: Model) -> None:
+    rows = [ROW | {"tags": ["tool", "x"]}, ROW | {"tags": ["tool"]}]
+    mixed = [rows[0], ROW | {"tags": "tool"}]
+    np.testing.assert_array_equal(model.predict(columns_of(*mixed)), model.predict(columns_of(*rows)))
 
 
 def test_an_export_has_tables_and_parameters_for_other_readers(
