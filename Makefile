@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help train test check lint types tests-with-ray fuzz env clean simulate lease-races chaos chaos-short elastic faults
+.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate lease-races chaos chaos-short elastic faults
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -15,6 +15,7 @@ help:
 	@echo "make chaos   inject faults: the whole list, then ROUNDS=50 random schedules from SEED=1 on; an hour or two"
 	@echo "make chaos-short   the same in about a minute"
 	@echo "make faults  all fault tests with real processes, also those that make test leaves out; half an hour, as root with cut networks"
+	@echo "make long-tests  what make test leaves out, but for tests of faults; a quarter of an hour"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
 	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
 	@echo "make clean   remove the environment, generated data and runs"
@@ -75,6 +76,9 @@ chaos-short: $(STAMP)
 faults: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults tests/orchestrator/driver/test_kill_during_save.py \
 		tests/orchestrator/driver/test_staleness.py tests/orchestrator/driver/test_equality.py
+
+long-tests: $(STAMP)
+	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest -m long --ignore=tests/faults
 
 elastic: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py

@@ -19,6 +19,7 @@ from podembed.orchestrator.trainer import Trainer
 from podembed.workers.job.job import JobError
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
+from tests.long_tests import is_long
 
 SPEC = ModelSpec(num_dense=2, activation_shapes={"a": (4,), "history": (3, 2)}, batch_size=5)
 TASKS = ("click", "buy")
@@ -89,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("model", ["mmoe", "ple"])
+@pytest.mark.parametrize("model", ["mmoe", pytest.param("ple", marks=is_long)])
 def test_the_job_learns_both_tasks(folder: str, tmp_path: Path, model: str) -> None:
     job = job_module.mmoe(folder=folder, model=model, epochs=2)
     result = Trainer(

@@ -49,7 +49,8 @@ def histories() -> list[np.ndarray]:
 
 
 def scores(model: Any, params: Any, batch: ModelBatch, *, training: bool = False) -> np.ndarray:
-    outputs = model.apply(params, batch, StepContext.alone(len(batch.weights), training=training))
+    context = StepContext.alone(len(batch.weights), training=training)
+    outputs = jax.jit(lambda params, batch: model.apply(params, batch, context))(params, batch)
     return np.asarray(outputs["scores"] if isinstance(outputs, dict) else outputs)
 
 

@@ -41,14 +41,14 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (ncf, {"kind": "gmf", "epochs": 12}),
-        (bpr, {"epochs": 12, "learning_rate": 0.02}),
-        (two_tower, {"epochs": 12, "history_length": 10}),
-        (fism, {"epochs": 8, "history_length": 20}),
+        (ncf, {"kind": "gmf", "epochs": 8}),
+        (bpr, {"epochs": 8, "learning_rate": 0.1}),
+        (two_tower, {"epochs": 8, "history_length": 10}),
+        (fism, {"epochs": 6, "history_length": 20}),
     ],
 )
 def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:
-    given = {"batch_size": 64, "candidates": 49, "learning_rate": 0.01} | arguments
+    given = {"batch_size": 256, "candidates": 49, "learning_rate": 0.05} | arguments
     job = make(data=ratings, cache=str(tmp_path), **given)
     (evaluation,) = trained(job, tmp_path).evaluations[-1:]
     assert evaluation.num_samples == USERS * 50
@@ -59,7 +59,7 @@ def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: An
 def test_the_next_item_of_a_history_is_found(ratings: str, tmp_path: Path) -> None:
     """All of a user's movies are of one taste, so a model that reads the history finds the last one."""
     given = {"batch_size": 32, "length": 10, "dim": 16, "blocks": 1, "dropout": 0.1, "candidates": 49}
-    job = sasrec(data=ratings, cache=str(tmp_path), epochs=40, learning_rate=0.01, **given)
+    job = sasrec(data=ratings, cache=str(tmp_path), epochs=20, learning_rate=0.02, **given)
     (evaluation,) = trained(job, tmp_path).evaluations[-1:]
     assert evaluation.num_samples == USERS * 50
     assert evaluation.values["hit_rate@10"] > 0.6

@@ -18,6 +18,7 @@ from podembed.orchestrator.inspect.compact import compact
 from podembed.workers.checkpoint.files import read_bucket, read_dense
 from podembed.workers.storage.store import Store
 from podembed.workers.storage.strict_json import seal
+from tests.long_tests import is_long
 from tests.orchestrator.cluster.test_in_process import train
 from tests.orchestrator.commit.checkpoint_samples import take
 from tests.orchestrator.committed_tables import Arrays, commit_changes, two_tables
@@ -118,7 +119,7 @@ def make_old(run: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [*ARCHIVES])
-@pytest.mark.parametrize("full_every", [1, 3])
+@pytest.mark.parametrize("full_every", [pytest.param(1, marks=is_long), 3])
 def test_training_goes_on_from_an_old_run(
     small_data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_every: int, version: int
 ) -> None:

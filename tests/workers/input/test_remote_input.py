@@ -120,7 +120,7 @@ def test_a_store_that_fails_now_and_then_gives_the_same_batches(
     if fault == "hang":
         # The first request for each object and every fourth after it, since each lasts for its whole deadline.
         proxy.fault_of = lambda method, path, before: "hang" if before % 4 == 0 else "pass"
-    with patch.object(files, "REQUEST_TIMEOUT_S", 1.0 if fault == "hang" else 20.0):
+    with patch.object(files, "REQUEST_TIMEOUT_S", 0.4 if fault == "hang" else 20.0):
         found = read_all(data, num_hosts=1, storage_options=options_of(proxy.url))
     for left, right in zip(found, expected, strict=True):
         assert_same(left, right)
