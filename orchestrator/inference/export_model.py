@@ -6,6 +6,7 @@ They are a program, dense parameters, tables, and the schema of the input. docs/
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from podembed.orchestrator.inspect.export_formats import Source, write_npy
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.workers.data.files import read_whole
 from podembed.workers.device.dense_half import DenseStateError
-from podembed.workers.inference import exported_model
+from podembed.workers.inference import exported_columns, exported_model
 from podembed.workers.inference.portable_forward import export_forward, output_shapes
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.bags import Bags
@@ -121,11 +122,12 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
         "tables": tables,
         "versions": {name: metadata.version(name) for name in ("podembed", "jax", "jaxlib", "numpy")},
     }
-    files.write_bytes("served_model.py", Path(exported_model.__file__ or "").read_bytes())
+    files.write_bytes("served_model.py", _served_source().encode())
     document["files"] = dict(files.written)
     # Last, so that what has a manifest is whole.
     files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
-    needed = [*(one["name"] for one in document["dense_columns"]), *(one["column"] for one in document["features"])]
+    needed = [one["name"] for one in document["dense_columns"]]
+    needed += [name for one in document["features"] for name in exported_columns.columns_of(one)]
     return ExportedModel(
         path=out,
         commit=manifest.name,
@@ -133,6 +135,13 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
         outputs=outputs,
         size_bytes=sum(one["size_bytes"] for one in files.written.values()),
     )
+
+
+def _served_source() -> str:
+    """The reader of exports: both of its files in one, without the imports of the second from the first."""
+    first, second = (Path(module.__file__ or "").read_text() for module in (exported_columns, exported_model))
+    second = re.sub(r"^from (__future__|podembed[.\w]*) import (\([^)]*\)|.*)\n", "", second, flags=re.MULTILINE)
+    return f"{first}\n\n{second}"
 
 
 def _require_flatbuffers() -> None:
@@ -168,6 +177,12 @@ def _features(job: JobConfig, files: ExportFiles) -> list[dict[str, Any]]:
                 "num_reserved": column.num_reserved,
                 "unit": column.unit,
                 "since": column.since,
+                "boundaries": list(column.boundaries),
+                "crossed_with": [
+                    {"column": one.column, "unit": one.unit, "since": one.since, "boundaries": list(one.boundaries)}
+                    for one in column.parts[1:]
+                ],
+                "weights": column.weights,
                 "invalid_ids": table.invalid_ids,
                 "table": binding.table,
                 "combiner": binding.combiner,

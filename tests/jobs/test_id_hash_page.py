@@ -33,6 +33,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "input.md"
 VECTOR = re.compile(
     r'^\| `("[^`]*"|-?\d+)` \| (-?\d+) \| (\d+) \| `([0-9a-f]{16})` \| `([0-9a-f]{16})` \| (\d+) \|$', re.M
 )
+CROSSED_VECTOR = re.compile(
+    r"^\| ((?:`[^`]*`, )+`[^`]*`) \| (-?\d+) \| (\d+) \| `([0-9a-f]{16})` \| `([0-9a-f]{16})` \| (\d+) \|$", re.M
+)
 POLICY_VECTOR = re.compile(r"^\| `(-?\d+)` \| (\d+) \| (\d+) \|$", re.M)
 
 
@@ -45,6 +48,11 @@ def section() -> str:
 VECTORS = [
     (json.loads(value), int(salt), int(size), int(key, 16), int(hashed, 16), int(row))
     for value, salt, size, key, hashed, row in VECTOR.findall(section())
+]
+# values, salt, size, key, hash, row
+CROSSED_VECTORS = [
+    (json.loads(f"[{values.replace('`', '')}]"), int(salt), int(size), int(key, 16), int(hashed, 16), int(row))
+    for values, salt, size, key, hashed, row in CROSSED_VECTOR.findall(section())
 ]
 POLICY_VECTORS = [tuple(map(int, found)) for found in POLICY_VECTOR.findall(section())]
 
@@ -81,17 +89,21 @@ def column_of(values: list) -> pa.Array:
 
 def trained_rows(column: pa.Array, *, salt: int, size: int) -> list[int]:
     """The rows that a run finds when it reads the column."""
-    data = ParquetData("x", label="y", features={"f": IdColumn("f", mode="hash", salt=salt)}).resolved({"f": size})
-    decoder = Decoder(data, {})
-    table = pa.table({"f": column, "y": pa.array(np.zeros(len(column), np.int8))})
-    raw = RawRows(columns=table, faults=decoder.faults_of(Origin(path="x", group=0, first_row=0), len(column)))
+    return rows_in_training({"f": column}, IdColumn("f", mode="hash", salt=salt), size=size)
+
+
+def rows_in_training(columns: dict[str, pa.Array], source: IdColumn, *, size: int) -> list[int]:
+    data = ParquetData("x", label="y", features={"f": source}).resolved({"f": size})
+    decoder, num_rows = Decoder(data, {}), len(columns[source.column])
+    table = pa.table({**columns, "y": pa.array(np.zeros(num_rows, np.int8))})
+    raw = RawRows(columns=table, faults=decoder.faults_of(Origin(path="x", group=0, first_row=0), num_rows))
     block, _ = decoder.decode(raw, first_position=0, order=None)
     return block.rows.features["f"].values.tolist()
 
 
 def test_the_page_has_vectors_of_every_kind() -> None:
     tables = [line for line in section().splitlines() if re.match(r'\| `("|-?\d)', line)]
-    assert len(VECTORS) + len(POLICY_VECTORS) == len(tables)
+    assert len(VECTORS) + len(CROSSED_VECTORS) + len(POLICY_VECTORS) == len(tables)
     assert len(VECTORS) >= 19
     assert {type(value) for value, *_ in VECTORS} == {int, str}
     assert len(POLICY_VECTORS) >= 6
@@ -121,6 +133,22 @@ def test_our_kernels_compute_its_vectors(
     assert trained_rows(column, salt=salt, size=size) == [row]
     assert hashed_rows(column, vocabulary_size=size, salt=salt).tolist() == [row]
     assert HashedIds(num_rows=size, salt=salt).rows(column).tolist() == [row]
+
+
+@pytest.mark.parametrize(("values", "salt", "size", "key", "hashed", "row"), CROSSED_VECTORS)
+def test_crossed_values_have_the_row_of_the_page(
+    values: list, salt: int, size: int, key: int, hashed: int, row: int
+) -> None:
+    folded = mix(len(values), 0)
+    for value in values:
+        folded = mix(folded ^ key_of(value), 0)
+    assert folded == key
+    assert mix(folded, mix(salt % 2**64, 0) if salt else 0) == hashed
+    assert 1 + hashed % (size - 1) == row
+    names = [f"c{at}" for at in range(len(values))]
+    source = IdColumn(names[0], salt=salt, crossed_with=tuple(names[1:]))
+    table = {name: column_of([value]) for name, value in zip(names, values, strict=True)}
+    assert rows_in_training(table, source, size=size) == [row]
 
 
 @given(

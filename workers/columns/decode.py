@@ -25,14 +25,14 @@ from podembed.workers.columns.numbers import filled, numbers_of, refuse_nulls, r
 from podembed.workers.columns.vocabulary import Vocabulary
 from podembed.workers.data.bad_rows import BadRow, Origin, RowFaults
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
-from podembed.workers.data.columns import DenseColumn
+from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import InputData
 from podembed.workers.data.errors import InputError
 from podembed.workers.data.times import TimeScale, is_time, words_of
 
 # In the record of what the columns of a file hold.
 _BETWEEN = ", "
-_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|text|times|durations))(?:, |$)", re.DOTALL)
+_KIND = re.compile(r"(.+?): ((?:lists of )?(?:integers|numbers|text|times|durations))(?:, |$)", re.DOTALL)
 
 
 class Columns(Protocol):
@@ -75,11 +75,23 @@ def check_schema(schema: pa.Schema, data: InputData, *, path: str) -> None:
                 schema, column.name, lambda kind, column=column: accepts(kind, column), expected(column), path=path
             )
     for source in data.id_columns.values():
-        ids = "a column of integers or times, or of lists of integers"
-        if source.mode != "as_is":
-            ids = "a column of integers, strings or times, or of lists of integers or strings"
-        ids = _expected_times(source.scale, ids)
-        _check_column(schema, source.column, lambda kind, source=source: id_stage.accepts(kind, source), ids, path=path)
+        for part in source.parts:
+            _check_column(
+                schema,
+                part.column,
+                lambda kind, part=part: id_stage.accepts(kind, part),
+                _expected_ids(part),
+                path=path,
+            )
+        if source.weights is not None:
+            has_lists = id_stage.is_list(schema.field(source.column).type)
+            _check_column(
+                schema,
+                source.weights,
+                lambda kind, has_lists=has_lists: id_stage.is_numbers(kind) and id_stage.is_list(kind) == has_lists,
+                f"a column of {'lists of ' if has_lists else ''}numbers, one for each id of {source.column!r}",
+                path=path,
+            )
     if data.sample_weight is not None:
         _check_column(schema, data.sample_weight, _is_number, number, path=path)
     if data.sample_id is not None:
@@ -90,8 +102,11 @@ def id_kinds(schema: pa.Schema, data: InputData) -> str:
     """What the id columns of a checked schema hold, and dense columns of times, a few words for each. With other words
     equal values would become other rows or numbers.
     """
-    names = dict.fromkeys(source.column for source in data.id_columns.values())
-    kinds = {name: id_stage.kind_of(schema.field(name).type) for name in names}
+    parts = [part for source in data.id_columns.values() for part in source.parts]
+    kinds: dict[str, str] = {}
+    # What a column holds as ids says more than what it holds as numbers.
+    for part in sorted(parts, key=lambda part: bool(part.boundaries)):
+        kinds.setdefault(part.column, id_stage.kind_of(schema.field(part.column).type, part))
     for column in data.dense_columns:
         # Numbers are not noted: they were not before there were others.
         if is_time(kind := schema.field(column.name).type):
@@ -174,7 +189,7 @@ class Decoder:
         num_singles = 0
         for name, stage in self._stages.items():
             features[name] = stage.rows(
-                columns.get(stage.source.column),
+                [columns.get(column) for column in stage.source.columns],
                 places,
                 singles=singles[num_singles],
                 layouts=layouts,
@@ -249,7 +264,8 @@ def _blanked(rows: Batch, is_bad: np.ndarray) -> Batch:
         lengths = np.diff(bags.row_splits)
         splits = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths * is_good, out=splits[1:])
-        features[name] = Ragged(bags.values[np.repeat(is_good, lengths)], splits)
+        kept = np.repeat(is_good, lengths)
+        features[name] = Ragged(bags.values[kept], splits, None if bags.weights is None else bags.weights[kept])
     return Batch(
         dense=np.where(is_bad[:, None], np.float32(0), rows.dense),
         labels=np.where(is_bad, np.float32(0), rows.labels),
@@ -281,6 +297,15 @@ def _check_column(
             f"Found column {name!r} of type {schema.field(at[0]).type} in {path}. Expected {expected}. "
             "Cast it when the files are written; strings need mode='hash' or a vocabulary."
         )
+
+
+def _expected_ids(source: IdColumn) -> str:
+    if source.boundaries:
+        return _expected_times(source.scale, "a column of numbers or times, or of lists of numbers")
+    if source.mode == "as_is":
+        return _expected_times(source.scale, "a column of integers or times, or of lists of integers")
+    ids = "a column of integers, strings or times, or of lists of integers or strings"
+    return _expected_times(source.scale, ids)
 
 
 def _expected_times(scale: TimeScale, otherwise: str) -> str:

@@ -15,11 +15,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from podembed.embedding.ragged import Ragged
-from podembed.workers.columns.run_kernels import copy_bags, copy_columns, copy_ids, copy_runs, lay_out_bags, plan_runs
+from podembed.workers.columns.run_kernels import (
+    copy_bag_weights,
+    copy_bags,
+    copy_columns,
+    copy_ids,
+    copy_runs,
+    lay_out_bags,
+    plan_runs,
+)
 from podembed.workers.data.batch import PADDING_SAMPLE_ID, Batch
 
-# The arrays of a block by their place in `Block.addresses`; behind them the offsets and the ids of each feature, then
-# the named columns.
+# The arrays of a block by their place in `Block.addresses`. Behind them lie the offsets and the ids of each feature,
+# then the named columns, then the weights of ids.
 _LABELS, _WEIGHTS, _SAMPLE_IDS, _DENSE, _SINGLES, _FEATURES = range(6)
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -54,7 +62,7 @@ class Block:
             arrays += [bags.row_splits, bags.values]
         # Runs of rows are copied as they lie.
         columns = [np.ascontiguousarray(values) for values in self.rows.columns.values()]
-        arrays += columns
+        arrays += columns + [bags.weights for bags in self.rows.features.values() if bags.weights is not None]
         object.__setattr__(self, "dense", dense)
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "addresses", np.array([array.ctypes.data for array in arrays], np.int64))
@@ -99,8 +107,8 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     """The rows of a window, step after step; rows that no part gives are padding.
 
     Args:
-      parts: of blocks with the features and columns of `like`, without weights of ids. Named columns have its order. No
-        two give the same row of a lane.
+      parts: of blocks with the features, weights of ids and columns of `like`. Named columns have its order. No two
+        give the same row of a lane.
       like: any batch of that declaration, also an empty one.
     """
     num_samples = shape.num_samples
@@ -124,23 +132,33 @@ def interleave(parts: Sequence[Part], *, shape: WindowShape, like: Batch) -> Bat
     is_full = sum(part.num_rows for part in parts) == num_samples
     features = _gather_singles(blocks, runs, addresses, num_samples) if is_full else {}
     layouts: dict[tuple[int, ...], np.ndarray] = {}
-    places = {name: at for at, name in enumerate(blocks[0].rows.features if blocks else ())}
+    given = blocks[0].rows.features if blocks else {}
+    places = {name: at for at, name in enumerate(given)}
+    weighted = [name for name, bags in given.items() if bags.weights is not None]
     for name in like.features:
         if name not in features:
             at = _FEATURES + 2 * places.get(name, 0)
-            features[name] = _gather_bags(
+            bags = _gather_bags(
                 [block.rows.features[name] for block in blocks],
                 runs,
                 addresses[at : at + 2],
                 num_samples,
                 layouts,
             )
+            if like.features[name].weights is not None:
+                own = np.empty(bags.num_ids, np.float32)
+                if weighted:
+                    at_weights = _FEATURES + 2 * len(given) + len(columns) + weighted.index(name)
+                    copy_bag_weights(runs, addresses[at], addresses[at_weights], bags.row_splits, own)
+                bags = Ragged(bags.values, bags.row_splits, own)
+            features[name] = bags
     ordered = {name: features[name] for name in like.features}
     return Batch(dense=dense, labels=labels, weights=weights, features=ordered, sample_ids=sample_ids, columns=columns)
 
 
 def _num_arrays(like: Batch) -> int:
-    return _FEATURES + 2 * len(like.features) + len(like.columns)
+    weighted = sum(bags.weights is not None for bags in like.features.values())
+    return _FEATURES + 2 * len(like.features) + len(like.columns) + weighted
 
 
 def _runs(parts: Sequence[Part], shape: WindowShape) -> np.ndarray:

@@ -7,6 +7,8 @@ What becomes of a value, by the mode of its `IdColumn`:
 | integer | the row of that number | 1 + mix64(value, salt) mod (size - 1) | num_reserved + its line |
 | string | refused by the schema check | the same of its 64-bit key (`string_keys`) | num_reserved + its line |
 | date or time | the row of its whole number of units (`times`) | the same of that number | the same |
+| number, with `boundaries` | first_row + its bucket (`raw_values`) | of its bucket, as any integer | - |
+| values of several columns, `crossed_with` | - | of the key that they make (`raw_values`) | - |
 | integer outside [0, size) | malformed row, or itself (`keeps_outside`) | as any other | as any other |
 | value that the vocabulary does not have | - | - | row 0 |
 | null or empty string, `missing="empty"` | no id | no id | no id |
@@ -16,13 +18,14 @@ What becomes of a value, by the mode of its `IdColumn`:
 | empty list | no id | no id | no id |
 | padding (tail of an epoch, malformed row) | no id, weight 0, sample id -1 | | |
 
+An id has the weight that stands in its place among the `weights`; a null instead of a list that becomes row 0 has 1.
 A sample without ids has an activation of zeros. Row 0 is never the hash of a value nor the row of a line, so with these
 modes nothing else is trained into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,14 @@ from podembed.workers.columns.column_kernels import (
     take_even_bags,
     take_ids,
     take_splits,
+)
+from podembed.workers.columns.raw_values import (
+    bucket_numbers,
+    crossed_keys,
+    is_list,
+    list_lengths,
+    null_mask,
+    weights_of,
 )
 from podembed.workers.columns.string_keys import string_keys
 from podembed.workers.columns.vocabulary import Vocabulary, text_of
@@ -100,31 +111,40 @@ class IdStage:
         self._offset = np.uint64(combine(source.salt) if source.salt else 0)
 
     def rows(
-        self, column: pa.Array, order: np.ndarray, *, singles: np.ndarray, layouts: BagLayouts, faults: RowFaults
+        self,
+        columns: Sequence[pa.Array],
+        order: np.ndarray,
+        *,
+        singles: np.ndarray,
+        layouts: BagLayouts,
+        faults: RowFaults,
     ) -> Ragged:
         """The rows of the table for the samples `order`, in that order.
 
         Args:
-          column: integers, strings, or lists of them, of all samples of a row group.
+          columns: those of `IdColumn.columns`, of all samples of a row group.
           order: uint32 or int64, samples of the row group.
           singles: int32 or int64 `[len(order)]`, wide enough for rows of the table. Receives the ids if every sample
             has exactly one value, and is then the result's `values`, with `layouts.even(1)` as its `row_splits`. Other
-            results have values of the same width.
+            results have values of the same width. Ids with weights are never put there.
           layouts: of bags in `len(order)` samples.
           faults: of the row group.
 
         Raises:
           InputError: a value is refused, and malformed rows are not tolerated.
         """
-        column = self._integers_of(column, faults) if is_time(column.type) else _plain(column)
-        is_list = _is_list(column.type)
-        items = column.flatten() if is_list else column
+        column = self._values_of(columns, faults)
+        has_lists = is_list(column.type)
+        items = column.flatten() if has_lists else column
+        if self.source.weights is not None:
+            bags = self._bags_with_gaps(column, items, has_lists=has_lists, faults=faults, weights=columns[-1])
+            return _taken_with_weights(bags, order, singles.dtype)
         if not pa.types.is_integer(items.type) or items.null_count or column.null_count:
-            bags = self._bags_with_gaps(column, items, is_list=is_list, faults=faults)
+            bags = self._bags_with_gaps(column, items, has_lists=has_lists, faults=faults)
             # Not by row as below: rows without an id have none in the source.
             return self._taken(frozen(bags.values, np.int64), bags.row_splits, order, singles, layouts)[0]
         raw = self._rows_of_integers(items)
-        offsets = _offsets(column) if is_list else None
+        offsets = _offsets(column) if has_lists else None
         bags, is_inside = self._taken(raw, offsets, order, singles, layouts)
         if self.source.keeps_outside:
             self._refuse_beyond_int64(items, offsets, faults)
@@ -132,12 +152,11 @@ class IdStage:
             self._refuse_outside(items, offsets, faults)
         return bags
 
-    def _integers_of(self, column: pa.Array, faults: RowFaults) -> pa.Array:
-        """Whole units of a column of times; nulls stay, to become what the column declares for missing ids."""
-        whole, is_beyond = self.source.scale.whole(column)
-        reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
-        faults.add(is_beyond, self.source.column, found=lambda row: str(column[row]), reason=reason)
-        return pa.array(whole, mask=_null_mask(column))
+    def _values_of(self, columns: Sequence[pa.Array], faults: RowFaults) -> pa.Array:
+        """Integers or large strings, or lists of them; nulls stay, to become what is declared for missing ids."""
+        parts = self.source.parts
+        values = [_values_of_part(column, part, faults) for column, part in zip(columns, parts, strict=False)]
+        return values[0] if len(parts) == 1 else crossed_keys(values)
 
     def _taken(
         self,
@@ -203,14 +222,16 @@ class IdStage:
         first = np.searchsorted(samples, np.arange(len(bad)))
         faults.add(bad, self.source.column, found=lambda row: f"id {ids[first[row]]}", reason=reason)
 
-    def _bags_with_gaps(self, column: pa.Array, items: pa.Array, *, is_list: bool, faults: RowFaults) -> Ragged:
-        """All samples in the order of the file, for columns of strings and for those with nulls: of values, in lists,
-        or of lists.
+    def _bags_with_gaps(
+        self, column: pa.Array, items: pa.Array, *, has_lists: bool, faults: RowFaults, weights: pa.Array | None = None
+    ) -> Ragged:
+        """All samples in the order of the file, for columns of strings, for ids with weights, and for columns with
+        nulls: of values, in lists, or of lists.
         """
-        lengths = _list_lengths(column) if is_list else np.ones(len(items), np.int64)
+        lengths = list_lengths(column)
         if not pa.types.is_integer(items.type):
             items = _without_empty(items)
-        item_is_null = _null_mask(items)
+        item_is_null = null_mask(items)
         present = items.drop_null() if items.null_count else items
         sample_of = np.repeat(np.arange(len(lengths)), lengths)[~item_is_null]
         rows = self._rows_of(present, lambda at: sample_of[at], faults)
@@ -221,9 +242,13 @@ class IdStage:
         kept = np.ones(len(items), bool) if keeps_missing else ~item_is_null
         kept_before = np.zeros(len(items) + 1, np.int64)
         np.cumsum(kept, out=kept_before[1:])
-        bags = Ragged(placed[kept], kept_before[_splits(lengths)])
-        if keeps_missing and is_list and column.null_count:
-            return _insert_zero_rows(bags, _null_mask(column))
+        name = self.source.weights
+        own = None
+        if weights is not None and name is not None:
+            own = weights_of(weights, name, column, lambda: item_is_null, faults)[kept]
+        bags = Ragged(placed[kept], kept_before[_splits(lengths)], own)
+        if keeps_missing and has_lists and column.null_count:
+            return _insert_zero_rows(bags, null_mask(column))
         return bags
 
     def _rows_of(
@@ -272,39 +297,66 @@ def _keys(present: pa.Array) -> np.ndarray:
 
 
 def accepts(kind: pa.DataType, source: IdColumn) -> bool:
-    """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, lists of what is
-    accepted.
+    """Whether a column of that type can become rows: integers always, strings by hash or vocabulary, any numbers with
+    boundaries, lists of what is accepted.
     """
     if is_time(kind):
         return source.scale.accepts(kind)
-    item = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
+    if source.boundaries:
+        return source.scale == TimeScale() and is_numbers(kind)
+    item = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(item) or pa.types.is_large_string(item) or pa.types.is_string_view(item)
     return source.scale == TimeScale() and (pa.types.is_integer(item) or (is_text and source.mode != "as_is"))
 
 
-def kind_of(kind: pa.DataType) -> str:
+def is_numbers(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers, or lists of them."""
+    item = kind.value_type if is_list(kind) else kind
+    return pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)
+
+
+def kind_of(kind: pa.DataType, source: IdColumn) -> str:
     """What a column that is accepted holds, in words."""
     if is_time(kind):
         return words_of(kind)
-    item = kind.value_type if _is_list(kind) else kind
+    item = kind.value_type if is_list(kind) else kind
     item = item.value_type if pa.types.is_dictionary(item) else item
-    words = "integers" if pa.types.is_integer(item) else "text"
-    return f"lists of {words}" if _is_list(kind) else words
+    words = "numbers" if source.boundaries else "integers" if pa.types.is_integer(item) else "text"
+    return f"lists of {words}" if is_list(kind) else words
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def _values_of_part(column: pa.Array, part: IdColumn, faults: RowFaults) -> pa.Array:
+    """What stands for the values of one column: integers or large strings, or lists of them."""
+    if part.boundaries:
+        return bucket_numbers(column, part, faults)
+    if not is_time(column.type):
+        return _plain(column)
+    whole, is_beyond = part.scale.whole(column)
+    reason = "Ids are integers of 64 bits. Declare a larger unit or a later origin."
+    faults.add(is_beyond, part.column, found=lambda row: str(column[row]), reason=reason)
+    return pa.array(whole, mask=null_mask(column))
+
+
+def _taken_with_weights(bags: Ragged, order: np.ndarray, dtype: np.dtype) -> Ragged:
+    """The bags `order`, with ids of a type."""
+    offsets = frozen(bags.row_splits, np.int64)
+    splits = np.empty(len(order) + 1, np.int64)
+    take_splits(offsets, order, splits)
+    values, weights = np.empty(int(splits[-1]), dtype), np.empty(int(splits[-1]), np.float32)
+    take_bags(frozen(bags.values, dtype), offsets, order, splits, values)
+    take_bags(frozen(np.asarray(bags.weights), np.float32), offsets, order, splits, weights)
+    return Ragged(values, splits, weights)
 
 
 def _plain(column: pa.Array) -> pa.Array:
     """The same values with strings as large strings and without dictionaries."""
     kind = column.type
-    item = kind.value_type if _is_list(kind) else kind
+    item = kind.value_type if is_list(kind) else kind
     if pa.types.is_integer(item):
         return column
     value = item.value_type if pa.types.is_dictionary(item) else item
     value = value if pa.types.is_integer(value) else pa.large_string()
-    return pc.cast(column, pa.large_list(value) if _is_list(kind) else value)
+    return pc.cast(column, pa.large_list(value) if is_list(kind) else value)
 
 
 def _without_empty(items: pa.Array) -> pa.Array:
@@ -323,20 +375,12 @@ def _offsets(column: pa.Array) -> np.ndarray:
 
 def _insert_zero_rows(bags: Ragged, where: np.ndarray) -> Ragged:
     """Gives the samples named by a mask, whose bags are empty, one id 0 each."""
-    values = np.insert(bags.values, bags.row_splits[:-1][where], 0)
-    return Ragged(values, _splits(np.diff(bags.row_splits) + where))
-
-
-def _list_lengths(column: pa.Array) -> np.ndarray:
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    places = bags.row_splits[:-1][where]
+    weights = None if bags.weights is None else np.insert(bags.weights, places, np.float32(1))
+    return Ragged(np.insert(bags.values, places, 0), _splits(np.diff(bags.row_splits) + where), weights)
 
 
 def _splits(lengths: np.ndarray) -> np.ndarray:
     splits = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=splits[1:])
     return splits
-
-
-def _null_mask(column: pa.Array) -> np.ndarray:
-    return column.is_null().to_numpy(zero_copy_only=False)

@@ -171,3 +171,16 @@ def copy_bags(
         source = splits_of_parts[part] + 8 * runs[at, 1]
         start, stop = _int64_at(source), _int64_at(source + 8 * runs[at, 3])
         _widen(values_of_parts[part] + width * start, width, target, splits[runs[at, 2]], stop - start)
+
+
+@numba.njit(nogil=True, cache=True)
+def copy_bag_weights(
+    runs: np.ndarray, splits_of_parts: np.ndarray, weights_of_parts: np.ndarray, splits: np.ndarray, target: np.ndarray
+) -> None:
+    """As `copy_bags` for the weights of the ids, float32 on both sides."""
+    for at in range(len(runs)):
+        part = runs[at, 0]
+        source = splits_of_parts[part] + 8 * runs[at, 1]
+        start, stop = _int64_at(source), _int64_at(source + 8 * runs[at, 3])
+        place = target.ctypes.data + 4 * splits[runs[at, 2]]
+        copy_bytes(place, weights_of_parts[part] + 4 * start, 4 * (stop - start))

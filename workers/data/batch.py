@@ -7,7 +7,7 @@ sees them. Where rows come from is the business of `workers.input.reader`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,15 +163,20 @@ class Batch:
 
     @staticmethod
     def empty(
-        feature_names: Sequence[str], *, num_dense: int, columns: Mapping[str, ColumnShape] | None = None
+        feature_names: Sequence[str],
+        *,
+        num_dense: int,
+        columns: Mapping[str, ColumnShape] | None = None,
+        weighted: Collection[str] = (),
     ) -> Batch:
-        """A batch of no rows, to pad from."""
+        """A batch of no rows, to pad from; `weighted` features have weights of ids."""
         splits = np.zeros(1, np.int64)
+        weights = {name: np.zeros(0, np.float32) if name in weighted else None for name in feature_names}
         return Batch(
             dense=np.zeros((0, num_dense), np.float32),
             labels=np.zeros(0, np.float32),
             weights=np.zeros(0, np.float32),
-            features={name: Ragged(np.zeros(0, np.int64), splits) for name in feature_names},
+            features={name: Ragged(np.zeros(0, np.int64), splits, weights[name]) for name in feature_names},
             sample_ids=np.zeros(0, np.int64),
             columns={name: shape.zeros(0) for name, shape in (columns or {}).items()},
         )

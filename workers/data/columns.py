@@ -6,9 +6,10 @@ can therefore not disagree about it. `workers.columns` does what is declared her
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Literal, get_args
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.data.times import TimeScale, Unit, origin_problem
@@ -168,8 +169,15 @@ class IdColumn:
         `zero` is row 0. None stands for `zero` with `hash` and for `empty` otherwise.
       salt: separates features that hash into one table although equal values mean different things.
       vocabulary: path or URL of a text file in UTF-8, one value a line, counted from 0; gives the mode `vocabulary`.
-      num_reserved: rows before the first value of the vocabulary, at least 1. unit, since: of columns of times alone,
-      what integer a time becomes: whole units, rounded down; see `workers.data.times.TimeScale`.
+      num_reserved: rows before the first value of the vocabulary, at least 1.
+      unit, since: of columns of times alone, what integer a time becomes: whole units, rounded down; see
+        `workers.data.times.TimeScale`.
+      boundaries: rising numbers that cut the numbers of the column into buckets. A number is in bucket k if k of them
+        are at most as large, and k takes the place of the number. With `missing="zero"` the rows begin at 1.
+      crossed_with: further columns, whose values make one value with that of this column. Its key is made of theirs,
+        in this order. A plain name stands for `IdColumn(name)`, and others may have `boundaries` or a `unit`. Gives
+        the mode `hash`.
+      weights: a column with a number for each id, of lists where the ids are lists.
       keeps_outside: whether integers outside the table are handed on as they are, for a table that says with
         `invalid_ids` what becomes of them. `InputData.resolved` fills it in.
       negatives: ids that are drawn beside those of the column.
@@ -186,6 +194,9 @@ class IdColumn:
     since: str | None = None
     keeps_outside: bool = False
     negatives: Negatives | None = None
+    boundaries: tuple[float, ...] = ()
+    crossed_with: tuple[str | IdColumn, ...] = ()
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.negatives, Negatives | None):
@@ -198,6 +209,10 @@ class IdColumn:
         check_plain_fields(self, DataConfigError)
         if self.vocabulary is not None and self.mode == "as_is":
             object.__setattr__(self, "mode", "vocabulary")
+        object.__setattr__(self, "boundaries", _boundaries_of(self.boundaries, self.column))
+        if self.crossed_with:
+            object.__setattr__(self, "crossed_with", _crossed_of(self.crossed_with, self.column))
+            object.__setattr__(self, "mode", "hash" if self.mode == "as_is" else self.mode)
         check_choice(self.mode, IdMode, where=f"mode of id column {self.column!r}")
         if self.missing is None:
             object.__setattr__(self, "missing", "zero" if self.mode == "hash" else "empty")
@@ -209,13 +224,15 @@ class IdColumn:
                 "'vocabulary' and none with another. Pass vocabulary='values.txt' alone."
             )
         check_scale(self.unit, self.since, where=f"id column {self.column!r}")
+        self._check_together()
         if self.num_reserved < 1:
             raise DataConfigError(
                 f"Found num_reserved {self.num_reserved} for id column {self.column!r}. Expected at least 1, since row "
                 "0 is for values "
                 "that the vocabulary does not have."
             )
-        least = {"as_is": 1, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
+        num_buckets = len(self.boundaries) + 1 if self.boundaries else 1
+        least = {"as_is": self.first_row + num_buckets, "hash": 2, "vocabulary": self.num_reserved}[self.mode]
         if self.vocabulary_size is not None and self.vocabulary_size < least:
             raise DataConfigError(
                 f"Found vocabulary_size {self.vocabulary_size} for id column {self.column!r} in mode {self.mode!r}. "
@@ -229,7 +246,59 @@ class IdColumn:
     @property
     def first_row(self) -> int:
         """The first row of the table that stands for a value."""
+        if self.boundaries and self.mode == "as_is":
+            return int(self.missing == "zero")
         return {"as_is": 0, "hash": 1, "vocabulary": self.num_reserved}[self.mode]
+
+    @property
+    def parts(self) -> tuple[IdColumn, ...]:
+        """The columns whose values make one value, this one first; this one alone where none is crossed with it."""
+        return (self, *(part for part in self.crossed_with if isinstance(part, IdColumn)))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that the feature is made of: those of `parts`, then the weights."""
+        return (*(part.column for part in self.parts), *((self.weights,) if self.weights is not None else ()))
+
+    def _check_together(self) -> None:
+        """Raises `DataConfigError` for declarations that exclude each other."""
+        raw = [name for name in ("boundaries", "crossed_with", "weights") if getattr(self, name)]
+        rivals = [("vocabulary", raw[:1] if raw != ["weights"] else []), ("negatives", raw)]
+        rivals.append(("weights", ["crossed_with"] if self.crossed_with else []))
+        for name, others in rivals:
+            if getattr(self, name) is not None and others:
+                raise DataConfigError(
+                    f"Found {name} and {others[0]} for id column {self.column!r}. Expected one of them, since they do "
+                    "not go together. Leave one out."
+                )
+
+
+def _boundaries_of(given: Any, column: str) -> tuple[float, ...]:
+    numbers: tuple[Any, ...] = tuple(given) if isinstance(given, tuple | list) else (None,)
+    is_number = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    if not is_number or not all(map(math.isfinite, numbers)) or sorted(set(numbers)) != list(numbers):
+        raise DataConfigError(
+            f"Found boundaries={shown(given)} for id column {column!r}. Expected rising finite numbers. Write "
+            "boundaries=(18, 25, 35)."
+        )
+    return tuple(map(float, numbers))
+
+
+def _crossed_of(given: Any, column: str) -> tuple[IdColumn, ...]:
+    """The columns that one is crossed with, all as `IdColumn` in the mode `hash`, whose values may be of any size."""
+    if not isinstance(given, tuple | list) or not all(isinstance(part, str | IdColumn) for part in given):
+        raise DataConfigError(
+            f"Found crossed_with={shown(given)} for id column {column!r}. Expected a tuple of names of columns or "
+            f"IdColumn. Write IdColumn({column!r}, crossed_with=('brand',))."
+        )
+    parts = [IdColumn(part) if isinstance(part, str) else part for part in given]
+    for part in parts:
+        if part.vocabulary or part.salt or part.weights or part.negatives or part.crossed_with:
+            raise DataConfigError(
+                f"Found {part} in crossed_with of id column {column!r}. Expected a column with nothing but a unit, an "
+                f"origin or boundaries, since the values themselves are crossed. Write IdColumn({part.column!r})."
+            )
+    return tuple(replace(part, mode="hash") for part in parts)
 
 
 def check_scale(unit: Unit | None, since: str | None, *, where: str) -> None:

@@ -148,7 +148,7 @@ class InputData:
     @property
     def _uses(self) -> list[str]:
         named = [label.name for label in self.label_columns] + [column.name for column in self.dense_columns]
-        named += [source.column for source in self.id_columns.values()]
+        named += [column for source in self.id_columns.values() for column in source.columns]
         named += [column.name for column in self.extra_columns]
         return named + [name for name in (self.sample_weight, self.sample_id) if name is not None]
 
@@ -293,7 +293,7 @@ class CsvData(InputData):
     def time_columns(self) -> frozenset[str]:
         """The columns that hold times."""
         scales = [(column.name, column.scale) for column in self.dense_columns]
-        scales += [(source.column, source.scale) for source in self.id_columns.values()]
+        scales += [(part.column, part.scale) for source in self.id_columns.values() for part in source.parts]
         scales += [(one.name, one.scale) for one in self.extra_columns if isinstance(one, DenseColumn | IntegerColumn)]
         return frozenset({*self.times, *(name for name, scale in scales if scale != TimeScale())})
 

@@ -164,9 +164,16 @@ def _open_text(path: str, storage_options: dict[str, Any] | None) -> IO[bytes]:
 def _kinds(data: CsvData) -> dict[str, pa.DataType]:
     """The type that each declared column is read as."""
     kinds: dict[str, pa.DataType] = dict.fromkeys(data.columns, pa.float64())
-    for source in data.id_columns.values():
-        item = pa.large_string() if source.column in data.strings else pa.int64()
-        kinds[source.column] = pa.large_list(item) if source.column in data.list_separators else item
+    sources = data.id_columns.values()
+    numbers = [part.column for source in sources for part in source.parts if part.boundaries]
+    numbers += [source.weights for source in sources if source.weights is not None]
+    kinds |= {name: pa.large_list(pa.float64()) for name in numbers if name in data.list_separators}
+    ids = [part for source in sources for part in source.parts if not part.boundaries]
+    # A column that is read in several modes has the integers that all of them take.
+    for part in sorted(ids, key=lambda part: part.mode != "hash"):
+        item = pa.uint64() if part.mode == "hash" else pa.int64()
+        item = pa.large_string() if part.column in data.strings else item
+        kinds[part.column] = pa.large_list(item) if part.column in data.list_separators else item
     for column in data.extra_columns:
         # Other columns of numbers are read as such.
         is_whole = isinstance(column, IntegerColumn | ListColumn) and column.dtype != "float32"

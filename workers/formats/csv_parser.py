@@ -53,6 +53,7 @@ class CsvParser:
     Attributes:
       names: of all columns, in order.
       kinds: the columns that are read and their types; a large list is cut up at its separator. An empty field is null.
+        uint64 stands for integers from -2^63 to 2^64 - 1, which come out as int64 with the same 64 bits.
     """
 
     names: tuple[str, ...]
@@ -85,8 +86,15 @@ class CsvParser:
         # Arrow takes such text for a part of the value.
         if has_stray_text(text, delimiter=self.delimiter):
             return None
+        has_wide = any(_item(kind) == pa.uint64() for kind in kinds.values())
+        parsed = self._parsed(text, kinds, is_wide=False)
+        # Numbers beyond int64 are few, and reading them takes longer.
+        return self._parsed(text, kinds, is_wide=True) if parsed is None and has_wide else parsed
+
+    def _parsed(self, text: bytes, kinds: Mapping[str, pa.DataType], *, is_wide: bool) -> pa.Table | None:
+        """All records, of which integers beyond int64 are refused unless `is_wide`."""
         # Lists are cut up below, and times read; to Arrow both are strings.
-        read_as = {name: pa.large_string() if _is_read_later(kind) else kind for name, kind in kinds.items()}
+        read_as = {name: _read_as(kind, is_wide=is_wide) for name, kind in kinds.items()}
         try:
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(text),
@@ -98,16 +106,28 @@ class CsvParser:
                     column_types=read_as, include_columns=list(kinds), null_values=[""], strings_can_be_null=True
                 ),
             )
-            return pa.table({name: self._converted(name, table.column(name), kind) for name, kind in kinds.items()})
+            return pa.table(
+                {name: self._converted(name, table.column(name), kind, is_wide) for name, kind in kinds.items()}
+            )
         except (pa.ArrowException, UnicodeDecodeError):
             return None
 
-    def _converted(self, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    def _converted(
+        self, name: str, column: pa.ChunkedArray, kind: pa.DataType, is_wide: bool
+    ) -> pa.ChunkedArray | pa.Array:
+        is_wide = is_wide and _item(kind) == pa.uint64()
         if pa.types.is_timestamp(kind):
             return parse_times(column)
         if not pa.types.is_large_list(kind):
-            return column
-        return pc.split_pattern(column, self.list_separators[name]).cast(kind)
+            return _wide(column.combine_chunks()) if is_wide else column
+        lists = pc.split_pattern(column, self.list_separators[name])
+        if not is_wide:
+            return lists.cast(_made(kind))
+        one = lists.combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(one), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int64())
+        mask = one.is_null() if one.null_count else None
+        return pa.LargeListArray.from_arrays(offsets, _wide(one.flatten()), mask=mask)
 
     def _salvaged(
         self, text: bytes, bounds: np.ndarray, first: int, stop: int, on_fault: Callable[[CsvFault], None]
@@ -127,7 +147,7 @@ class CsvParser:
         return [self._nulls(1)]
 
     def _nulls(self, count: int) -> pa.Table:
-        return pa.table({name: pa.nulls(count, kind) for name, kind in self.kinds.items()})
+        return pa.table({name: pa.nulls(count, _made(kind)) for name, kind in self.kinds.items()})
 
     def _diagnose(self, record: bytes, row: int) -> CsvFault:
         texts = self.texts(record)
@@ -139,7 +159,7 @@ class CsvParser:
             return CsvFault(row=row, column=WHOLE_ROW, found=repr(_shown(record).rstrip("\r\n")), reason=fields)
         for name, kind in self.kinds.items():
             if self._parse(record, {name: kind}) is None:
-                expected = f"Expected {_expected(kind)}. Repair it."
+                expected = f"Expected {_expected(kind)}. Repair it{_hint(name, kind)}."
                 return CsvFault(row=row, column=name, found=repr(texts[name]), reason=expected)
         reason = "It is refused as a whole and read column by column. Please report this row."
         return CsvFault(row=row, column=WHOLE_ROW, found=repr(_shown(record)), reason=reason)
@@ -164,12 +184,42 @@ def _parse_options(delimiter: str) -> pyarrow.csv.ParseOptions:
     return pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
 
-def _is_read_later(kind: pa.DataType) -> bool:
-    return pa.types.is_large_list(kind) or pa.types.is_timestamp(kind)
+def _item(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_large_list(kind) else kind
+
+
+def _made(kind: pa.DataType) -> pa.DataType:
+    """The type of what comes out."""
+    if _item(kind) != pa.uint64():
+        return kind
+    return pa.large_list(pa.int64()) if pa.types.is_large_list(kind) else pa.int64()
+
+
+def _read_as(kind: pa.DataType, *, is_wide: bool) -> pa.DataType:
+    is_later = pa.types.is_large_list(kind) or pa.types.is_timestamp(kind) or (is_wide and kind == pa.uint64())
+    return pa.large_string() if is_later else _made(kind)
+
+
+def _wide(texts: pa.Array) -> pa.Array:
+    """int64 with the bits of integers from -2^63 to 2^64 - 1.
+
+    Raises:
+      ArrowInvalid: one is something else.
+    """
+    is_negative, none = pc.starts_with(texts, "-"), pa.scalar(None, texts.type)
+    negative = pc.if_else(is_negative, texts, none).cast(pa.int64())
+    return pc.coalesce(negative, pc.if_else(is_negative, none, texts).cast(pa.uint64()).view(pa.int64()))
 
 
 def _shown(text: bytes) -> str:
     return text[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+
+
+def _hint(name: str, kind: pa.DataType) -> str:
+    """What else may be meant where integers are read."""
+    if _item(kind) == pa.uint64():
+        return f", or say that the column is text: CsvData(strings=({name!r},))"
+    return f"; ids that are text need mode='hash' and CsvData(strings=({name!r},))" if _item(kind) == pa.int64() else ""
 
 
 def _expected(kind: pa.DataType) -> str:
@@ -178,5 +228,5 @@ def _expected(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "a date or time in ISO 8601, such as 2024-05-01 or 2024-05-01T12:30:00Z"
     if pa.types.is_integer(kind):
-        return "integers of 64 bits" if kind == pa.int64() else "integers"
+        return "integers of 64 bits" if kind in (pa.int64(), pa.uint64()) else "integers"
     return "numbers" if pa.types.is_floating(kind) else "text in UTF-8"

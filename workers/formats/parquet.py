@@ -37,7 +37,7 @@ def parquet_layout(path: str, data: ParquetData, *, storage_options: dict[str, A
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         kinds = id_kinds(opened.schema_arrow, data)
-        lengths = _mean_lengths(metadata, {source.column for source in data.id_columns.values()})
+        lengths = _mean_lengths(metadata, {name for source in data.id_columns.values() for name in source.columns})
     return FileLayout(row_group_rows=rows, content=kinds, lengths=lengths)
 
 

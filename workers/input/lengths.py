@@ -24,24 +24,27 @@ def bag_lengths(job: JobConfig, index: InputIndex | None) -> tuple[float | None,
 
 
 def _length(data: InputData, source: IdColumn, index: InputIndex | None) -> float | None:
-    length = _length_of_column(data, source, index)
-    if length is None or source.negatives is None:
-        return length
-    return length * source.negatives.width(is_evaluation=False)
+    length = 1.0
+    for part in source.parts:
+        of_part = _length_of_column(data, part.column, index)
+        if of_part is None:
+            return None
+        length *= of_part
+    return length if source.negatives is None else length * source.negatives.width(is_evaluation=False)
 
 
-def _length_of_column(data: InputData, source: IdColumn, index: InputIndex | None) -> float | None:
+def _length_of_column(data: InputData, column: str, index: InputIndex | None) -> float | None:
     if isinstance(data, ReaderSource):
         return None
-    has_lists = data.has_lists(source.column)
+    has_lists = data.has_lists(column)
     if has_lists is False:
         return 1.0
     if has_lists or index is None:
         return None
-    kinds = [kinds_of(file.content).get(source.column, "lists of") for file in index.files]
+    kinds = [kinds_of(file.content).get(column, "lists of") for file in index.files]
     if not any(kind.startswith("lists of") for kind in kinds):
         return 1.0
-    found = [(file.num_rows, dict(file.lengths).get(source.column)) for file in index.files]
+    found = [(file.num_rows, dict(file.lengths).get(column)) for file in index.files]
     rows = sum(count for count, length in found if length is not None)
     return sum(count * length for count, length in found if length is not None) / rows if rows else None
 

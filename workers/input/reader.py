@@ -144,7 +144,12 @@ class InputReader:
         self._kept: dict[int, _DecodedPiece] = {}
         self._open_files: OrderedDict[str, OpenedFile] = OrderedDict()
         self._window: _Window | None = None
-        self._no_rows = Batch.empty(list(data.features), num_dense=len(data.dense), columns=data.column_shapes)
+        self._no_rows = Batch.empty(
+            list(data.features),
+            num_dense=len(data.dense),
+            columns=data.column_shapes,
+            weighted=[name for name, source in data.id_columns.items() if source.weights is not None],
+        )
 
     @property
     def num_samples(self) -> int:

@@ -31,7 +31,13 @@ def candidates_problem(feature: str, shapes: Mapping[str, tuple[int, ...]]) -> s
 
 
 def room_problem(feature: str, source: IdColumn, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with the room that a feature has for its negatives; None if nothing is."""
+    """What is wrong with the room that a feature has for its negatives, or with its weights; None if nothing is."""
+    if source.weights is not None and len(shape) > 1:
+        return (
+            f"Found weights={source.weights!r} for feature {feature!r}, whose ids are not combined. Expected a feature "
+            "with one vector a sample. Leave out max_sequence_length and output_shape, or hand the numbers to the "
+            f"model: extra=(ListColumn({source.weights!r}, {shape[0]}),)."
+        )
     declared = source.negatives
     if declared is None:
         return None

@@ -37,6 +37,7 @@ def write_data(folder: Path) -> None:
         sizes = random.integers(0, most + 1, NUM_ROWS)
         return maybe([[values[at] for at in random.integers(0, len(values), size)] for size in sizes])
 
+    brands = bags(WORDS, 4)
     table = pa.table(
         {
             "click": (random.random(NUM_ROWS) < 0.4).astype(np.int8),
@@ -49,6 +50,8 @@ def write_data(folder: Path) -> None:
             "wild": random.integers(-(10**17), 10**17, NUM_ROWS),
             "history": pa.array(bags(list(range(40)), 9), pa.list_(pa.int64())),
             "tags": pa.array(bags(WORDS, 4), pa.list_(pa.string())),
+            "brands": pa.array(brands, pa.list_(pa.string())),
+            "shares": pa.array([one and random.normal(size=len(one)).tolist() for one in brands]),
         }
     )
     pq.write_table(table.slice(0, 170), folder / "part-0.parquet", row_group_size=70)
@@ -73,6 +76,11 @@ def pooled_job(folder: str) -> JobConfig:
         "hour": IdColumn("seen", mode="hash", unit="h", since="monday"),
         "history": IdColumn("history", missing="zero"),
         "tags": IdColumn("tags", mode="hash", missing="empty"),
+        "age": IdColumn("price", boundaries=(-1.0, 0.0, 0.5), missing="zero"),
+        "crossed": IdColumn("user", salt=2, crossed_with=("tags", IdColumn("seen", unit="h", since="midnight"))),
+        "part_of_day": IdColumn("seen", "hash", boundaries=(6, 12, 18), unit="h", since="midnight"),
+        "brands": IdColumn("brands", "hash", weights="shares"),
+        "root": IdColumn("brands", "hash", weights="shares", missing="empty"),
         "clipped": IdColumn("wild"),
         "hashed": IdColumn("wild"),
     }
@@ -85,6 +93,11 @@ def pooled_job(folder: str) -> JobConfig:
         "tags": FeatureConfig(
             TableConfig(50, 8, combiner="sum", name="tags", quantization_config=QuantizationConfig(8, -1.0, 1.0))
         ),
+        "age": FeatureConfig(TableConfig(5, 8, name="ages")),
+        "crossed": FeatureConfig(TableConfig(90, 8, name="crossed")),
+        "part_of_day": FeatureConfig(TableConfig(9, 8, name="part_of_day")),
+        "brands": FeatureConfig(TableConfig(40, 8, combiner="mean", name="brands")),
+        "root": FeatureConfig(TableConfig(40, 8, combiner="sqrtn", name="root")),
         "clipped": FeatureConfig(TableConfig(9, 8, name="clipped", invalid_ids="clip")),
         "hashed": FeatureConfig(TableConfig(9, 8, name="hashed", invalid_ids="hash")),
     }

@@ -198,6 +198,8 @@ ROW = {
     "wild": 5,
     "history": [1, 2],
     "tags": ["x"],
+    "brands": ["y", "z"],
+    "shares": [0.5, 2.0],
 }
 
 
@@ -225,6 +227,9 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
         ({"history": [1, [2, 3]]}, "inhomogeneous shape"),
+        ({"shares": [0.5]}, r"Found 1 weights in column 'shares' for 2 ids"),
+        ({"shares": [0.5, float("inf")]}, r"Found inf in column 'shares'. Expected finite numbers"),
+        ({"shares": [0.5, None]}, r"Found object in column 'shares'. Expected a number for each id"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(model: Model, changed: dict[str, Any], words: str) -> None:
@@ -290,8 +295,8 @@ def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> Non
     (copy / "dense.safetensors").unlink()
     with pytest.raises(ModelError, match=r"Found (no file|other bytes) (at|in)"):
         load(str(copy))
-    (copy / "manifest.json").write_text('{"format": "podembed-model", "format_version": 2}')
-    with pytest.raises(ModelError, match=r"podembed-model 2 in .*Expected podembed-model 1"):
+    (copy / "manifest.json").write_text('{"format": "podembed-model", "format_version": 3}')
+    with pytest.raises(ModelError, match=r"podembed-model 3 in .*Expected podembed-model 2"):
         load(str(copy))
     with pytest.raises(ModelError, match="Found no manifest.json"):
         load(str(tmp_path))

@@ -1,0 +1,301 @@
+"""The values of columns as an exported model takes them: rows of tables, their weights, and dense numbers.
+
+The arithmetic is that of `workers.columns`, in numpy alone. It becomes the first part of `served_model.py`, whose
+second part is `exported_model`. So nothing here imports anything of podembed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_PERIODS = {"midnight": (86400, 0), "monday": (7 * 86400, 3 * 86400)}
+
+
+class ModelError(ValueError):
+    """An export that cannot be used, or columns that do not fit it."""
+
+
+def columns_of(feature: Mapping[str, Any]) -> list[str]:
+    """The columns that a feature is made of."""
+    names = [part["column"] for part in (feature, *feature["crossed_with"])]
+    return names if feature["weights"] is None else [*names, feature["weights"]]
+
+
+def ids_of(
+    columns: Mapping[str, Any], feature: Mapping[str, Any], vocabulary: Vocabulary | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Rows of the table, int64, the offsets of each sample's, and their weights."""
+    if feature["crossed_with"]:
+        flat, is_missing, lengths = _crossed(columns, (feature, *feature["crossed_with"]))
+    else:
+        lists, lengths = _flat(columns[feature["column"]])
+        flat, is_missing = _plain(lists, feature)
+    rows = np.zeros(len(flat), np.int64)
+    rows[~is_missing] = _rows(flat[~is_missing], feature, vocabulary)
+    kept = np.ones(len(flat), bool) if feature["missing"] == "zero" else ~is_missing
+    before = np.zeros(len(flat) + 1, np.int64)
+    np.cumsum(kept, out=before[1:])
+    weights = None if feature["weights"] is None else _weights(columns, feature, lengths, is_missing)[kept]
+    return rows[kept], before[splits_of(lengths)], weights
+
+
+def _rows(present: np.ndarray, feature: Mapping[str, Any], vocabulary: Vocabulary | None) -> np.ndarray:
+    mode, size = feature["mode"], feature["vocabulary_size"]
+    if not len(present):
+        return np.zeros(0, np.int64)
+    if vocabulary is not None:
+        return vocabulary.rows(present, feature["num_reserved"])
+    if mode == "hash":
+        offset = np.uint64(_mix_one(feature["salt"] & _MASK) if feature["salt"] else 0)
+        return (mix(_keys(present), offset) % np.uint64(size - 1)).astype(np.int64) + 1
+    if present.dtype == object:
+        raise ModelError(f"Found text {present[0]!r} in column {feature['column']!r}. Expected integers.")
+    outside = (present < 0) | (present >= size)
+    if feature["invalid_ids"] == "error" and outside.any():
+        found = present[outside][0]
+        raise ModelError(f"Found id {found} in column {feature['column']!r}. Expected 0 to {size - 1}.")
+    return present.astype(np.int64)
+
+
+def _keys(present: np.ndarray) -> np.ndarray:
+    """uint64 of integers or texts."""
+    if present.dtype == object:
+        return np.array([_string_key(text) for text in present], np.uint64)
+    return present.astype(np.uint64)
+
+
+def _crossed(
+    columns: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The keys of all combinations of a sample's values, which are missing, and how many each sample has."""
+    found = []
+    for part in parts:
+        lists, lengths = _flat(columns[part["column"]])
+        flat, is_missing = _plain(lists, part)
+        keys = np.zeros(len(flat), np.uint64)
+        keys[~is_missing] = _keys(flat[~is_missing])
+        found.append((keys, is_missing, lengths))
+    counts = np.prod([lengths for _, _, lengths in found], axis=0)
+    splits = splits_of(counts)
+    sample = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(int(splits[-1])) - splits[sample]
+    items = []
+    # The values of the last column run fastest.
+    for _, _, lengths in reversed(found):
+        items.append((np.cumsum(lengths) - lengths)[sample] + place % lengths[sample])
+        place //= lengths[sample]
+    folded = np.full(len(sample), _mix_one(len(parts)), np.uint64)
+    missing = np.zeros(len(sample), bool)
+    for (keys, is_missing, _), item in zip(found, reversed(items), strict=True):
+        folded = mix(folded ^ keys[item], np.uint64(0))
+        missing |= is_missing[item]
+    return folded.view(np.int64), missing, counts
+
+
+def _weights(
+    columns: Mapping[str, Any], feature: Mapping[str, Any], lengths: np.ndarray, is_missing: np.ndarray
+) -> np.ndarray:
+    """float32, one for each id; 1 where the id is missing and has none."""
+    name, ids, values = feature["weights"], columns[feature["column"]], columns[feature["weights"]]
+    if not isinstance(values, np.ndarray):
+        # A missing list and an empty one are the same beside each other.
+        nothing = [[None] if one is None else [] for one in ids]
+        values = [given if _size(given) else none for given, none in zip(values, nothing, strict=True)]
+    lists, counts = _flat(values)
+    other = np.flatnonzero(counts != lengths)
+    if len(other):
+        at = other[0]
+        raise ModelError(f"Found {counts[at]} weights in column {name!r} for {lengths[at]} ids. Expected as many.")
+    array = np.asarray(lists)
+    if array.dtype == object:
+        given = zip(array.tolist(), is_missing.tolist(), strict=True)
+        array = np.asarray([1 if value is None and is_gap else value for value, is_gap in given])
+    if array.dtype.kind not in "biuf" and len(array):
+        raise ModelError(f"Found {array.dtype} in column {name!r}. Expected a number for each id.")
+    with np.errstate(over="ignore"):
+        weights = array.astype(np.float32)
+    if not np.isfinite(weights).all():
+        raise ModelError(f"Found {weights[~np.isfinite(weights)][0]} in column {name!r}. Expected finite numbers.")
+    return weights
+
+
+def _size(value: Any) -> int:
+    return 0 if value is None else len(value) if isinstance(value, (list, tuple, np.ndarray)) else 1
+
+
+class Vocabulary:
+    """The values of a text file, one a line, made into tables when the first column of their kind asks."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            self._lines = file.read().removesuffix("\n").split("\n")
+        self._places: dict[bool, dict[Any, int]] = {}
+
+    def rows(self, present: np.ndarray, num_reserved: int) -> np.ndarray:
+        is_text = present.dtype == object
+        if is_text not in self._places:
+            values = self._lines if is_text else map(int, self._lines)
+            self._places[is_text] = {value: at for at, value in enumerate(values)}
+        places = self._places[is_text]
+        found = np.array([places.get(value, -1) for value in present.tolist()], np.int64)
+        return np.where(found < 0, 0, found + num_reserved)
+
+
+def _flat(values: Any) -> tuple[Any, np.ndarray]:
+    """All values one after another, and how many each sample has."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        width = 1 if values.ndim == 1 else values.shape[1]
+        return values.reshape(-1), np.full(len(values), width, np.int64)
+    if not any(isinstance(value, (list, tuple, np.ndarray)) for value in values):
+        return values, np.ones(len(values), np.int64)
+    # None in the place of a list is one missing value, as a null is; an empty list has none.
+    lists = [value if isinstance(value, (list, tuple, np.ndarray)) else [value] for value in values]
+    return [item for one in lists for item in one], np.array([len(one) for one in lists], np.int64)
+
+
+def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Integers, or objects that are texts, and which are missing. Numbers with boundaries are their buckets."""
+    column = feature["column"]
+    array = _with_times(values, feature, column)
+    if feature["boundaries"]:
+        return _buckets(array, feature)
+    if array.dtype.kind in "OUS" or not len(array):
+        items = [value.decode() if isinstance(value, bytes) else value for value in array.tolist()]
+        is_missing = np.array([value is None or value == "" for value in items], bool)
+        given = [value for value in items if value is not None and value != ""]
+        if all(isinstance(value, str) for value in given):
+            return np.array([value if value is not None else "" for value in items], object), is_missing
+        given = np.asarray(given)
+        array = np.zeros(len(items), given.dtype)
+        array[~is_missing] = given
+    else:
+        is_missing = np.zeros(len(array), bool)
+    if array.dtype.kind in "mM":
+        is_missing |= np.isnat(array)
+        array = _whole_times(np.where(is_missing, np.zeros((), array.dtype), array), feature)
+    if array.dtype.kind not in "iu":
+        raise ModelError(f"Found {array.dtype} in column {column!r}. Expected integers, text or times, or lists.")
+    return array.astype(np.int64), is_missing
+
+
+def _buckets(array: np.ndarray, part: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    is_missing = np.zeros(len(array), bool)
+    if array.dtype == object:
+        is_missing = np.array([value is None for value in array.tolist()], bool)
+        array = np.asarray([0 if value is None else value for value in array.tolist()])
+    if array.dtype.kind in "mM":
+        is_missing = np.isnat(array)
+        numbers = _times(np.where(is_missing, np.zeros((), array.dtype), array), part)
+    elif array.dtype.kind in "biuf" or not len(array):
+        numbers = array.astype(np.float64)
+    else:
+        raise ModelError(f"Found {array.dtype} in column {part['column']!r}. Expected numbers.")
+    if np.isnan(numbers).any():
+        raise ModelError(f"Found nan in column {part['column']!r}. Expected numbers; a missing one is None.")
+    # Parts of crossed values have no mode.
+    first = int(part.get("mode") == "as_is" and part["missing"] == "zero")
+    return np.searchsorted(part["boundaries"], numbers, side="right") + first, is_missing
+
+
+def dense_of(values: Any, column: Mapping[str, Any]) -> np.ndarray:
+    """float32 `[n]`."""
+    array = _with_times(values, column, column["name"])
+    if array.dtype == object:
+        array = np.asarray([0 if value is None else value for value in array.tolist()])
+    if array.dtype.kind in "mM":
+        if np.isnat(array).any():
+            raise ModelError(f"Found no time in column {column['name']!r}. Expected one a sample. Fill the column.")
+        numbers = _times(array, column).astype(np.float32)
+    elif array.dtype.kind in "biuf" and array.ndim == 1:
+        with np.errstate(over="ignore"):
+            numbers = array.astype(np.float32)
+    else:
+        raise ModelError(f"Found {array.dtype}{list(array.shape)} in column {column['name']!r}. Expected numbers, [n].")
+    if column["transform"] == "log1p":
+        numbers = np.log1p(np.maximum(numbers, np.float32(0)))
+    if not np.isfinite(numbers).all():
+        wrong = numbers[~np.isfinite(numbers)][0]
+        raise ModelError(f"Found {wrong} in column {column['name']!r}. Expected finite numbers; a missing one is None.")
+    return numbers
+
+
+def _with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
+    """The values, as times where the column is declared so. Text in ISO 8601 stands for a time in UTC."""
+    array = np.asarray(values)
+    if (column["unit"] is None and column["since"] is None) or array.dtype.kind in "mM":
+        return array
+    if not all(value is None or isinstance(value, str) for value in array.tolist()):
+        raise ModelError(f"Found {array.dtype} in column {name!r}. Expected times: datetime64, or text in ISO 8601.")
+    return np.array([value or "NaT" for value in array.tolist()], "datetime64[us]")
+
+
+def _time_parts(array: np.ndarray, column: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int, str]:
+    """Whole seconds since the origin, what is left in parts of a second, how many these are, and the unit."""
+    name, count = np.datetime_data(array.dtype)
+    if name not in _A_SECOND or count != 1:
+        name = "s" if name in "YMWDhm" else "ns"
+        array = array.astype(f"{array.dtype.kind}8[{name}]")
+    a_second = _A_SECOND[name]
+    seconds, rest = np.divmod(array.view(np.int64), a_second)
+    since = column["since"]
+    if since in _PERIODS:
+        period, shift = _PERIODS[since]
+        seconds = (seconds % period + shift) % period
+    elif since is not None:
+        moment = datetime.fromisoformat(since)
+        seconds = seconds - round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    return seconds, rest, a_second, column["unit"] or ("d" if array.dtype.kind == "M" else "s")
+
+
+def _times(array: np.ndarray, column: Mapping[str, Any]) -> np.ndarray:
+    seconds, rest, a_second, unit = _time_parts(array, column)
+    if unit in _SECONDS:
+        whole, over = np.divmod(seconds, _SECONDS[unit])
+        return whole + (over + rest / a_second) / _SECONDS[unit]
+    return seconds * float(_A_SECOND[unit]) + rest * (_A_SECOND[unit] / a_second)
+
+
+def _whole_times(array: np.ndarray, column: Mapping[str, Any]) -> np.ndarray:
+    seconds, rest, a_second, unit = _time_parts(array, column)
+    if unit in _SECONDS:
+        return seconds // _SECONDS[unit]
+    units = _A_SECOND[unit]
+    return seconds * units + (rest * (units // a_second) if units >= a_second else rest // (a_second // units))
+
+
+def mix(keys: np.ndarray, offset: np.uint64) -> np.ndarray:
+    """SplitMix64, uint64."""
+    with np.errstate(over="ignore"):
+        word = (keys + np.uint64(_GAMMA)) ^ offset
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(_FIRST)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(_SECOND)
+        return word ^ (word >> np.uint64(31))
+
+
+def _mix_one(value: int) -> int:
+    word = (value + _GAMMA) & _MASK
+    word = ((word ^ (word >> 30)) * _FIRST) & _MASK
+    word = ((word ^ (word >> 27)) * _SECOND) & _MASK
+    return word ^ (word >> 31)
+
+
+def _string_key(text: str) -> int:
+    data = text.encode()
+    key = _mix_one(len(data))
+    for start in range(0, len(data), 8):
+        key = _mix_one(key ^ int.from_bytes(data[start : start + 8], "little"))
+    return key
+
+
+def splits_of(lengths: np.ndarray) -> np.ndarray:
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return splits
