@@ -15,8 +15,9 @@ from tests.long_tests import is_long
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 400
-# On two hosts: kills in the middle of a table's update, between two tables, and after a step.
-ON_HOSTS = "F1.4"
+# On two hosts, with the kills in each: a host and another device at once. Then in the middle of a table's update,
+# between two tables, and after a step.
+ON_HOSTS = [("F2.1", 2), pytest.param("F1.4", 3, marks=is_long)]
 # In one process: in the middle of a shard file; a write that is torn; NaN right before a commit.
 IN_PROCESS = "F6.3,F19.1,F26.2"
 # The driver before it acknowledges; an answer that is lost.
@@ -49,14 +50,17 @@ def check(told: dict, output: str) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_whose_hosts_are_killed_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schedule", "kills"), ON_HOSTS)
+def test_a_run_whose_hosts_are_killed_ends_as_if_nothing_had_happened(
+    tmp_path: Path, schedule: str, kills: int
+) -> None:
     code, told, output = chaos(
-        tmp_path, "--only", ON_HOSTS, "--set", f"folder={tmp_path / 'data'}", "--detect-s", "60", "--recover-s", "120"
+        tmp_path, "--only", schedule, "--set", f"folder={tmp_path / 'data'}", "--detect-s", "60", "--recover-s", "120"
     )
     assert code == 0, output
     check(told, output)
     (found,) = told["rounds"]
-    assert found["struck"] == 3
+    assert found["struck"] == kills
     assert all(found["oracles"][oracle] for oracle in ("O1", "O2", "O3", "O4", "O5", "O6")), output
 
 
