@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from podembed.embedding.config import FeatureConfig, TableConfig
+    from podembed.jobs.prepare.from_dataset import prepare_dataset
     from podembed.orchestrator.api.config import (
         CheckpointConfig,
         ConfigurationError,
@@ -145,6 +146,7 @@ _WHERE = {
     "in_batch_softmax": "workers.model.losses",
     "pointwise": "workers.model.losses",
     "predict": "orchestrator.inference.predict",
+    "prepare_dataset": "jobs.prepare.from_dataset",
     "sampled_softmax": "workers.model.losses",
 }
 
@@ -227,6 +229,7 @@ __all__ = [
     "in_batch_softmax",
     "pointwise",
     "predict",
+    "prepare_dataset",
     "sampled_softmax",
 ]
 

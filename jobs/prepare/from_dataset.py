@@ -1,0 +1,164 @@
+"""`prepare_dataset`: the rows of a data set of another library as Parquet files that training reads.
+
+Of `ray.data.Dataset` and `datasets.Dataset` only methods are called, so neither library is imported here. Values stay
+as they are: strings and large ids are hashed when they are read (`IdColumn(mode="hash")`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from podembed.jobs.prepare.settings import PrepareError
+from podembed.workers.data.config import ROWS_PER_BLOCK
+from podembed.workers.storage.finished_folder import create_once, read_report
+
+# A file of about a million rows.
+GROUPS_PER_FILE = 32
+
+
+def prepare_dataset(
+    dataset: Any, folder: str | Path, *, rows_per_group: int = ROWS_PER_BLOCK, groups_per_file: int = GROUPS_PER_FILE
+) -> str:
+    """Writes the rows of a data set, in its own order, into a new folder of this machine.
+
+    All rows pass through this process, a row group at a time. Row `i` of the data set becomes row `i` over all files in
+    sorted order. So it does not depend on how many tasks Ray has, or which ends first. Tensors become lists, row-major.
+
+    Args:
+      dataset: a `ray.data.Dataset`, a `datasets.Dataset` or `IterableDataset` of Hugging Face, a table of pyarrow, or
+        anything that yields tables or record batches.
+      folder: where there is none yet. It appears when it is complete.
+      rows_per_group: rows that are shuffled, and held in memory for every lane, at once.
+
+    Returns:
+      The pattern of its files, as `ParquetData` takes it.
+
+    Raises:
+      PrepareError: there is a folder already, or no data set, no row, or columns that differ among its parts.
+    """
+    folder = Path(folder)
+    if rows_per_group < 1 or groups_per_file < 1:
+        raise PrepareError(
+            f"Found rows_per_group={rows_per_group} and groups_per_file={groups_per_file}. Expected at least 1. Leave "
+            "them out."
+        )
+    if read_report(folder) is not None:
+        raise PrepareError(
+            f"Found a prepared data set in {folder}. Expected no folder there, since its rows may be others. Remove "
+            "it, or choose another name."
+        )
+    tables = _tables_of(dataset, rows_per_group)
+    create_once(folder, lambda unfinished: _write(unfinished, tables, rows_per_group, groups_per_file))
+    return str(folder / "part-*.parquet")
+
+
+def _write(folder: Path, tables: Iterable[pa.Table], rows_per_group: int, groups_per_file: int) -> dict[str, Any]:
+    num_rows, writer = 0, None
+    try:
+        for number, group in enumerate(_groups_of(tables, rows_per_group)):
+            if number % groups_per_file == 0:
+                if writer is not None:
+                    writer.close()
+                writer = pq.ParquetWriter(folder / f"part-{number // groups_per_file:05d}.parquet", group.schema)
+            assert writer is not None
+            writer.write_table(group, row_group_size=rows_per_group)
+            num_rows += group.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    if not num_rows:
+        raise PrepareError("Found no rows in the data set. Expected at least one. Pass one that has some.")
+    return {"num_rows": num_rows, "rows_per_group": rows_per_group}
+
+
+def _groups_of(tables: Iterable[pa.Table], rows_per_group: int) -> Iterator[pa.Table]:
+    """The same rows, `rows_per_group` at a time; fewer at the end."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    schema: pa.Schema | None = None
+    for given in tables:
+        if not given.num_rows:
+            continue
+        table = _plain(given)
+        schema = table.schema if schema is None else schema
+        waiting.append(_alike(table, schema))
+        num_waiting += table.num_rows
+        if num_waiting >= rows_per_group:
+            joined = pa.concat_tables(waiting)
+            for start in range(0, num_waiting - rows_per_group + 1, rows_per_group):
+                yield joined.slice(start, rows_per_group).combine_chunks()
+            rest = num_waiting % rows_per_group
+            waiting, num_waiting = [joined.slice(joined.num_rows - rest)] if rest else [], rest
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Columns of extension types, such as tensors, as what they are stored as."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        while isinstance(column.type, pa.BaseExtensionType):
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a part as the first one has them. A column without any value fits all types."""
+    if set(table.column_names) != set(schema.names):
+        raise PrepareError(
+            f"Found columns {table.column_names} in a part of the data set. Expected {schema.names}, as in its first "
+            "part. Select the columns before."
+        )
+    table = table.select(schema.names)
+    for found, expected in zip(table.schema, schema, strict=True):
+        if found.type != expected.type and not pa.types.is_null(found.type):
+            raise PrepareError(
+                f"Found column {found.name!r} of type {found.type} in a part of the data set. Expected "
+                f"{expected.type}, as in its first part, since equal values would become other rows. Cast the column "
+                "before."
+            )
+    return table.cast(schema)
+
+
+def _tables_of(dataset: Any, rows: int) -> Iterator[pa.Table]:
+    """The rows of whatever was given, as tables in their order."""
+    if isinstance(dataset, pa.Table):
+        return iter([dataset])
+    if callable(getattr(dataset, "iter_batches", None)) and hasattr(dataset, "context"):
+        return _of_ray(dataset, rows)
+    if callable(getattr(dataset, "with_format", None)) and callable(getattr(dataset, "iter", None)):
+        return iter(dataset.with_format("arrow").iter(batch_size=rows))
+    if isinstance(dataset, dict) or not isinstance(dataset, Iterable):
+        raise PrepareError(
+            f"Found a {type(dataset).__name__}. Expected a ray.data.Dataset, a datasets.Dataset, or tables of pyarrow. "
+            "Pass one split, such as splits['train']."
+        )
+    return map(_table, dataset)
+
+
+def _table(given: Any) -> pa.Table:
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if not isinstance(given, pa.Table):
+        raise PrepareError(
+            f"Found a {type(given).__name__} among the tables of a data set. Expected tables or record batches of "
+            "pyarrow. Write pyarrow.Table.from_pylist(rows)."
+        )
+    return given
+
+
+def _of_ray(dataset: Any, rows: int) -> Iterator[pa.Table]:
+    options = dataset.context.execution_options
+    before = options.preserve_order
+    # Otherwise blocks come as their tasks end.
+    options.preserve_order = True
+    try:
+        yield from dataset.iter_batches(batch_size=rows, batch_format="pyarrow")
+    finally:
+        options.preserve_order = before
