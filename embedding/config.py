@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from podembed.embedding.initializers import GivenRows, TruncatedNormal
 from podembed.embedding.initializers import RowId as RowIdInitializer
-from podembed.embedding.initializers import TruncatedNormal
 from podembed.embedding.optimizers import Optimizer, is_number
 
 COMBINERS = ("mean", "sum", "sqrtn")
@@ -109,6 +110,9 @@ class TableConfig:
         built.
       invalid_ids: what happens to ids outside `0..vocabulary_size - 1`: "error", "drop", "clip" to the range, or "hash"
         into it.
+      initial_rows: the first values, in the place of an initializer: an array `[vocabulary_size, dim]` of floating
+        point, or its path or URL. A file is `.npy`, or safetensors with one tensor, and is for a `Trainer`.
+      trainable: whether rows are updated. A table that is not has no slots, and gets no gradients. For a `Trainer`.
 
     Raises:
       ValueError: an argument outside its range, see the message.
@@ -127,6 +131,8 @@ class TableConfig:
         dtype: DTypeLike = np.float32,
         *,
         invalid_ids: Literal["error", "drop", "clip", "hash"] = "error",
+        initial_rows: Any = None,
+        trainable: bool = True,
     ) -> None:
         self.vocabulary_size = _positive_int("vocabulary_size", vocabulary_size)
         self.dim = _positive_int("dim", dim)
@@ -135,6 +141,18 @@ class TableConfig:
                 f"Found initializer={initializer!r}. Expected a callable or None. Pass Constant(x) for one value."
             )
         self.initializer = TruncatedNormal(stddev=1 / math.sqrt(dim)) if initializer is None else initializer
+        if initial_rows is not None and initializer is not None:
+            raise ValueError(
+                f"Found initial_rows beside initializer={initializer!r}. Expected one of them. Leave the other out."
+            )
+        self.initial_rows_path: str | None = None
+        if isinstance(initial_rows, str | os.PathLike):
+            self.initial_rows_path = os.fspath(initial_rows)
+        elif initial_rows is not None:
+            self.initializer = GivenRows(_checked_rows(initial_rows, (vocabulary_size, dim)))
+        if not isinstance(trainable, bool):
+            raise ValueError(f"Found trainable={trainable!r}. Expected True or False. Pass a bool.")
+        self.trainable = trainable
         self.optimizer = optimizer
         # Set by a TPUEmbedding that has written its own optimizer in, so that another one is not taken to have declared
         # it.
@@ -158,6 +176,27 @@ class TableConfig:
             f"optimizer={self.optimizer!r}, combiner={self.combiner!r}, name={self.name!r}, "
             f"quantization_config={self.quantization_config!r})"
         )
+
+
+def _checked_rows(rows: Any, shape: tuple[int, int]) -> np.ndarray:
+    """float32 `shape`."""
+    # A class has no values. What numpy makes of other objects is an array of objects.
+    array = np.asarray(rows)
+    is_floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    if array.shape != shape or not is_floating:
+        raise ValueError(
+            f"Found initial_rows of shape {list(array.shape)} of {array.dtype}. Expected {list(shape)} of floating "
+            "point, or the path of such a file. Pass one row for each row of the table."
+        )
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32, copy=False)
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"Found a value that is not finite in row {wrong[0]} of initial_rows. Expected numbers that float32 holds. "
+            "Mend the array."
+        )
+    return values
 
 
 def _table_dtype(dtype: DTypeLike) -> np.dtype:

@@ -82,6 +82,20 @@ class RowId:
         return np.repeat((rows + self.offset).astype(np.float32)[:, None], dim, axis=1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenRows:
+    """The rows of an array.
+
+    Attributes:
+      values: float32 `[num_rows, dim]`.
+    """
+
+    values: np.ndarray
+
+    def __call__(self, rows: np.ndarray, dim: int, seed: int) -> np.ndarray:
+        return self.values[rows]
+
+
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """What an initializer with a `shard_info` parameter gets: it makes `shape` of the table, starting at

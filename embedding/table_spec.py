@@ -91,6 +91,7 @@ class TableSpec:
                 "out."
             )
         chosen = optimizer if config.optimizer is None else config.optimizer
+        chosen = chosen if config.trainable else None
         row_bytes = chosen.row_bytes(config.dim) if isinstance(chosen, Optimizer) else 4 * config.dim
         layout = bucket_layout(num_rows=config.vocabulary_size, row_bytes=row_bytes, most_hosts=most_hosts)
         if num_buckets is not None:

@@ -44,7 +44,7 @@ def why_not_pooled(spec: TableSpec) -> str | None:
     if spec.layout.num_buckets * spec.layout.rows_per_bucket >= 1 << 31:
         return "frames have 32-bit row numbers"
     if rule is None:
-        return "it has no optimizer"
+        return "it is not trained"
     if not rule.use_gradient_accumulation:
         return "its optimizer does not accumulate gradients"
     return "its optimizer changes all rows" if rule.touches_all_rows else None

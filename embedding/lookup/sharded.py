@@ -73,9 +73,7 @@ class ShardedLookup:
         quantization: Sequence[QuantizationConfig | None] = (),
         crew: Crew = ONE_THREAD,
     ) -> None:
-        self._crew = crew
-        self.host = host
-        self.num_hosts = num_hosts
+        self._crew, self.host, self.num_hosts = crew, host, num_hosts
         self.features = tuple(feature for feature in features if feature.table not in elsewhere)
         if tables is None:
             tables = [
@@ -248,8 +246,8 @@ class ShardedLookup:
         """Writes which of the rows that are wanted of a table are among the touched ones."""
         table = self.tables[at]
         optimizer = table.spec.optimizer
-        if optimizer is not None and optimizer.touches_all_rows:
-            found[:] = True
+        if optimizer is None or optimizer.touches_all_rows:
+            found[:] = optimizer is not None  # all of them change, or none
             return
         with table.marked([touched]) as marks:
             kernels.find_marked_rows(wanted, marks, found)
@@ -289,9 +287,10 @@ class ShardedLookup:
         own_start = int(prepared.asked_starts[number][self.host])
         return prepared.served[number], prepared.rows[number], self.host, own_start
 
-    def blocks(self, prepared: Prepared, host: int, *, of: str) -> list[np.ndarray]:
+    def blocks(self, prepared: Prepared, host: int, *, of: str, only_trained: bool = False) -> list[np.ndarray]:
         """The pieces of one host, by group."""
-        return [self.piece(prepared, number, host, of=of) for number in range(len(self.groups))]
+        numbers = [number for number, group in enumerate(self.groups) if group.is_trained or not only_trained]
+        return [self.piece(prepared, number, host, of=of) for number in numbers]
 
     def piece(self, prepared: Prepared, group: int, host: int, *, of: str) -> np.ndarray:
         """The contiguous rows of one host in a group's array: `rows` (owned by it) or `served` (asked by it)."""
@@ -336,7 +335,7 @@ class ShardedLookup:
                     prepared.rows[number][here] = rows
 
     def sum_gradients(self, prepared: Prepared, gradients: Mapping[str, np.ndarray]) -> None:
-        """Replaces `rows` by the gradient of each row, summed over this host's samples and features.
+        """Replaces `rows` of trained tables by the gradient of each, summed over this host's samples and features.
 
         Args:
           gradients: per feature float32 `[num_samples or more, dim]`, of the activations.
@@ -359,16 +358,19 @@ class ShardedLookup:
                 )
 
         num_threads = self._crew.num_threads
-        cleared = [array for array in prepared.rows if array.size]
+        cleared = [
+            rows for rows, group in zip(prepared.rows, self.groups, strict=True) if rows.size and group.is_trained
+        ]
+        streams = [self._streams[number] for group in self.groups if group.is_trained for number in group.streams]
         parts = cut([len(array) for array in cleared], [array.size for array in cleared], num_threads)
         size = sum(array.size for array in cleared)
         self._crew.run([partial(cleared[at][first:stop].fill, 0.0) for at, first, stop in parts], size=size)
         calls = [
-            partial(add, self._streams[number], columns)
-            for number in self._order
-            for columns in column_parts(sums[self._streams[number].table].shape[1], num_threads)
+            partial(add, stream, columns)
+            for stream in streams
+            for columns in column_parts(sums[stream.table].shape[1], num_threads)
         ]
-        num_ids = sum(prepared.features[feature.name].num_ids for feature in self.features)
+        num_ids = sum(prepared.features[feature.name].num_ids for stream in streams for feature in stream.features)
         self._crew.run(calls, size=FLOATS_PER_ENTRY * num_ids)
 
     def _scratch(self, group: int, num_rows: int) -> np.ndarray:
@@ -386,7 +388,7 @@ class ShardedLookup:
         found = {}
         for number, wanted in enumerate(prepared.wanted):
             addresses = wanted.addresses(*self._memory(prepared, number))
-            for table, first, stop in self._tables_of[number]:
+            for table, first, stop in self._tables_of[number] if self.groups[number].is_trained else ():
                 rows = wanted.of_streams(first, stop)
                 found[table] = wanted.rows[rows], addresses[rows]
         update_rows_together(self.tables, found, learning_rates, self._crew)

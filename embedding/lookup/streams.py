@@ -58,10 +58,12 @@ class Group:
     Attributes:
       dim: the width.
       streams: positions in the list of streams, ascending.
+      is_trained: whether gradients come back to these rows.
     """
 
     dim: int
     streams: tuple[int, ...]
+    is_trained: bool = True
 
 
 @dataclass(slots=True)
@@ -124,11 +126,13 @@ def streams_of(specs: Sequence[TableSpec], features: Sequence[FeatureBinding]) -
 def groups_of(
     streams: Sequence[Stream], specs: Sequence[TableSpec], *, elsewhere: Collection[int]
 ) -> tuple[Group, ...]:
-    """By width; without the streams of the tables `elsewhere`."""
-    widths = [specs[stream.table].dim for stream in streams]
-    here = [number for number, stream in enumerate(streams) if stream.table not in elsewhere]
-    dims = sorted({widths[number] for number in here})
-    return tuple(Group(dim, tuple(number for number in here if widths[number] == dim)) for dim in dims)
+    """By width and by whether they are trained; without the streams of the tables `elsewhere`."""
+    found: dict[tuple[int, bool], list[int]] = {}
+    for number, stream in enumerate(streams):
+        if stream.table not in elsewhere:
+            spec = specs[stream.table]
+            found.setdefault((spec.dim, spec.optimizer is not None), []).append(number)
+    return tuple(Group(dim, tuple(found[dim, is_trained]), is_trained) for dim, is_trained in sorted(found))
 
 
 def tables_of(group: Group, streams: Sequence[Stream]) -> tuple[tuple[int, int, int], ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podembed.embedding.initializers import row_source
+from podembed.embedding.initializers import FillRows, row_source
 from podembed.embedding.kernels.arrays import plain, row_addresses
 from podembed.embedding.kernels.conflicts import mark_rows
 from podembed.embedding.kernels.grouped import group_by_row, select_part
@@ -53,6 +53,9 @@ class GroupedRows:
     def touched(self) -> TouchedRows:
         return TouchedRows(rows=self.rows, head=self.starts, following=None)
 
+
+# Of a table whose first values are read in order.
+_PART_BYTES = 16 << 20
 
 NO_ROWS = GroupedRows(np.zeros(0, np.int64), np.zeros(1, np.int32), np.zeros(0, np.int64))
 
@@ -108,16 +111,39 @@ class Table:
         """Name of each slot to float32 `[num_rows, dim or 1]`, the slots themselves."""
         return {name: array for name, array in self.store.arrays.items() if name != "rows"}
 
-    def initialize(self) -> None:
-        """Gives every row its first value and every slot its initial value; padding rows become zero."""
+    def initialize(self, on_part: Callable[[], None] = lambda: None) -> None:
+        """Gives every row its first value and every slot its initial value; padding rows become zero.
+
+        Args:
+          on_part: called after each bucket, and after each part of rows that are read in order.
+        """
         spec, layout = self.spec, self.spec.layout
         fill = row_source(spec.initializer, seed=spec.seed, table_name=spec.name, num_rows=spec.num_rows, dim=spec.dim)
+        # Rows of a bucket lie far apart in a file.
+        in_order = getattr(spec.initializer, "reads_in_order", False)
         for bucket in self.buckets:
             ids, held = layout.ids_of(int(bucket)), self.bucket(int(bucket))
-            fill(ids, held["rows"][: len(ids)])
+            if not in_order:
+                fill(ids, held["rows"][: len(ids)])
             held["rows"][len(ids) :] = 0
             for slot in () if spec.optimizer is None else spec.optimizer.slots:
                 held[slot.name][...] = slot.initial_value
+            on_part()
+        if in_order and len(self.buckets):
+            self._fill_in_order(fill, on_part)
+
+    def _fill_in_order(self, fill: FillRows, on_part: Callable[[], None]) -> None:
+        """Fills the rows held here, some megabytes of the whole table at a time."""
+        count = max(1, _PART_BYTES // (4 * self.spec.dim))
+        for first in range(0, self.spec.num_rows, count):
+            ids = np.arange(first, min(first + count, self.spec.num_rows))
+            local_rows = self.index.rows_of(ids)
+            is_here = local_rows >= 0
+            if is_here.any():
+                values = np.empty((int(is_here.sum()), self.spec.dim), np.float32)
+                fill(ids[is_here], values)
+                self.store.write(local_rows[is_here], {"rows": values})
+            on_part()
 
     def bucket(self, bucket: int, count: int = 1) -> dict[str, np.ndarray]:
         """Views of a bucket: "rows" and each slot, `[rows_per_bucket, width]`, contiguous. Writing to them changes the

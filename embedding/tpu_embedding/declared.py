@@ -106,6 +106,7 @@ class DeclaredTables:
 
 
 def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_optimizer: bool) -> None:
+    _refuse_what_trainers_take(table, at)
     if table.optimizer is None:
         table.optimizer = optimizer
         table.has_default_optimizer = True
@@ -118,3 +119,17 @@ def _fill_in(table: TableConfig, at: int, optimizer: Optimizer | None, *, needs_
         )
     if table.name is None:
         table.name = f"table_{at}"
+
+
+def _refuse_what_trainers_take(table: TableConfig, at: int) -> None:
+    name = table.name or f"table_{at}"
+    if not table.trainable:
+        raise ValueError(
+            f"Found table '{name}' with trainable=False. Expected tables that train, since `apply_gradients` takes "
+            "gradients of all. Pass optimizer=SGD(0.0), or train with a Trainer."
+        )
+    if table.initial_rows_path is not None:
+        raise ValueError(
+            f"Found initial_rows={table.initial_rows_path!r} of table '{name}'. Expected an array, since a "
+            "TPUEmbedding reads no data files. Pass numpy.load(path, mmap_mode='r'), or train with a Trainer."
+        )

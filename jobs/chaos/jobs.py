@@ -79,6 +79,10 @@ class Audited:
     def apply(self, params: Any, dense: jax.Array, activations: Mapping[str, jax.Array]) -> jax.Array:
         return self.model.apply(params, dense, Activations(_without(activations)))
 
+    @property
+    def loss(self) -> Any:
+        return _loss_of(self.model)
+
 
 @dataclass(frozen=True, slots=True)
 class AuditedLong:
@@ -90,15 +94,20 @@ class AuditedLong:
         return self.model.init(key, replace(spec, activation_shapes=_without(spec.activation_shapes)))
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> Any:
-        return self.model.apply(params, self._seen(batch), context)
+        return self.model.apply(params, _seen(batch), context)
 
     @property
     def loss(self) -> Any:
-        loss = getattr(self.model, "loss", None)
-        return loss and (lambda outputs, batch, context: loss(outputs, self._seen(batch), context))
+        return _loss_of(self.model)
 
-    def _seen(self, batch: ModelBatch) -> ModelBatch:
-        return replace(batch, activations=Activations(_without(batch.activations)))
+
+def _loss_of(model: Any) -> Any:
+    loss = getattr(model, "loss", None)
+    return loss and (lambda outputs, batch, context: loss(outputs, _seen(batch), context))
+
+
+def _seen(batch: ModelBatch) -> ModelBatch:
+    return replace(batch, activations=Activations(_without(batch.activations)))
 
 
 def audited(*, function: str, arguments: dict[str, Any], num_rows: int | None) -> JobConfig:

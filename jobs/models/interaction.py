@@ -21,12 +21,14 @@ def with_products(vectors: Sequence[jax.Array]) -> jax.Array:
     """The first vector of each sample, followed by the products of all pairs of its vectors.
 
     Args:
-      vectors: float32 `[n, width]` each.
+      vectors: `[n, width]` each, of one type.
 
     Returns:
-      float32 `[n, width + F * (F - 1) / 2]` for F vectors; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on.
+      `[n, width + F * (F - 1) / 2]` for F vectors; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on.
     """
-    if len(vectors) < 2 or is_portable() or not interaction_cpu.is_available():
+    # The kernel reads float32 alone.
+    is_wide = all(vector.dtype == jnp.float32 for vector in vectors)
+    if len(vectors) < 2 or not is_wide or is_portable() or not interaction_cpu.is_available():
         return _in_jax(*vectors)
     return jax.lax.platform_dependent(*vectors, cpu=interaction_cpu.with_products, default=_in_jax)
 

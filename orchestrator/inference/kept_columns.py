@@ -34,6 +34,7 @@ class KeptColumns:
             )
         self._names, self._groups = list(names), iter(index.row_groups())
         self._rest: Any = None
+        self._first = ""
         self.schema = pa.schema([])
         if names:
             with open_ranges(index.files[0].path) as file:
@@ -44,6 +45,7 @@ class KeptColumns:
                     f"Found no column {missing[0]!r} in {index.files[0].path}. Expected one of {found.names}. Correct "
                     "--columns."
                 )
+            self._first = index.files[0].path
             self.schema = pa.schema([found.field(name) for name in names]).remove_metadata()
 
     def take(self, num_rows: int) -> list[pa.Array]:
@@ -56,10 +58,34 @@ class KeptColumns:
                 group = next(self._groups)
                 with open_ranges(group.file.path) as file:
                     rows = pq.ParquetFile(file).read_row_group(group.group_in_file, columns=self._names)
-                self._rest = rows.select(self._names).cast(self.schema)
+                self._rest = self._as_first(rows, group.file.path)
             part = self._rest.slice(0, left)
             self._rest = self._rest.slice(part.num_rows)
             parts.append(part)
             left -= part.num_rows
         joined = pa.concat_tables(parts).combine_chunks()
         return [joined.column(name).combine_chunks() for name in self._names]
+
+    def _as_first(self, rows: pa.Table, path: str) -> pa.Table:
+        """Rows of a file in the types of the first one.
+
+        Raises:
+          ConfigurationError: a column is not there, or has values that this type does not hold.
+        """
+        columns = []
+        for field in self.schema:
+            if field.name not in rows.column_names:
+                raise ConfigurationError(
+                    f"Found no column {field.name!r} in {path}. Expected it there, as in the first file {self._first}. "
+                    "Leave it out of --columns, or write it into all files."
+                )
+            column = rows.column(field.name)
+            try:
+                columns.append(column.cast(field.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise ConfigurationError(
+                    f"Found column {field.name!r} of type {column.type} in {path}, with values that {field.type} does "
+                    f"not hold. Expected {field.type}, as in the first file {self._first}. Write all files with one "
+                    "type, or leave the column out of --columns."
+                ) from error
+        return pa.table(columns, schema=self.schema)

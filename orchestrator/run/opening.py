@@ -25,7 +25,7 @@ from podembed.workers.input.index import InputIndex
 from podembed.workers.input.sources import indexes_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import JobReference
-from podembed.workers.job.tables import choose_buckets, table_specs
+from podembed.workers.job.tables import check_initial_rows, choose_buckets, table_specs
 from podembed.workers.storage.store import Store
 
 
@@ -61,6 +61,8 @@ def create_run(
     train_index, eval_index = indexes_of(job)
     record = replace(_record(job, reference, train_index), warm_start=beginning)
     record = replace(record, job_arguments=given if given is not None else record.job_arguments)
+    if any(table.initial_rows_path for table in job.tables) and find_run(Store(url)) is None:
+        check_initial_rows(job)
     store = open_for_writing(url, single_writer=single_writer)
     found = find_run(store)
     if found is None:

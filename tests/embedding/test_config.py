@@ -4,12 +4,13 @@
 # pyright: reportArgumentType=false
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from podembed.embedding.config import FeatureConfig, QuantizationConfig, RowIdInitializer, TableConfig
-from podembed.embedding.initializers import Constant, TruncatedNormal
+from podembed.embedding.initializers import Constant, TruncatedNormal, initial_rows
 from podembed.embedding.optimizers import SGD
 
 
@@ -197,3 +198,29 @@ def test_row_id_initializer_fills_rows_with_their_number():
 def test_the_remedy_for_a_whole_number_helps(declare, remedy):
     with pytest.raises(ValueError, match=remedy):
         declare()
+
+
+def test_a_table_begins_from_an_array():
+    rows = np.arange(6.0).reshape(3, 2)
+    table = TableConfig(3, 2, initial_rows=rows)
+    out = np.zeros((2, 2), np.float32)
+    initial_rows(table.initializer, seed=0, table_name="t", rows=np.array([2, 0]), out=out)
+    np.testing.assert_array_equal(out, [[4, 5], [0, 1]])
+    assert (table.trainable, TableConfig(3, 2, trainable=False).trainable) == (True, False)
+    assert TableConfig(3, 2, initial_rows=Path("rows.npy")).initial_rows_path == "rows.npy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"initial_rows": np.zeros((2, 2))}, r"shape \[2, 2\] of float64. Expected \[3, 2\] of floating"),
+        ({"initial_rows": np.zeros((3, 2), int)}, r"of int64. Expected \[3, 2\] of floating point"),
+        ({"initial_rows": [[0.0, 0.0], [1.0, 2.0], [3.0, np.nan]]}, "not finite in row 2 of initial_rows"),
+        ({"initial_rows": 3}, r"shape \[\] of int64"),
+        ({"initial_rows": np.zeros((3, 2)), "initializer": Constant(1.0)}, "initial_rows beside initializer=Constant"),
+        ({"trainable": 0}, "Found trainable=0. Expected True or False"),
+    ],
+)
+def test_what_is_no_row_of_a_table_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TableConfig(3, 2, **arguments)

@@ -5,7 +5,7 @@ What a model returns is checked while it is traced, so before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from podembed.workers.model.batch import Losses, ModelBatch, WithState
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec, has_short_form
 from podembed.workers.model.losses import pointwise
+from podembed.workers.model.precision import cast, cast_batch, widened, with_types_of
 
 
 class DenseStateError(ValueError):
@@ -61,11 +62,18 @@ def initial(job: JobConfig, key: jax.Array) -> tuple[Any, Any]:
 
 
 def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepContext) -> tuple[Any, Any]:
-    """What the model returns for a batch, and its state after it.
+    """What the model returns for a batch, and its state after it. Both are float32, whatever the model computes with.
 
     Raises:
       DenseStateError: the state has other arrays than before.
     """
+    if job.compute_dtype == "float32":
+        return _applied(job, params, batch, context)
+    outputs, state = _applied(job, cast(params, job.compute_dtype), cast_batch(batch, job.compute_dtype), context)
+    return widened(outputs), state
+
+
+def _applied(job: JobConfig, params: Any, batch: ModelBatch, context: StepContext) -> tuple[Any, Any]:
     if has_short_form(job.model):
         return job.model.apply(params, batch.dense, batch.activations), context.state  # type: ignore[call-arg]
     made: Any = job.model.apply(params, batch, context)  # type: ignore[call-arg]
@@ -73,18 +81,19 @@ def outputs_of(job: JobConfig, params: Any, batch: ModelBatch, context: StepCont
     if not isinstance(made, WithState):
         if has_state and context.training:
             raise DenseStateError(
-                f"Found model.apply returning {type(made).__name__}, of a model that has state. Expected "
+                f"Found model.apply returning {_kind_of(made)}, of a model that has state. Expected "
                 "WithState(outputs, state). Return context.state where nothing changed."
             )
         return made, context.state
-    before, after = _shapes(context.state), _shapes(made.state)
+    kept = made.state if job.compute_dtype == "float32" else with_types_of(made.state, context.state)
+    before, after = _shapes(context.state), _shapes(kept)
     if before != after:
         raise DenseStateError(
             f"Found model.apply returning the state {after}. Expected {before}, as model.init made it. Keep names, "
             "shapes and types."
         )
     # As `init` made it, where a list came back as a tuple, or an array as a number.
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(made.state)]
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(kept)]
     return made.value, jax.tree.unflatten(jax.tree.structure(context.state), leaves)
 
 
@@ -124,7 +133,7 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
       DenseStateError: the loss has another shape than one number, or one a sample.
     """
     num_samples = batch.weights.shape[0]
-    own = None if has_short_form(job.model) else getattr(job.model, "loss", None)
+    own = getattr(job.model, "loss", None)
     if own is None and job.tasks:
         return Losses(per_sample=_loss_of_tasks(job, outputs, batch))
     if own is None:
@@ -137,7 +146,7 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
     found = own(outputs, batch, context)
     if found is None or isinstance(found, (tuple, Mapping)):
         raise DenseStateError(
-            f"Found model.loss returning {type(found).__name__}. Expected one number a sample, or one number, or "
+            f"Found model.loss returning {_kind_of(found)}. Expected one number a sample, or one number, or "
             "podembed.Losses with both. Return one of these."
         )
     if not isinstance(found, Losses):
@@ -151,6 +160,29 @@ def losses_of(job: JobConfig, outputs: Any, batch: ModelBatch, context: StepCont
     return found
 
 
+def scheduled(schedule: Callable[[Any], Any], step: jax.Array) -> jax.Array:
+    """The factor of all learning rates in a step, as hosts have it of their tables.
+
+    Raises:
+      DenseStateError: the schedule is no function of JAX, or returns something else than one number.
+    """
+    try:
+        # Schedules subtract steps, so the type has a sign.
+        factor: Any = schedule(step.astype(jnp.int32))
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise DenseStateError(
+            "Found a schedule that asks for the value of a step while it is traced. Expected a "
+            "function of JAX, since it is part of the compiled step. Choose between numbers with jnp.where, or take "
+            "one of optax's schedules."
+        ) from error
+    if jnp.shape(factor) != ():
+        raise DenseStateError(
+            f"Found a schedule returning {_kind_of(factor)}. Expected one number. Return a factor of "
+            "the learning rates."
+        )
+    return jnp.asarray(factor, jnp.float32)
+
+
 def task_scores(job: JobConfig, outputs: Any, num_samples: int) -> list[jax.Array]:
     """The scores of each task among what a model returns, `[n, *inner]`.
 
@@ -160,10 +192,10 @@ def task_scores(job: JobConfig, outputs: Any, num_samples: int) -> list[jax.Arra
     by_task = outputs["scores"] if isinstance(outputs, Mapping) and "scores" in outputs else outputs
     names = [task.label for task in job.tasks]
     if not isinstance(by_task, Mapping) or not set(names) <= set(by_task):
-        found = sorted(by_task) if isinstance(by_task, Mapping) else type(by_task).__name__
+        found = sorted(by_task) if isinstance(by_task, Mapping) else _kind_of(by_task)
         raise DenseStateError(
-            f"Found model.apply returning {found}. Expected a mapping of the tasks {names} to their scores. Return "
-            "{'" + names[0] + "': ...}, or the same as `scores` of a mapping."
+            f"Found model.apply returning {found} for {num_samples} samples. Expected a mapping of the tasks {names} "
+            "to their scores. Return {'" + names[0] + "': ...}, or the same as `scores` of a mapping."
         )
     for task in job.tasks:
         shape = jnp.shape(by_task[task.label])
@@ -193,14 +225,18 @@ def require_column(what: str, found: Any, num_samples: int) -> Any:
     Raises:
       DenseStateError: it is not.
     """
-    shape = getattr(found, "shape", None)
-    if shape == (num_samples,):
+    if getattr(found, "shape", None) == (num_samples,):
         return found
     raise DenseStateError(
-        f"Found {what} returning {'shape ' + str(list(shape)) if shape is not None else type(found).__name__} for "
-        f"{num_samples} samples. "
+        f"Found {what} returning {_kind_of(found)} for {num_samples} samples. "
         f"Expected [{num_samples}], one number a sample. Drop the last axis with [:, 0], or leave out a mean."
     )
+
+
+def _kind_of(value: Any) -> str:
+    """An array by its shape, since its class is one of JAX's inside while it is traced; all else by its class."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"shape {list(shape)}"
 
 
 def _shapes(state: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -40,7 +41,6 @@ from podembed.workers.job.job import DENSE_PARTS, JobConfig
 from podembed.workers.job.sequence_rooms import NO_LEVELS, Levels
 from podembed.workers.liveness.progress import Laps
 from podembed.workers.model.context import Shares
-from podembed.workers.model.contract import has_short_form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class DeviceWorker:
         self._sharding = NamedSharding(mesh, P(AXIS))
         self._replicated = NamedSharding(mesh, P())
         self._optimizer = self.job.dense_optimizer or optax.adam(1e-3)
-        self._knows_step = not has_short_form(self.job.model)
+        self._knows_step = self.job.asks_for_step
 
         def first_values() -> tuple[Any, Any, Any]:
             params, state = initial(self.job, jax.random.key(self.job.seed))
@@ -245,8 +245,9 @@ class DeviceWorker:
             self._everywhere(scale),
         )
         found = [own_parts(gradient) for gradient in gradients]
-        calls = [partial(to_host, parts, block, scale) for parts, block in zip(found, share.gradients, strict=True)]
-        self.crew.run(calls, size=sum(block.size for block in share.gradients))
+        blocks = list(compress(share.gradients, self.job.trained_features))
+        calls = [partial(to_host, parts, block, scale) for parts, block in zip(found, blocks, strict=True)]
+        self.crew.run(calls, size=sum(block.size for block in blocks))
         return loss
 
     def evaluate(self, share: _Share, *, step: int = 0) -> None:
@@ -278,7 +279,7 @@ class DeviceWorker:
         return jax.make_array_from_single_device_arrays(np.shape(values), self._replicated, parts)
 
     def _number(self, step: int) -> jax.Array:
-        """Of a step, on every device. Models of the short form do not ask for it."""
+        """Of a step, on every device; 0 in programs that do not ask for it."""
         if not self._knows_step:
             step = 0
         if self._step is None or self._step[0] != step:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from podembed.embedding.features.activations import Activations
-from podembed.workers.device.dense_half import losses_of, outputs_of, scores_of
+from podembed.workers.device.dense_half import losses_of, outputs_of, scheduled, scores_of
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import Shares, StepContext
@@ -82,8 +83,8 @@ def training_step(
     step: jax.Array,
     scale: jax.Array,
 ) -> tuple[Any, Any, Any, Blocks, jax.Array]:
-    """One device's part of a step; `scale` is 1 / the global batch's weight. The activations' gradients come back
-    without it.
+    """One device's part of a step; `scale` is 1 / the global batch's weight. The gradients of activations come back
+    without it, for the features whose tables are trained.
 
     Args:
       longest: by sequence feature, at least the longest sample of all hosts.
@@ -106,11 +107,15 @@ def training_step(
     )
     # One all-reduce a step: the loss travels with the gradients. It comes after the activations' gradients,
     # which need no other host and can be handed back while it runs.
+    gradients = tuple(compress(gradients, job.trained_features))
     flat, unravel = ravel_pytree(dense_gradients)
     total = jax.lax.psum(jnp.concatenate([flat, loss[None]]), AXIS) * scale
     # Summed as float32, they come back in the types of the parameters, which the optimizer's state has too.
     summed = jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), unravel(total[:-1]), params)
     updates, optimizer_state = optimizer.update(summed, optimizer_state, params)
+    if job.schedule is not None:
+        factor = scheduled(job.schedule, step)
+        updates = jax.tree.map(lambda update: (factor * update).astype(update.dtype), updates)
     return optax.apply_updates(params, updates), optimizer_state, _of_first_device(after), gradients, total[-1]
 
 

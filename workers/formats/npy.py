@@ -32,7 +32,7 @@ _KINDS = {"labels": ("label", "biuf"), "dense": ("int_{}", "biuf"), "sparse": ("
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
+class NpyHeader:
     """Of one array `[num_rows, num_columns]`, row after row from byte `start` of its file."""
 
     path: str
@@ -119,8 +119,8 @@ def _siblings(path: str) -> dict[str, str]:
     return {kind: f"{stem}{kind}.npy" for kind in _KINDS}
 
 
-def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tuple[_Header, IO[bytes]]]:
-    opened: dict[str, tuple[_Header, IO[bytes]]] = {}
+def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tuple[NpyHeader, IO[bytes]]]:
+    opened: dict[str, tuple[NpyHeader, IO[bytes]]] = {}
     try:
         for kind, sibling in _siblings(path).items():
             file = open_ranges(sibling, storage_options=storage_options)
@@ -141,7 +141,7 @@ def _open_all(path: str, storage_options: dict[str, Any] | None) -> dict[str, tu
     return opened
 
 
-def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
+def read_header(kind: str, path: str, file: IO[bytes]) -> NpyHeader:
     """What a file of that kind (`labels`, `dense`, `sparse`) says of itself.
 
     Raises:
@@ -178,7 +178,7 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
             f"Found {path} with {num_columns:,} columns. Expected at most {_MAX_COLUMNS:,}. Save it again as rows of "
             "columns."
         )
-    header = _Header(path=path, dtype=dtype, num_rows=shape[0], num_columns=num_columns, start=head.tell())
+    header = NpyHeader(path=path, dtype=dtype, num_rows=shape[0], num_columns=num_columns, start=head.tell())
     if size_bytes != header.start + header.num_rows * header.row_bytes:
         raise InputError(
             f"Found {path} with {size_bytes:,} bytes. Expected {header.start + header.num_rows * header.row_bytes:,} "
@@ -188,18 +188,18 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> _Header:
     return header
 
 
-def _schema(headers: list[_Header]) -> pa.Schema:
+def _schema(headers: list[NpyHeader]) -> pa.Schema:
     fields = []
     for kind, header in zip(_KINDS, headers, strict=True):
         fields += [(name, pa.from_numpy_dtype(header.dtype.newbyteorder("="))) for name in _names(kind, header)]
     return pa.schema(fields)
 
 
-def _names(kind: str, header: _Header) -> list[str]:
+def _names(kind: str, header: NpyHeader) -> list[str]:
     return [_KINDS[kind][0].format(at) for at in range(header.num_columns)]
 
 
-def read_rows(header: _Header, file: IO[bytes], first: int, count: int) -> np.ndarray:
+def read_rows(header: NpyHeader, file: IO[bytes], first: int, count: int) -> np.ndarray:
     """Rows `first` to `first + count - 1` in the byte order of this machine, `[count, columns]`, read-only.
 
     Raises:

@@ -142,6 +142,7 @@ class Generation:
             check=self._check,
             sequences=self._job.sequences,
             overlap=self._job.overlap,
+            schedule=self._job.schedule,
             route=self.spec.exchange,
         )
         self._windows = Windows(self._job, batches=self._input, steps=steps, mesh=self.mesh, tracker=self._tracker)

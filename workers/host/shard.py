@@ -196,8 +196,7 @@ def restore_shard(
 
     if files is None:
         for table in tables:
-            table.initialize()
-            go_on()
+            table.initialize(on_part=go_on)
         return Restored()
     if spec.num_hosts > 1:
         with tracker.phase(Phase.BUCKET_EXCHANGE):

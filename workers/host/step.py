@@ -56,6 +56,7 @@ class Steps:
       timeout_s: longest wait for the others or for the device.
       sequences: as `JobConfig.sequences`.
       overlap: as `JobConfig.overlap`.
+      schedule: as `JobConfig.schedule`.
       route: of all exchanges.
       check: called while this host waits for its device; raises to end the wait.
     """
@@ -72,10 +73,12 @@ class Steps:
         check: Callable[[], None],
         sequences: Mapping[str, int],
         overlap: bool | None = True,
+        schedule: Callable[[int], float] | None = None,
         route: Route = Route.AUTO,
     ) -> None:
         self._lookups = lookups
         self._device, self._tracker, self._check, self._timeout_s = device, tracker, check, timeout_s
+        self._schedule = schedule
         exchange = MeshExchange(mesh, lookups.both, wire_dtype=wire_dtype, timeout_s=timeout_s, route=route)
         self._routes = exchange.routes
         self._steps = LookupSteps(lookups.both, exchange, phase=lambda phase: tracker.phase(Phase[phase.name]))
@@ -183,5 +186,5 @@ class Steps:
 
     def backward(self, step: Step) -> None:
         """Gradients of this host's samples to the owners of the rows, then one update of each touched row."""
-        rates = learning_rates(self._lookups.both.specs, step.number)
+        rates = learning_rates(self._lookups.both.specs, step.number, self._schedule)
         self._steps.backward(step.lookup, self._gradients[step.buffer], rates)

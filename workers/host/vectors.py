@@ -185,9 +185,9 @@ class VectorExchange:
         """
         send, arrivals = _Frames(self._own), _Arrivals(self._own)
         for host in prepared.asks():
-            send.to(host, self._lookup.blocks(prepared, host, of="rows"))
+            send.to(host, self._lookup.blocks(prepared, host, of="rows", only_trained=True))
         for host in prepared.is_asked_by():
-            arrivals.of(host, self._lookup.blocks(prepared, host, of="served"))
+            arrivals.of(host, self._lookup.blocks(prepared, host, of="served", only_trained=True))
         pooled, poolers = self._pooled, self._pooled.layout.pooling_hosts
         for host in poolers:
             send.to(host, [] if pooled.is_shared_by(request, host) else gradients.frame(host))

@@ -45,14 +45,13 @@ def begin_tables(
     Args:
       store: of the run that is started from.
       starts: one a table, in the same order.
-      on_chunk: called after each table that begins anew, and after each file that was read.
+      on_chunk: called after each bucket that begins anew, and after each file that was read.
 
     Raises:
       ChunkDamaged: a file is missing or is not what was committed.
     """
     for table, start in zip(tables, starts, strict=True):
-        table.initialize()
-        on_chunk()
+        table.initialize(on_part=on_chunk)
         if start.source is None:
             continue
         out = {int(bucket): [*table.bucket(int(bucket)).values()] for bucket in table.buckets}

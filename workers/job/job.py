@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podembed.embedding.config import FeatureConfig, TableConfig
 from podembed.embedding.features.feature_order import FeatureOrder
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 # First segments of the keys of a job's dense state: parameters of its model, its own state, and that of the optimizer.
 DENSE_PARTS = ("params", "state", "optimizer")
 WIRE_DTYPES = ("float32", "bfloat16")
+COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 Loss = Callable[["jax.Array", "jax.Array"], "jax.Array"]
+Schedule = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class JobConfig:
       batch_size: samples of a step over all hosts.
       optimizer: row optimizer of every table that has none of its own.
       dense_optimizer: any optax transformation, for the model's parameters; None stands for `optax.adam(1e-3)`.
+      schedule: a factor of the learning rates of all tables and of the dense optimizer, by the number of the step, such
+        as one of optax. None leaves them as they are.
       loss: per-sample loss `(scores [n], labels [n]) -> [n]`; None stands for the sigmoid binary cross entropy. The
         step's loss is its mean over the global batch, weighted by the samples' weights. Of candidates it is the mean
         over those of a sample. A model with a method `loss` has that instead.
@@ -70,6 +74,8 @@ class JobConfig:
         number.
       wire_dtype: `float32`, or `bfloat16` to halve the bytes of rows, vectors and gradients between machines, each of
         which is then rounded to 8 bits. Tables, and what hosts of one machine share, stay float32.
+      compute_dtype: what the model computes with, `float32` or `bfloat16`. Parameters, optimizer state, tables and
+        losses stay float32.
       best_auc: the best AUC that any model can reach on the evaluation data, where it is known.
       candidates: a feature whose ids in a sample are candidates, the first one being positive. Its activations are
         `[n, c, width]`, and the model returns scores `[n, c]`. The label of the first is that of the sample, and 0 that
@@ -87,6 +93,7 @@ class JobConfig:
     batch_size: int
     optimizer: Optimizer = field(default_factory=lambda: Adagrad(0.05))
     dense_optimizer: optax.GradientTransformation | None = None
+    schedule: Schedule | None = None
     loss: Loss | None = None
     tasks: tuple[Task, ...] = ()
     num_epochs: int = 1
@@ -95,6 +102,7 @@ class JobConfig:
     staleness: int = 0
     overlap: bool | None = None
     wire_dtype: str = "float32"
+    compute_dtype: str = "float32"
     best_auc: float | None = None
     candidates: str | None = None
     metrics: tuple[Metric, ...] = ()
@@ -147,6 +155,11 @@ class JobConfig:
                 f"Found wire_dtype={self.wire_dtype!r}. Expected 'float32', or 'bfloat16' to halve the bytes between "
                 "machines."
             )
+        if self.compute_dtype not in COMPUTE_DTYPES:
+            raise JobError(
+                f"Found compute_dtype={self.compute_dtype!r}. Expected 'float32', or 'bfloat16' for mixed precision. "
+                "Write one of them, as text."
+            )
         try:
             self.activation_shapes  # noqa: B018  # raises what is wrong with an output_shape
         except ValueError as error:
@@ -170,7 +183,12 @@ class JobConfig:
     @property
     def has_own_loss(self) -> bool:
         """Whether the model has a loss, which may look at the whole batch."""
-        return not has_short_form(self.model) and getattr(self.model, "loss", None) is not None
+        return getattr(self.model, "loss", None) is not None
+
+    @property
+    def asks_for_step(self) -> bool:
+        """Whether the number of a step changes what its programs compute."""
+        return not has_short_form(self.model) or self.has_own_loss or self.schedule is not None
 
     @property
     def has_logits(self) -> bool:
@@ -268,6 +286,11 @@ class JobConfig:
     def widths(self) -> dict[str, int]:
         """The width of each feature's activation, its last axis, in the features' order."""
         return {name: feature.table.dim for name, feature in self.features.items()}
+
+    @property
+    def trained_features(self) -> tuple[bool, ...]:
+        """Per feature, whether the rows that it looks up are updated."""
+        return tuple(feature.table.trainable for feature in self.features.values())
 
     @property
     def sequences(self) -> dict[str, int]:

@@ -4,7 +4,8 @@ feature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from podembed.embedding.buckets import within_reason
 from podembed.embedding.lookup.placement import buckets_for_work
@@ -12,6 +13,7 @@ from podembed.embedding.lookup.pooling_choice import CutWay, cut_way
 from podembed.embedding.lookup.streams import FeatureBinding
 from podembed.embedding.optimizers import learning_rate_at
 from podembed.embedding.table_spec import TableSpec
+from podembed.workers.formats.rows_file import RowsOfFile
 from podembed.workers.job.job import JobConfig
 
 
@@ -41,8 +43,9 @@ def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[Ta
     Args:
       table_buckets: number of buckets of each, as recorded with the run; None chooses by size and lanes.
     """
-    return tuple(
-        TableSpec.of(
+    specs = []
+    for name, table, num_buckets in zip(job.table_names, job.tables, table_buckets, strict=True):
+        spec = TableSpec.of(
             table,
             seed=job.seed,
             name=name,
@@ -50,8 +53,21 @@ def table_specs(job: JobConfig, table_buckets: Sequence[int | None]) -> tuple[Ta
             num_buckets=num_buckets,
             most_hosts=job.num_lanes,
         )
-        for name, table, num_buckets in zip(job.table_names, job.tables, table_buckets, strict=True)
-    )
+        if table.initial_rows_path is not None:
+            spec = replace(spec, initializer=RowsOfFile(table.initial_rows_path, name))
+        specs.append(spec)
+    return tuple(specs)
+
+
+def check_initial_rows(job: JobConfig) -> None:
+    """Looks at the files with the first values of tables.
+
+    Raises:
+      InputError: one is not there, or does not have the rows of its table.
+    """
+    for spec in table_specs(job, (None,) * len(job.tables)):
+        if isinstance(spec.initializer, RowsOfFile):
+            spec.initializer.check(num_rows=spec.num_rows, dim=spec.dim)
 
 
 def feature_bindings(job: JobConfig) -> tuple[FeatureBinding, ...]:
@@ -118,6 +134,13 @@ def features_per_table(job: JobConfig) -> tuple[int, ...]:
     return tuple(bound.count(at) for at in range(len(job.tables)))
 
 
-def learning_rates(specs: Sequence[TableSpec], step: int) -> list[float]:
-    """Of each table in a step; 0 where it has no optimizer."""
-    return [0.0 if s.optimizer is None else learning_rate_at(s.optimizer.learning_rate, step) for s in specs]
+def learning_rates(
+    specs: Sequence[TableSpec], step: int, schedule: Callable[[int], float] | None = None
+) -> list[float]:
+    """Of each table in a step; 0 where it has no optimizer.
+
+    Args:
+      schedule: as `JobConfig.schedule`.
+    """
+    factor = 1.0 if schedule is None else learning_rate_at(schedule, step)
+    return [0.0 if s.optimizer is None else factor * learning_rate_at(s.optimizer.learning_rate, step) for s in specs]

@@ -34,6 +34,7 @@ def type_problem(fields: Mapping[str, Any]) -> str | None:
         *_table_optimizers(fields["features"]),
         *_table_dtypes(fields["features"]),
         _dense_optimizer(fields["dense_optimizer"]),
+        _schedule(fields["schedule"]),
         _loss(fields["loss"]),
         _tasks(fields["tasks"]),
         _metrics(fields["metrics"]),
@@ -168,6 +169,13 @@ def _dense_optimizer(value: Any) -> str | None:
     called = getattr(value, "__name__", "")
     remedy = f"Call it: {called}(...)" if callable(value) and called else "Pass one"
     return _sentence("dense_optimizer", value, expected, remedy)
+
+
+def _schedule(value: Any) -> str | None:
+    if value is None or (callable(value) and not isinstance(value, type)):
+        return None
+    expected = "a function of the step that returns a factor of all learning rates, or None"
+    return _sentence("schedule", value, expected, "Write schedule=optax.linear_schedule(1.0, 0.0, 10_000)")
 
 
 def _loss(value: Any) -> str | None:

@@ -110,8 +110,13 @@ class StepContext:
         return jnp.take(jax.lax.all_gather(values, self.axis, tiled=True), self._order, axis=0)
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """`[n, ...]` → `[...]`, the sum over all samples of the global batch whose weight is above 0."""
+        """`[n, ...]` → `[...]`, the sum over all samples of the global batch whose weight is above 0.
+
+        Numbers of 16 bits are added as float32.
+        """
         self._require_samples("sum or mean", values)
+        if _is_narrow(values):
+            return self.sum(values.astype(jnp.float32)).astype(values.dtype)
         counted = (self.weights > 0).reshape(-1, *(1,) * (values.ndim - 1))
         total = jnp.sum(jnp.where(counted, values, jnp.zeros((), values.dtype)), axis=0)
         return total if self.axis is None else jax.lax.psum(total, self.axis)
@@ -120,6 +125,8 @@ class StepContext:
         """`[n, ...]` → `[...]`, the mean over all samples of the global batch whose weight is above 0. This is what a
         normalization over the batch needs, since some rows are padding.
         """
+        if _is_narrow(values):
+            return self.mean(values.astype(jnp.float32)).astype(values.dtype)
         total = self.sum(values)
         return total / jnp.maximum(self.sum(jnp.ones(len(values), values.dtype)), 1)
 
@@ -130,3 +137,7 @@ class StepContext:
                 f"Found context.{what} of the shape {list(jnp.shape(values))}. Expected [{num_samples}, ...], one row "
                 "a sample of this device. Pass what belongs to samples."
             )
+
+
+def _is_narrow(values: jax.Array) -> bool:
+    return values.dtype in (jnp.bfloat16, jnp.float16)

@@ -84,7 +84,7 @@ class Model(Protocol):
     loss of the batch as a whole it returns one number, or `podembed.Losses` for both. Without that method, and without
     `JobConfig.loss`, the loss is the sigmoid binary cross entropy of the scores.
 
-    `ShortModel` is a shorter form, for models of pooled vectors and one score.
+    `ShortModel` is a shorter form, for models of pooled vectors and one score. It may have the same method `loss`.
     """
 
     def init(self, key: jax.Array, spec: ModelSpec) -> Any | WithState:

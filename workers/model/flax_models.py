@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from podembed.embedding.features.column_shape import ColumnShape
 from podembed.workers.model.batch import ModelBatch, WithState
@@ -108,22 +109,28 @@ class NnxModel:
 
 
 def spec_of(batch: ModelBatch, context: StepContext) -> ModelSpec:
+    """What the model of a batch was made with, as `workers.device.dense_half.model_spec` says it of a job."""
+    padded = {name: batch.activations if name in batch.sequences else batch.columns for name in batch.lengths}
     return ModelSpec(
         num_dense=batch.dense.shape[1],
         activation_shapes={name: tuple(block.shape[1:]) for name, block in batch.activations.items()},
         batch_size=context.batch_size,
         label=next(iter(batch.labels), ""),
         labels=tuple(batch.labels),
+        sequences={name: values[name].shape[1] for name, values in padded.items()},
+        # Floating-point columns are float32, also where the model computes with less.
         columns={
-            name: ColumnShape(tuple(values.shape[1:]), str(values.dtype)) for name, values in batch.columns.items()
+            name: ColumnShape(
+                tuple(values.shape[1:]),
+                "float32" if jnp.issubdtype(values.dtype, jnp.floating) else str(values.dtype),
+            )
+            for name, values in batch.columns.items()
         },
     )
 
 
 def _keys_of_step(keys: Any, key: jax.Array) -> Any:
     """The states of the streams of `nnx.Rngs`, begun anew with a key of the step for each."""
-    import jax.numpy as jnp
-
     nnx = framework("flax.nnx", extra="flax")
 
     def begun(path: Any, variable: Any) -> Any:

@@ -138,6 +138,27 @@ def test_data_needs_no_labels_and_malformed_rows_have_no_scores(
     assert found[71:] == pytest.approx(whole[71:100], rel=1e-5)
 
 
+def test_kept_columns_of_another_type_are_named(
+    runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path
+) -> None:
+    table, files = table_of(data).slice(0, 40), tmp_path / "files"
+    files.mkdir()
+    numbers = pa.array(range(40))
+    pq.write_table(table.append_column("note", numbers), files / "part-0.parquet")
+    # 16 bits become 64 as they are.
+    pq.write_table(table.append_column("note", numbers.cast(pa.int16())), files / "part-1.parquet")
+    found = predicted(runs[0], jobs[0], files, tmp_path / "out.parquet", columns=["note"])
+    assert found.column("note").to_pylist() == 2 * list(range(40))
+    pq.write_table(table.append_column("note", pa.array(["a word"] * 40)), files / "part-1.parquet")
+    message = r"Found column 'note' of type string in .*part-1.parquet, with values that int64 does not hold"
+    with pytest.raises(ConfigurationError, match=message):
+        predicted(runs[0], jobs[0], files, tmp_path / "second.parquet", columns=["note"])
+    pq.write_table(table, files / "part-1.parquet")
+    with pytest.raises(ConfigurationError, match=r"Found no column 'note' in .*part-1.parquet. Expected it there"):
+        predicted(runs[0], jobs[0], files, tmp_path / "second.parquet", columns=["note"])
+    assert not (tmp_path / "second.parquet").exists()
+
+
 def test_what_predict_refuses(runs: list[str], jobs: tuple[JobConfig, JobConfig], data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     with pytest.raises(ConfigurationError, match=r"Found no column 'nothing' in .*Expected one of .*'price'"):

@@ -96,6 +96,7 @@ class Refused(EveryPart):
     ("changed", "message"),
     [
         ({"init": lambda made: {"w": jnp.arange(3)}}, r"parameter \['w'\] of type int32.*WithState\(params, state\)"),
+        ({"apply": lambda made: made.value["scores"]}, r"returning shape \[8\], of a model that has state.*WithState"),
         ({"apply": lambda made: made.value}, "returning dict, of a model that has state.*WithState"),
         (
             {"apply": lambda made: WithState(made.value, {"mean": made.state["mean"]})},
@@ -137,9 +138,23 @@ class Weighted:
         return Losses(per_sample=0 * outputs, batch=self.batch_loss)
 
 
+class ShortWithLoss:
+    """The short form, with a loss that knows the step."""
+
+    def init(self, key: jax.Array, num_dense: int, widths: Any) -> dict[str, jax.Array]:
+        return {"w": jnp.ones(())}
+
+    def apply(self, params: Any, dense: jax.Array, activations: Any) -> jax.Array:
+        return dense[:, 0] * params["w"]
+
+    def loss(self, outputs: jax.Array, batch: ModelBatch, context: StepContext) -> jax.Array:
+        return 0 * outputs + 3.0 * (context.step >= 0)
+
+
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
+        (ShortWithLoss(), 3.0),
         # A plain number is part of the loss like an array.
         (Weighted(batch_loss=1.5), 1.5),
         (Weighted(batch_loss=np.float64(2.5)), 2.5),
@@ -149,7 +164,7 @@ class Weighted:
         (Weighted(state={"kept": (1.0,)}), 0.0),
     ],
 )
-def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, model: Weighted, loss: float) -> None:
+def test_models_keep_their_types_and_forms_from_step_to_step(small_data: str, model: Any, loss: float) -> None:
     job = replace(small_job(folder=small_data, audit=False), model=model)
     worker = DeviceWorker(job=job, num_samples=8)
     worker.build()

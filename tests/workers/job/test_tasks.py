@@ -211,8 +211,14 @@ def test_a_task_that_cannot_be_meant_is_refused(make: Any, message: str) -> None
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (lambda found: found["click"], r"returning ArrayImpl|returning .*Tracer.* Expected a mapping of the tasks"),
-        (lambda found: {"click": found["click"]}, r"returning \['click'\]. Expected a mapping of the tasks"),
+        (
+            lambda found: found["click"],
+            r"returning shape \[8\] for 8 samples. Expected a mapping of the tasks \['click', 'rating'",
+        ),
+        (
+            lambda found: {"click": found["click"]},
+            r"returning \['click'\] for 8 samples. Expected a mapping of the tasks",
+        ),
         (
             lambda found: {"scores": {**found, "click": found["click"][:, None]}},
             r"shape \[8, 1\] for task 'click' of kind 'binary'. Expected \[8\]. Drop the last axis",

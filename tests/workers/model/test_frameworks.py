@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from podembed.embedding.features.activations import Activations
+from podembed.embedding.features.column_shape import ColumnShape
 from podembed.jobs.models.dlrm import DLRM
 from podembed.orchestrator.api.config import CheckpointConfig, RunConfig, ScalingConfig
 from podembed.orchestrator.events.reporter import SilentReporter
@@ -21,7 +22,8 @@ from podembed.workers.job.job import JobError
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext
 from podembed.workers.model.contract import ModelSpec
-from podembed.workers.model.flax_models import NnxModel
+from podembed.workers.model.flax_models import NnxModel, spec_of
+from podembed.workers.model.precision import cast_batch
 from tests.run_state import assert_same_bytes, committed_state
 from tests.small_job import small_job
 from tests.workers.model.framework_models import BOTTOM, DLRMS, THINNED, TOP, LinenDLRM
@@ -125,6 +127,21 @@ def test_a_module_of_nnx_may_hold_plain_arrays() -> None:
     kernel = np.asarray(first.value["linear"]["kernel"])[:, 0]
     np.testing.assert_allclose(found.value, np.full(2, kernel @ np.arange(1.0, 5.0)), rtol=1e-6)
     assert int(found.state["steps"]) == 1
+
+
+def test_a_module_is_made_in_a_step_with_the_spec_that_it_was_made_with_at_first() -> None:
+    spec = ModelSpec(
+        num_dense=4,
+        activation_shapes={"item": (8,), "history": (5, 8)},
+        batch_size=3,
+        label="click",
+        labels=("click", "buy"),
+        sequences={"times": 7, "history": 5},
+        columns={"times": ColumnShape((7,), "int32"), "image": ColumnShape((6,)), "age": ColumnShape()},
+    )
+    batch = spec.example(3)
+    assert spec_of(batch, StepContext.alone(3)) == spec
+    assert spec_of(cast_batch(batch, "bfloat16"), StepContext.alone(3)) == spec
 
 
 @pytest.mark.parametrize(
