@@ -10,8 +10,16 @@ from podembed.orchestrator.commit.manifest import Manifest
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
-from podembed.orchestrator.events.progress import Evaluated, ExchangesChosen, StoppedEarly, WindowReport, WindowTrained
+from podembed.orchestrator.events.progress import (
+    Evaluated,
+    ExchangesChosen,
+    ProgramsCompiled,
+    StoppedEarly,
+    WindowReport,
+    WindowTrained,
+)
 from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.workers.device.process import DeviceWindow
 
 
 class Windows:
@@ -32,6 +40,7 @@ class Windows:
         )
         self.deadlines = self._health.deadlines
         self._relayed: tuple[str, ...] = ()
+        self._num_compiled, self._compiled_s = 0, 0.0
 
     def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
         """Takes in who owns each bucket of each table."""
@@ -60,6 +69,7 @@ class Windows:
         if hosts[0].relayed != self._relayed:
             self._relayed = hosts[0].relayed
             shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
+        self._tell_compiled(last, devices)
         done = shared.journal.history.window(
             generation=shared.claims.generation,
             first_step=first,
@@ -90,6 +100,19 @@ class Windows:
             )
         )
         return done.seconds / num_steps
+
+    def _tell_compiled(self, step: int, devices: Sequence[DeviceWindow]) -> None:
+        total, seconds = devices[0].num_compiled, max(device.compiled_s for device in devices)
+        if total > self._num_compiled:
+            self._shared.emit(
+                ProgramsCompiled(
+                    step=step,
+                    num_programs=total - self._num_compiled,
+                    seconds=seconds - self._compiled_s,
+                    total=total,
+                )
+            )
+        self._num_compiled, self._compiled_s = total, seconds
 
     def evaluate(self, group: WorkerGroup, step: int) -> None:
         """Scores the evaluation samples with the state after `step` steps.

@@ -97,6 +97,24 @@ class ExchangesChosen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramsCompiled(Event):
+    """Sequences of a window, or of the evaluation before it, needed programs that were not there; see
+    `workers.device.step_programs`.
+
+    Attributes:
+      step: at the end of the window.
+      num_programs: that every device compiled.
+      seconds: that the slowest device took. The others waited for it.
+      total: programs of this generation so far.
+    """
+
+    step: int
+    num_programs: int
+    seconds: float
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlow(Event):
     """For some windows a host worked much longer than the others.
 

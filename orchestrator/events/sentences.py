@@ -285,6 +285,15 @@ def _(event: progress.ExchangesChosen) -> str:
 
 
 @sentence.register
+def _(event: progress.ProgramsCompiled) -> str:
+    programs = plural(event.num_programs, "program")
+    return (
+        f"step {event.step}: compiled {programs} for sequences of other lengths in {event.seconds:.1f} s, "
+        f"{event.total} so far"
+    )
+
+
+@sentence.register
 def _(event: run.WarmStarted) -> str:
     return event.description
 

@@ -9,8 +9,8 @@ without losing a row.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
@@ -45,11 +45,19 @@ from podembed.workers.model.context import Shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWindow:
-    """What a device worker did in one window of steps. `seconds` is inside the jitted step and its transfers."""
+    """What a device worker did in one window of steps.
+
+    Attributes:
+      seconds: inside the jitted step and its transfers.
+      num_compiled: programs that were compiled since the worker's start, for sequences of other lengths.
+      compiled_s: seconds that this took.
+    """
 
     losses: tuple[float, ...]
     num_steps: int
     seconds: float
+    num_compiled: int = 0
+    compiled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ class DeviceWorker:
     build_s: dict[str, float] = field(default_factory=dict)
     _inputs_in_place: dict[tuple[int, Levels], Inputs] = field(default_factory=dict)
     _knows_step: bool = True
+    _compiled_s: float = 0.0
     _step: tuple[int, jax.Array] | None = None
 
     def build(self, *, is_restored_later: bool = False, is_rehearsal: bool = False) -> float:
@@ -148,11 +157,18 @@ class DeviceWorker:
             mesh=mesh,
             shares=Shares(num_samples=self.num_samples, real=self.shares or (self.num_samples,) * jax.process_count()),
             values=first,
-            compiling=self.compiling,
+            compiling=self._counted,
         )
         compile_s = self._compile(laps, is_rehearsal=is_rehearsal)
         self.build_s = laps.seconds
         return compile_s
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        started = time.perf_counter()
+        with self.compiling():
+            yield
+        self._compiled_s += time.perf_counter() - started
 
     def _shape_of(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._replicated, weak_type=leaf.weak_type)
@@ -184,7 +200,13 @@ class DeviceWorker:
         while True:
             record = end.receive(timeout_s=timeout_s, keep_waiting=keep_waiting)
             if record.kind is RecordKind.END:
-                return DeviceWindow(losses=tuple(float(x) for x in losses), num_steps=num_steps, seconds=seconds)
+                return DeviceWindow(
+                    losses=tuple(float(x) for x in losses),
+                    num_steps=num_steps,
+                    seconds=seconds,
+                    num_compiled=self._programs.num_late,
+                    compiled_s=self._compiled_s,
+                )
             started = time.perf_counter()
             if self.faults is not None:
                 spoil(self.faults, "device.step", step=record.step, arrays=[end.buffers[record.buffer]["activations"]])
@@ -236,7 +258,7 @@ class DeviceWorker:
           The global mean loss, still being computed.
         """
         scale = np.float32(1.0 / weight_sum if weight_sum else 0.0)
-        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.at(share.levels).train(
+        self.params, self.optimizer_state, self.state, gradients, loss = self._programs.train(share.levels)(
             self.params,
             self.optimizer_state,
             self.state,
@@ -252,7 +274,7 @@ class DeviceWorker:
 
     def evaluate(self, share: _Share, *, step: int = 0) -> None:
         """Forward pass on this host's share. Writes its scores."""
-        scores = self._programs.at(share.levels).forward(self.params, self.state, share.inputs, self._number(step))
+        scores = self._programs.forward(share.levels)(self.params, self.state, share.inputs, self._number(step))
         to_host(own_parts(scores), share.scores)
 
     def _to_device(self, array: np.ndarray) -> jax.Array:

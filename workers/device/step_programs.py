@@ -1,7 +1,7 @@
-"""`StepPrograms`: the compiled steps of a job, one pair for each room that the sequences of a step may have.
+"""`StepPrograms`: the compiled steps of a job, for each room that the sequences of a step may have.
 
-A job without sequences has one pair, compiled at the start. With sequences, a pair is compiled when a step first needs
-it. All devices of a gang need it in the same step. The last levels bound how many there can be.
+A job without sequences has two programs, compiled at the start. With sequences, a program is compiled when a step or an
+evaluation first needs it. All devices of a gang need it in the same step. The last levels bound how many there can be.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class StepPrograms:
 
     Attributes:
       rooms: of the sequences of a device.
+      num_late: programs that were not compiled at the start.
     """
 
     def __init__(
@@ -61,56 +62,71 @@ class StepPrograms:
         self._compiling = compiling
         self._rows = shares.num_samples * jax.process_count()
         self.rooms = SequenceRooms(job.sequences, self._rows // mesh.size)
-        self._compiled: dict[Levels, Pair] = {}
+        self._forward: dict[Levels, Any] = {}
+        self._train: dict[Levels, Any] = {}
+        self.num_late = 0
 
     @property
     def is_single(self) -> bool:
         """Whether every step runs the same programs."""
         return not any(self.rooms.most_levels)
 
-    @property
-    def num_compiled(self) -> int:
-        """Pairs that were compiled so far."""
-        return len(self._compiled)
+    def forward(self, levels: Levels) -> Any:
+        """The compiled forward pass for a room."""
+        return self._at(levels, self._forward, self._lower_forward)
 
-    def at(self, levels: Levels) -> Pair:
-        """The compiled steps for a room."""
-        if levels not in self._compiled:
+    def train(self, levels: Levels) -> Any:
+        """The compiled training step for a room."""
+        return self._at(levels, self._train, self._lower_train)
+
+    def _at(self, levels: Levels, compiled: dict[Levels, Any], lower: Callable[[Levels], Any]) -> Any:
+        if levels not in compiled:
             with self._compiling():
-                self.compile(levels, self.lower(levels))
-        return self._compiled[levels]
+                compiled[levels] = lower(levels).compile()
+            self.num_late += 1
+        return compiled[levels]
 
     def compile(self, levels: Levels, lowered: Pair) -> None:
         """Compiles what `lower` returned."""
-        self._compiled[levels] = Pair(lowered.forward.compile(), lowered.train.compile())
+        self._forward[levels], self._train[levels] = lowered.forward.compile(), lowered.train.compile()
 
     def lower(self, levels: Levels) -> Pair:
         """Traces both steps, which checks what model and loss return. Touches no device."""
-        longest = {name: self.rooms.longest(name, levels) for name in self._job.sequences}
-        specs: dict[str, Any] = {"mesh": self._mesh, "check_vma": False}
-        train = jax.jit(
+        # The forward pass first, since what it refuses is said of the scores.
+        forward = self._lower_forward(levels)
+        return Pair(forward, self._lower_train(levels))
+
+    def _lower_forward(self, levels: Levels) -> Any:
+        step = jax.jit(
             jax.shard_map(
-                partial(training_step, self._job, self._optimizer, self._shares, longest),
+                partial(scores_of_batch, self._job, self._shares, self._longest(levels)),
+                mesh=self._mesh,
+                in_specs=(P(), P(), P(AXIS), P()),
+                out_specs=P(AXIS),
+                check_vma=False,
+            )
+        )
+        params, _, state = self._values
+        return step.lower(params, state, self._inputs(levels), self._number(jnp.uint32))
+
+    def _lower_train(self, levels: Levels) -> Any:
+        step = jax.jit(
+            jax.shard_map(
+                partial(training_step, self._job, self._optimizer, self._shares, self._longest(levels)),
+                mesh=self._mesh,
                 in_specs=(P(), P(), P(), P(AXIS), P(), P()),
                 out_specs=(P(), P(), P(), P(AXIS), P()),
-                **specs,
+                check_vma=False,
             ),
             donate_argnums=(0, 1, 2),
         )
-        forward = jax.jit(
-            jax.shard_map(
-                partial(scores_of_batch, self._job, self._shares, longest),
-                in_specs=(P(), P(), P(AXIS), P()),
-                out_specs=P(AXIS),
-                **specs,
-            )
-        )
-        params, optimizer_state, state = self._values
-        inputs, step = self._inputs(levels), jax.ShapeDtypeStruct((), jnp.uint32, sharding=self._replicated)
-        scale = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
-        # First, since what it refuses is said of the scores.
-        forward_step = forward.lower(params, state, inputs, step)
-        return Pair(forward_step, train.lower(params, optimizer_state, state, inputs, step, scale))
+        return step.lower(*self._values, self._inputs(levels), self._number(jnp.uint32), self._number(jnp.float32))
+
+    def _longest(self, levels: Levels) -> dict[str, int]:
+        return {name: self.rooms.longest(name, levels) for name in self._job.sequences}
+
+    def _number(self, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), dtype, sharding=self._replicated)
 
     def _inputs(self, levels: Levels) -> Inputs:
         def rows_of(*shape: int, dtype: Any = jnp.float32, rows: int = self._rows) -> Any:

@@ -144,6 +144,11 @@ def told(node: ast.AST) -> list[str]:
     return [re.sub(r"\{[^}]*\}", "Value", text) for text in found if text is not None]
 
 
+def test_programs_that_are_compiled_in_the_middle_are_counted() -> None:
+    compiled = progress.ProgramsCompiled(step=24, num_programs=2, seconds=3.25, total=5)
+    assert sentence(compiled) == "step 24: compiled 2 programs for sequences of other lengths in 3.2 s, 5 so far"
+
+
 def test_a_choice_of_routes_says_what_goes_by_way_of_relays() -> None:
     chosen = progress.ExchangesChosen(step=24, relayed=("ids", "gradients"), num_hosts=32)
     assert sentence(chosen) == "step 24: between 32 hosts ids, gradients go by way of relays from here on"

@@ -8,28 +8,33 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from podembed.workers.device.step_programs import StepPrograms
+from podembed import SilentReporter
+from podembed.orchestrator.events.event import Event
 from podembed.workers.job import sequence_rooms
 from tests.workers.host.test_sequences import Reading, sequence_job, trained
 
 
+class Told(SilentReporter):
+    """What events say of programs that were compiled in the run."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, Any]] = []
+
+    def event(self, event: Event) -> None:
+        if event.kind == "programs_compiled":
+            self.compiled.append(event.values())
+
+
 def main(folder: str) -> None:
     sequence_rooms.LEAST_VECTORS, sequence_rooms.LEAST_LENGTH = 16, 2
-    compiled: list[int] = []
-    at = StepPrograms.at
-
-    def counting(programs: StepPrograms, levels: sequence_rooms.Levels) -> object:
-        found = at(programs, levels)
-        compiled.append(programs.num_compiled)
-        return found
-
-    StepPrograms.at = counting  # type: ignore[method-assign]
-    losses = trained(sequence_job(Path(folder), Reading("rows")), Path(folder) / "two_devices")
-    json.dump({"losses": losses, "compiled": compiled[-1]}, sys.stdout)
+    told = Told()
+    losses = trained(sequence_job(Path(folder), Reading("rows")), Path(folder) / "two_devices", told)
+    json.dump({"losses": losses, "compiled": told.compiled}, sys.stdout)
 
 
 if __name__ == "__main__":

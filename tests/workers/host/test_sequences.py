@@ -101,13 +101,13 @@ def sequence_job(folder: Path, model: Any) -> JobConfig:
     )
 
 
-def trained(job: JobConfig, folder: Path) -> list[float]:
+def trained(job: JobConfig, folder: Path, reporter: SilentReporter | None = None) -> list[float]:
     """The losses of all steps, and that of the evaluation if the model has no loss of its own."""
     result = Trainer(
         job,
         scaling_config=ScalingConfig(in_process=True),
         run_config=RunConfig(storage_path=str(folder), name="run"),
-        reporter=SilentReporter(),
+        reporter=reporter or SilentReporter(),
     ).fit()
     evaluated = [one.loss for one in result.evaluations if not math.isnan(one.loss)]
     return [result.losses[step] for step in sorted(result.losses)] + evaluated
@@ -150,7 +150,9 @@ def test_the_room_of_a_step_changes_no_number(tmp_path: Path) -> None:
     )
     assert found.returncode == 0, found.stderr
     over_two = json.loads(found.stdout)
-    assert over_two["compiled"] > 1
+    compiled = over_two["compiled"]
+    assert compiled[-1]["total"] == sum(one["num_programs"] for one in compiled) > 1
+    assert all(one["seconds"] > 0 for one in compiled)
     for losses in (forms["longest"], over_two["losses"]):
         np.testing.assert_allclose(losses, forms["full"], rtol=2e-6)
     assert len(forms["full"]) == 11
