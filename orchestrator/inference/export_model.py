@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from podembed.orchestrator.inspect.rows import BATCH_BYTES
 from podembed.workers.data.files import read_whole
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference import exported_columns, exported_model
-from podembed.workers.inference.portable_forward import export_forward, output_shapes
+from podembed.workers.inference.portable_forward import export_forward, output_shapes, read_features
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
@@ -118,7 +118,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
             {"name": one.name, "transform": one.transform, "unit": one.unit, "since": one.since}
             for one in job.resolved_data.dense_columns
         ],
-        "features": _features(job, files),
+        "features": _features(job, files, read=read_features(exported)),
         "tables": tables,
         "versions": {name: metadata.version(name) for name in ("podembed", "jax", "jaxlib", "numpy")},
     }
@@ -155,8 +155,10 @@ def _require_flatbuffers() -> None:
         ) from error
 
 
-def _features(job: JobConfig, files: ExportFiles) -> list[dict[str, Any]]:
-    """How each column becomes rows of a table and what the model gets of them; vocabularies are written."""
+def _features(job: JobConfig, files: ExportFiles, *, read: Collection[str]) -> list[dict[str, Any]]:
+    """How each column that is read becomes rows of a table and what the model gets of them; vocabularies are
+    written.
+    """
     columns, bags = job.resolved_data.id_columns, Bags(job)
     names: dict[str, str] = {}
     for path in job.resolved_data.vocabularies:
@@ -164,6 +166,8 @@ def _features(job: JobConfig, files: ExportFiles) -> list[dict[str, Any]]:
         files.write_bytes(names[path], read_whole(path))
     described = []
     for binding, (name, shape) in zip(feature_bindings(job), job.activation_shapes.items(), strict=True):
+        if name not in read:
+            continue
         column, table = columns[name], job.tables[binding.table]
         described.append(
             {

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from podembed.embedding.ragged import Ragged
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import looked_up, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
 from podembed.orchestrator.inference.kept_columns import KeptColumns
 from podembed.orchestrator.inspect.describe import new_file
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
+from podembed.workers.data.batch import Batch
 from podembed.workers.data.config import InputData
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import PooledRows
@@ -89,17 +91,19 @@ def predict(
 def _write(
     model: CommittedModel, *, data: Sequence[str], out: str, columns: Sequence[str], force: bool, kept_bytes: int
 ) -> Predicted:
-    job, declared = model.job, _unlabelled(model.job.resolved_data, data)
+    job = model.job
+    try:
+        forward = PortableForward(job, model.dense(SCORED_PARTS), step=model.state.manifest.step)
+    except DenseStateError as error:
+        raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
+    # Data is read by features, so all are where no score depends on any.
+    declared = _unlabelled(job.resolved_data, data, features=forward.features or tuple(job.features))
     index = build_index(declared)
     if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
         raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
     # One lane in file order: batch after batch, the rows as they lie.
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=job.batch_size, shuffle=False)
     log = BadRowLog(declared.max_bad_rows)
-    try:
-        forward = PortableForward(job, model.dense(SCORED_PARTS), step=model.state.manifest.step)
-    except DenseStateError as error:
-        raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
     outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
     schema = pa.schema([*kept.schema, *outputs])
@@ -108,7 +112,8 @@ def _write(
 
     def scored() -> Iterator[pa.RecordBatch]:
         nonlocal left
-        for found in looked_up(read_batches(declared, index, plan, bad_rows=log), rows):
+        batches = (_with_all(batch, job) for batch in read_batches(declared, index, plan, bad_rows=log))
+        for found in looked_up(batches, rows):
             count = min(left, job.batch_size)
             left -= count
             values = forward.outputs(found, tuple(job.features), count)
@@ -134,13 +139,22 @@ def _write(
     )
 
 
-def _unlabelled(data: InputData, paths: Sequence[str]) -> InputData:
+def _unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[str]) -> InputData:
     """Other files under the declaration of a job, of which only what a score depends on is read. Nothing is drawn
     beside their ids.
+
+    Args:
+      features: that a score depends on.
     """
-    features = {name: replace(source, negatives=None) for name, source in data.id_columns.items()}
-    unlabelled = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=features)
+    read = {name: replace(source, negatives=None) for name, source in data.id_columns.items() if name in features}
+    unlabelled = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=read)
     return replace(unlabelled, sample_weight=None, sample_id=None, order="files")
+
+
+def _with_all(batch: Batch, job: JobConfig) -> Batch:
+    """The batch with all features of the job, those that were not read without ids."""
+    none = Ragged(np.zeros(0, np.int64), np.zeros(batch.num_samples + 1, np.int64))
+    return replace(batch, features={name: batch.features.get(name, none) for name in job.features})
 
 
 def _kind(shape: tuple[int, ...]) -> pa.DataType:

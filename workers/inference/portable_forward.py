@@ -15,6 +15,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from podembed.embedding.features.activations import Activations
 from podembed.workers.data.extra_columns import batch_shapes
@@ -41,6 +42,8 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
     batches of the job have them. `outputs` has `score` `[n]`. Of a model
     that returns a mapping it has all arrays of samples, with the names that the model gives them.
 
+    Features that no output depends on are not among the inputs. Such are those that only a loss reads.
+
     Args:
       step: of the commit.
 
@@ -55,8 +58,14 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
     def forward(dense: Arrays, inputs: Arrays) -> Arrays:
         num_samples = inputs["dense"].shape[0]
         values = replaced(shapes, dense, parts=SCORED_PARTS)
-        activations = {name: inputs[f"activations/{name}"] for name in spec.activation_shapes}
-        lengths = {name: inputs[f"lengths/{name}"] for name in job.sequences}
+        activations = {
+            name: inputs[f"activations/{name}"] if f"activations/{name}" in inputs else jnp.zeros((num_samples, *shape))
+            for name, shape in spec.activation_shapes.items()
+        }
+        lengths = {
+            name: inputs[f"lengths/{name}"] if f"lengths/{name}" in inputs else jnp.zeros(num_samples, jnp.int32)
+            for name in job.sequences
+        }
         lists = {name: inputs[f"columns/{one.length_key}"] for name, one in job.data.list_columns.items()}
         batch = replace(
             # With labels, as a model may expect them; they are zeros.
@@ -83,18 +92,12 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
             scores_of(job, outputs, num_samples)
         return _named(outputs, num_samples)
 
-    (n,) = jax.export.symbolic_shape("n")
-    inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, spec.num_dense), jnp.float32)}
-    for name, shape in spec.activation_shapes.items():
-        inputs[f"activations/{name}"] = jax.ShapeDtypeStruct((n, *shape), jnp.float32)
-    for name in job.sequences:
-        inputs[f"lengths/{name}"] = jax.ShapeDtypeStruct((n,), jnp.int32)
-    for name, column in batch_shapes(job.data.extra_columns).items():
-        inputs[f"columns/{name}"] = jax.ShapeDtypeStruct((n, *column.inner), column.dtype)
+    inputs = _input_shapes(job)
     leaves = {key: jax.eval_shape(numbers_of, leaf) for key, leaf in by_key(shapes).items()}
     with portable():
         try:
-            return jax.export.export(jax.jit(forward), platforms=PLATFORMS)(leaves, inputs)
+            read = _inputs_read(jax.make_jaxpr(forward)(leaves, inputs), inputs, job)
+            return jax.export.export(jax.jit(forward), platforms=PLATFORMS)(leaves, read)
         except (TypeError, ValueError, NotImplementedError) as error:
             if isinstance(error, DenseStateError):
                 raise
@@ -103,6 +106,40 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
                 f"Found a model that cannot be exported ({text}). Expected functions of JAX for any number of samples. "
                 "Take sizes from shapes, and call no kernel of one platform alone."
             ) from error
+
+
+def _input_shapes(job: JobConfig) -> Arrays:
+    """All that a model may read of a batch, for any number of samples."""
+    (n,) = jax.export.symbolic_shape("n")
+    inputs: Arrays = {"dense": jax.ShapeDtypeStruct((n, len(job.data.dense)), jnp.float32)}
+    for name, shape in job.activation_shapes.items():
+        inputs[f"activations/{name}"] = jax.ShapeDtypeStruct((n, *shape), jnp.float32)
+        if name in job.sequences:
+            inputs[f"lengths/{name}"] = jax.ShapeDtypeStruct((n,), jnp.int32)
+    for name, column in batch_shapes(job.data.extra_columns).items():
+        inputs[f"columns/{name}"] = jax.ShapeDtypeStruct((n, *column.inner), column.dtype)
+    return inputs
+
+
+def _inputs_read(program: Any, inputs: Arrays, job: JobConfig) -> Arrays:
+    """The inputs without those of features that no output depends on."""
+    needed = {one for one in program.jaxpr.outvars if not isinstance(one, Literal)}
+    for step in reversed(program.jaxpr.eqns):
+        if needed.intersection(step.outvars):
+            needed.update(one for one in step.invars if not isinstance(one, Literal))
+    # JAX flattens dictionaries by rising names.
+    variables = program.jaxpr.invars[-len(inputs) :]
+    read = {name for name, one in zip(sorted(inputs), variables, strict=True) if one in needed}
+    of_features = [{f"activations/{name}", f"lengths/{name}"} for name in job.features]
+    unread = set().union(*(both for both in of_features if not both & read))
+    return {name: shape for name, shape in inputs.items() if name not in unread}
+
+
+def read_features(exported: jax.export.Exported) -> tuple[str, ...]:
+    """The features among the inputs of a program, by rising names."""
+    beginning = "activations/"
+    (_, inputs), _ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)
+    return tuple(name.removeprefix(beginning) for name in inputs if name.startswith(beginning))
 
 
 def _named(outputs: Any, num_samples: Any) -> Arrays:
@@ -128,13 +165,18 @@ def padded_size(num_samples: int, batch_size: int) -> int:
 
 
 class PortableForward:
-    """The program with the dense arrays of a commit, compiled once for each number of samples."""
+    """The program with the dense arrays of a commit, compiled once for each number of samples.
+
+    Attributes:
+      features: that are looked up for it.
+    """
 
     def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, step: int) -> None:
         """Raises:
         DenseStateError: as `export_forward`, or the arrays are not those of the job.
         """
         self.exported = export_forward(job, step=step)
+        self.features = frozenset(read_features(self.exported))
         self._batch_size = job.batch_size
         self._dense = {key: jnp.asarray(values) for key, values in dense.items()}
         self._program = jax.jit(self.exported.call)
@@ -152,8 +194,12 @@ class PortableForward:
         """
         size = padded_size(num_samples, self._batch_size)
         arrays: Arrays = {"dense": found.batch.dense}
-        arrays |= {f"activations/{name}": block for name, block in zip(names, found.activations, strict=True)}
-        arrays |= {f"lengths/{name}": lengths.astype(np.int32) for name, lengths in found.lengths.items()}
+        for name, block in zip(names, found.activations, strict=True):
+            if name in self.features:
+                arrays[f"activations/{name}"] = block
+        for name, lengths in found.lengths.items():
+            if name in self.features:
+                arrays[f"lengths/{name}"] = lengths.astype(np.int32)
         arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items()}
         cut = {name: jnp.asarray(values[:size]) for name, values in arrays.items()}
         return {name: np.asarray(values)[:num_samples] for name, values in self._program(self._dense, cut).items()}
