@@ -16,10 +16,12 @@ BUILT_IN_JOBS = {
     "two_tower": "podembed.jobs.papers.two_tower:two_tower",
     "fism": "podembed.jobs.papers.fism:fism",
     "sasrec": "podembed.jobs.papers.sasrec:sasrec",
+    "hstu": "podembed.jobs.papers.hstu:hstu",
+    "din": "podembed.jobs.papers.din:din",
     "mmoe": "podembed.jobs.papers.mmoe:mmoe",
 }
 # Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
-RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec")
+RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec", "hstu", "din")
 
 
 def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:

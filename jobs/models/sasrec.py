@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podembed import Losses, ModelBatch, ModelSpec, StepContext
+from podembed import ModelBatch, ModelSpec, StepContext
+from podembed.jobs.models import next_items
 from podembed.jobs.models.layers import init_layers, linear
 
 
@@ -25,8 +26,10 @@ class SASRec:
     Attributes:
       history: feature with `max_sequence_length`.
       item: feature of the items that are judged, one or candidates.
-      positives, negatives: features as long as the history, for its next items and for items to tell them from. Without
-        them the loss is that of the scores: the label's, or of candidates one by one.
+      positives: feature of the next items, as long as the history.
+      negatives: feature of as many items to tell each of them from, of `Negatives(k, only=True)`. So its
+        `max_sequence_length` is k times that of the positives. Without these two features the loss is that of the
+        scores: the label's, or of candidates one by one.
       blocks, heads: of attention.
       dropout: share of numbers left out in training.
     """
@@ -40,7 +43,12 @@ class SASRec:
     dropout: float = 0.2
 
     def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, Any]:
-        """Positions, and the layers of all blocks."""
+        """Positions, and the layers of all blocks.
+
+        Raises:
+          ValueError: negatives do not stand beside the positives.
+        """
+        next_items.check_negatives(spec, positives=self.positives, negatives=self.negatives)
         width, longest = spec.widths[self.history], spec.sequences[self.history]
         position_key, *keys = jax.random.split(key, 1 + self.blocks)
         return {
@@ -50,13 +58,11 @@ class SASRec:
         }
 
     def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
-        """`scores` `[n]`, or `[n, c]` of candidates; and `states` `[n, longest, width]`."""
+        """`scores` `[n]`, or `[n, c]` of candidates; in training also `states`, `[n, longest, width]`."""
         states = self.states(params, batch, context)
-        last = jnp.maximum(batch.lengths[self.history] - 1, 0)
-        user = jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
-        items = batch.activations[self.item]
-        scores = jnp.einsum("nd,nd->n" if items.ndim == 2 else "nd,ncd->nc", user, items)
-        return {"scores": scores, "states": states}
+        user = next_items.last_of(states, batch.lengths[self.history])
+        scores = next_items.scores_of(user, batch.activations[self.item])
+        return {"scores": scores, "states": states} if context.training else {"scores": scores}
 
     def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n, longest, width]`: what each position foretells; zeros behind a history."""
@@ -88,20 +94,17 @@ class SASRec:
         weights = _dropped(key, jax.nn.softmax(jnp.where(sees, logits, -1e9)), drop)
         return jnp.einsum("nhqk,nkhd->nqhd", weights, v).reshape(x.shape)
 
-    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array | Losses:
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
         """`[n]`: of positions, their mean by sample. A position counts that has a next item."""
         if self.positives is None or self.negatives is None:
-            scores = outputs["scores"]
-            labels = jnp.zeros_like(scores).at[:, 0].set(batch.label) if scores.ndim == 2 else batch.label
-            losses = jax.nn.softplus(scores) - labels * scores
-            return losses.mean(axis=1) if losses.ndim == 2 else losses
+            return next_items.loss_of_scores(outputs["scores"], batch.label)
         states = outputs["states"]
-        length = states.shape[1]
-        up = (states * batch.activations[self.positives][:, :length]).sum(axis=2)
-        down = (states * batch.activations[self.negatives][:, :length]).sum(axis=2)
-        counts = jnp.arange(length) < jnp.minimum(batch.lengths[self.positives], batch.lengths[self.history])[:, None]
-        losses = jnp.where(counts, jax.nn.softplus(-up) + jax.nn.softplus(down), 0.0)
-        return losses.sum(axis=1) / jnp.maximum(counts.sum(axis=1), 1)
+        up, down = next_items.next_and_others(
+            batch, positives=self.positives, negatives=self.negatives, length=states.shape[1]
+        )
+        losses = jax.nn.softplus(-(states * up).sum(axis=2))
+        losses += jax.nn.softplus(jnp.einsum("nld,nlkd->nlk", states, down)).sum(axis=2)
+        return next_items.mean_of_positions(losses, batch, history=self.history, positives=self.positives)
 
 
 def _init_block(key: jax.Array, width: int) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Ratings in MovieLens' form to the history of each user: one row a user, whose last rating is held out.
 
-Columns are `label` (always 1), `user`, `history`, `positives` and `item`. In training a history leaves out the user's
-last item, and `positives` are the next items of each of its positions. In an evaluation it has all training items, and
-`item` is the held-out one with others that the user did not rate. Users with fewer than three ratings are left out.
+Columns are `label` (always 1), `user`, `history`, `times`, `positives` and `item`. In training a history leaves out the
+user's last item, and `positives` are the next items of each of its positions. `times` are the seconds at which these
+positions were rated. In an evaluation a history has all training items, and `item` is the held-out one with others that
+the user did not rate. Users with fewer than three ratings are left out.
 
 The rows are under the terms of the ratings that they are made from.
 """
@@ -24,7 +25,7 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
 from podembed.workers.storage.finished_folder import create_once
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ROWS_PER_GROUP = 1_024
 
 
@@ -82,15 +83,16 @@ def _write(folder: Path, ratings: pa.Table, spec: HistoriesSpec) -> dict[str, An
     user, item = (np.unique(ids[name], return_inverse=True)[1].astype(np.int64) for name in ("user", "item"))
     num_users, num_items = int(user.max()) + 1, int(item.max()) + 1
     order = np.lexsort((item, ids["time"], user))
-    items_of = np.split(item[order], np.flatnonzero(np.diff(user[order])) + 1)
+    starts = np.flatnonzero(np.diff(user[order])) + 1
+    items_of, times_of = np.split(item[order], starts), np.split(ids["time"][order].astype(np.int64), starts)
     rng = np.random.default_rng(spec.seed)
     train: list[dict[str, Any]] = []
     held_out: list[dict[str, Any]] = []
-    for number, items in enumerate(items_of):
+    for number, (items, times) in enumerate(zip(items_of, times_of, strict=True)):
         if len(items) < 3:
             continue
-        *seen, last = items.tolist()
-        train.append(_row(number, seen[:-1], seen[1:], [seen[-1]], spec.length))
+        (*seen, last), when = items.tolist(), times.tolist()[:-1]
+        train.append(_row(number, seen[:-1], when[:-1], seen[1:], [seen[-1]], spec.length))
         others = np.setdiff1d(np.arange(num_items), items)
         if len(others) < spec.candidates:
             raise InputError(
@@ -98,7 +100,7 @@ def _write(folder: Path, ratings: pa.Table, spec: HistoriesSpec) -> dict[str, An
                 "held-out one among. Use a larger data set, or fewer candidates."
             )
         drawn = rng.choice(others, spec.candidates, replace=False).tolist()
-        held_out.append(_row(number, seen, [*seen[1:], last], [last, *drawn], spec.length))
+        held_out.append(_row(number, seen, when, [*seen[1:], last], [last, *drawn], spec.length))
     if not train:
         raise InputError("Found no user with three ratings. Expected some. Use a larger data set.")
     for name, rows in (("train", [train[at] for at in rng.permutation(len(train))]), ("eval", held_out)):
@@ -106,11 +108,14 @@ def _write(folder: Path, ratings: pa.Table, spec: HistoriesSpec) -> dict[str, An
     return {"spec": asdict(spec), "num_users": num_users, "num_items": num_items, "rows": len(train)}
 
 
-def _row(user: int, history: list[int], positives: list[int], item: list[int], length: int) -> dict[str, Any]:
+def _row(
+    user: int, history: list[int], times: list[int], positives: list[int], item: list[int], length: int
+) -> dict[str, Any]:
     return {
         "label": 1,
         "user": user,
         "history": history[-length:],
+        "times": times[-length:],
         "positives": positives[-length:],
         "item": item,
     }

@@ -25,7 +25,7 @@ from podembed.workers.data.errors import InputError
 from podembed.workers.data.files import file_version
 from podembed.workers.storage.finished_folder import create_once
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ROWS_PER_GROUP = 8_192
 _NAMES = ("user", "item", "rating", "time")
 # Of each data set of MovieLens: the file, the columns where it has no header, and what stands between them.
@@ -46,7 +46,8 @@ class RatingsSpec:
         with the highest item number. `random`: a share of all ratings.
       held_out_share: of `random`.
       least_ratings: users and items with fewer ratings are left out, as long as there are any (the k-core).
-      history_length: most items of `history`, the last ones of the user's other training ratings; 0 for no such column.
+      history_length: most items of `history`, the last ones of the user's training ratings; 0 for no such column.
+      history_of: `others`: all but that of the row. `before`: those before it in time.
       seed: of what is held out at random, and of the order of the rows.
     """
 
@@ -54,6 +55,7 @@ class RatingsSpec:
     held_out_share: float = 0.1
     least_ratings: int = 1
     history_length: int = 0
+    history_of: Literal["others", "before"] = "others"
     seed: int = 1
 
 
@@ -169,7 +171,7 @@ def _write(folder: Path, ratings: pa.Table, spec: RatingsSpec) -> dict[str, Any]
         }
         table = pa.table(columns)
         if spec.history_length:
-            table = table.append_column("history", _histories(user, item, train, rows, spec.history_length))
+            table = table.append_column("history", _histories(user, item, train, rows, spec))
         pq.write_table(table, folder / f"{name}-00000.parquet", row_group_size=ROWS_PER_GROUP)
     return {
         "spec": asdict(spec),
@@ -194,11 +196,12 @@ def _core(user: np.ndarray, item: np.ndarray, least: int) -> np.ndarray:
         kept = kept[is_kept]
 
 
-def _histories(user: np.ndarray, item: np.ndarray, train: np.ndarray, rows: np.ndarray, longest: int) -> pa.Array:
-    """Per row the last items of its user's other training ratings. `train` rises, and users follow each other in it."""
+def _histories(user: np.ndarray, item: np.ndarray, train: np.ndarray, rows: np.ndarray, spec: RatingsSpec) -> pa.Array:
+    """Per row the last items of its user's training ratings. `train` rises, and users follow each other in it."""
     starts = np.searchsorted(user[train], np.arange(user.max() + 2))
     found = []
     for row in rows.tolist():
         own = train[starts[user[row]] : starts[user[row] + 1]]
-        found.append(item[own[own != row][-longest:]])
+        kept = own[own < row] if spec.history_of == "before" else own[own != row]
+        found.append(item[kept[-spec.history_length :]])
     return pa.array(found, pa.list_(pa.int64()))

@@ -20,8 +20,10 @@ from podembed import (
     ConfigurationError,
     FeatureConfig,
     GroupedAUC,
+    Jagged,
     JobConfig,
     Losses,
+    ModelSpec,
     Result,
     RunConfig,
     ScalingConfig,
@@ -195,6 +197,21 @@ def test_the_tasks_of_the_page_train_and_are_evaluated(names: dict[str, Any], tm
         "price/rmse",
         "loss",
     }
+
+
+def test_a_list_stands_beside_its_history(names: dict[str, Any]) -> None:
+    lengths = jnp.asarray([2, 0, 3], jnp.int32)
+    times = jnp.asarray([[4, 5, 0, 0], [0, 0, 0, 0], [7, 8, 9, 0]])
+    batch = replace(
+        ModelSpec(num_dense=0, activation_shapes={}, batch_size=3).example(3),
+        sequences={"history": Jagged.of(jnp.zeros((8, 1)), lengths, longest=3)},
+        columns={"times": times},
+        lengths={"times": lengths},
+    )
+    padded, by_row, counts = names["times_of"](batch)
+    assert padded.tolist() == times[:, :3].tolist()
+    assert by_row.tolist() == [4, 5, 7, 8, 9, 0, 0, 0]
+    assert counts.tolist() == (times > 0).tolist()
 
 
 def test_extra_columns_reach_the_model(names: dict[str, Any], tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def model_spec(job: JobConfig) -> ModelSpec:
         labels=tuple(label.name for label in job.data.label_columns),
         sequences={one.name: one.max_length for one in job.data.list_columns.values()} | job.sequences,
         columns={column.name: column.shape for column in job.data.extra_columns},
+        negatives={
+            name: source.negatives.count
+            for name, source in job.data.id_columns.items()
+            if source.negatives is not None and source.negatives.only
+        },
     )
 
 

@@ -31,6 +31,8 @@ class ModelSpec:
       label: name of the column of the label.
       labels: names of all labels, where there are several.
       columns: the extra columns, with the shape and type of a sample's part.
+      negatives: the features whose column has `Negatives(k, only=True)`, with k. A sample has k of their positions for
+        each id of the column.
       sequences: the features whose samples differ in length, with the most that a sample has.
     """
 
@@ -41,6 +43,7 @@ class ModelSpec:
     labels: tuple[str, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, ColumnShape] = field(default_factory=dict)
+    negatives: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, int]:

@@ -12,15 +12,20 @@ import pytest
 
 from podembed import Jagged, ModelBatch, ModelSpec, StepContext
 from podembed.embedding.features.activations import Activations
-from podembed.jobs.models import DIN, SASRec
+from podembed.embedding.features.column_shape import ColumnShape
+from podembed.jobs.models import DIN, HSTU, SASRec
 
 WIDTH, LONGEST, LENGTHS = 4, 5, [3, 0, 5, 1]
 SPEC = ModelSpec(
     num_dense=2,
     activation_shapes={"item": (WIDTH,), "history": (LONGEST, WIDTH), "user": (3,)},
     batch_size=len(LENGTHS),
-    sequences={"history": LONGEST},
+    sequences={"history": LONGEST, "next": LONGEST, "other": LONGEST},
+    columns={name: ColumnShape((LONGEST,), "int32") for name in ("times", "sessions")},
 )
+# Also times that go back, and some that are far apart.
+TIMES = np.array([[0, 5, 7, 0, 0], [0] * 5, [9, 8, 1 << 20, (1 << 20) + 3, 1 << 30], [4, 0, 0, 0, 0]], np.int32)
+SESSIONS = np.array([[1, 1, 2, 0, 0], [0] * 5, [3, 3, 4, 4, 3], [1, 0, 0, 0, 0]], np.int32)
 
 
 def batch_of(histories: list[np.ndarray], *, filling: int = 3, room: int = 0) -> ModelBatch:
@@ -39,6 +44,9 @@ def batch_of(histories: list[np.ndarray], *, filling: int = 3, room: int = 0) ->
         labels={"label": jnp.ones(n)},
         weights=jnp.ones(n),
         lengths={"history": jnp.asarray(lengths)},
+        columns={
+            name: jnp.pad(column, ((0, 0), (0, room))) for name, column in (("times", TIMES), ("sessions", SESSIONS))
+        },
         sequences={"history": Jagged.of(jnp.asarray(values), jnp.asarray(lengths), longest=longest)},
     )
 
@@ -117,6 +125,97 @@ def sasrec_of_one(params: Any, history: np.ndarray, heads: int) -> np.ndarray:
     return normed(params["norm"], x)
 
 
+def hstu_of_one(model: HSTU, params: Any, at: int) -> np.ndarray:
+    """`[length, width]`: the states of sample `at`, position by position, as the paper writes them."""
+
+    def silu(x: np.ndarray) -> np.ndarray:
+        return x / (1 + np.exp(-x))
+
+    def normed(x: np.ndarray) -> np.ndarray:
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+
+    x = histories()[at]
+    for block in params["blocks"]:
+        uvqk, out = block["uvqk"][0], block["out"][0]
+        u, v, q, k = np.split(silu(np.stack([normed(one) for one in x]) @ uvqk["weight"] + uvqk["bias"]), 4, axis=1)
+        after = np.zeros_like(x)
+        for here in range(len(x)):
+            seen = np.zeros(WIDTH)
+            for before in range(here + 1):
+                if model.segments and SESSIONS[at, here] != SESSIONS[at, before]:
+                    continue
+                bias = block["place_bias"][here - before]
+                if model.times:
+                    between = abs(int(TIMES[at, here]) - int(TIMES[at, before]))
+                    bias = bias + block["time_bias"][max(between, 1).bit_length() - 1]
+                for head in np.split(np.arange(WIDTH), model.heads):
+                    seen[head] += silu(q[here, head] @ k[before, head] + bias) * v[before, head] / LONGEST
+            after[here] = x[here] + (normed(seen) * u[here]) @ out["weight"] + out["bias"]
+        x = after
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"times": "times", "heads": 2}, {"times": "times", "segments": "sessions"}], ids=str
+)
+def test_hstu_has_the_states_of_the_paper(given: dict[str, Any]) -> None:
+    model, batch = HSTU(history="history", item="item", **given), batch_of(histories(), room=4)
+    params = model.init(jax.random.key(1), SPEC)
+    for block in params["blocks"]:
+        # They are small at first; here they matter.
+        block |= {name: 30 * block[name] for name in ("place_bias", "time_bias")}
+    context = StepContext.alone(len(LENGTHS), training=False)
+    found, judged = np.asarray(model.states(params, batch, context)), scores(model, params, batch)
+    for at, length in enumerate(LENGTHS):
+        assert not found[at, length:].any()
+        if length:
+            states = hstu_of_one(model, jax.tree.map(np.asarray, params), at)
+            item = np.asarray(batch.activations["item"])
+            np.testing.assert_allclose(found[at, :length], states, rtol=1e-3, atol=1e-5)
+            cosine = states[-1] @ item[at] / np.linalg.norm(item[at])
+            assert judged[at] == pytest.approx(cosine / model.temperature, rel=1e-3, abs=1e-3)
+        else:
+            assert judged[at] == 0
+
+
+def test_hstu_tells_the_next_item_of_every_position_from_its_negatives() -> None:
+    model = HSTU(history="history", item="item", positives="next", negatives="other", dropout=0.0)
+    batch, random = batch_of(histories()), np.random.default_rng(8)
+    spec = replace(SPEC, negatives={"other": 2}, sequences={**SPEC.sequences, "other": 2 * LONGEST})
+    params = model.init(jax.random.key(1), spec)
+    up, down = (random.normal(size=(len(LENGTHS), room * LONGEST, WIDTH)).astype(np.float32) for room in (1, 2))
+    lengths = jnp.asarray([2, 0, 5, 1], jnp.int32)
+    batch = replace(
+        batch,
+        activations=Activations({**batch.activations, "next": jnp.asarray(up), "other": jnp.asarray(down)}),
+        lengths={**batch.lengths, "next": lengths, "other": 2 * lengths},
+    )
+    context = StepContext.alone(len(LENGTHS))
+    found = model.loss(model.apply(params, batch, context), batch, context)
+    for at, length in enumerate(lengths.tolist()):
+        losses = []
+        for here, state in enumerate(hstu_of_one(model, params, at)[:length] if length else []):
+            items = np.stack([up[at, here], down[at, 2 * here], down[at, 2 * here + 1]])
+            logits = items / np.linalg.norm(items, axis=1, keepdims=True) @ state / model.temperature
+            losses.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[0])
+        assert float(found[at]) == pytest.approx(np.mean(losses) if losses else 0.0, rel=1e-3, abs=1e-4)
+
+
+def test_hstu_refuses_columns_that_do_not_stand_beside_the_history() -> None:
+    spec = replace(SPEC, columns={"times": ColumnShape((3,), "int32")})
+    with pytest.raises(ValueError, match="Declare ListColumn\\('times', 5, 'int32'\\)"):
+        HSTU(history="history", item="item", times="times").init(jax.random.key(0), spec)
+    with pytest.raises(ValueError, match="3 heads for the width 4"):
+        HSTU(history="history", item="item", heads=3).init(jax.random.key(0), SPEC)
+
+
+@pytest.mark.parametrize("model", [SASRec, HSTU])
+def test_negatives_of_other_positions_are_refused(model: Any) -> None:
+    made = model(history="history", item="item", positives="next", negatives="other")
+    with pytest.raises(ValueError, match="Write max_sequence_length=10 for 'other'"):
+        made.init(jax.random.key(0), replace(SPEC, negatives={"other": 2}))
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_sasrec_has_the_states_of_the_paper(heads: int) -> None:
     model, batch = SASRec(history="history", item="item", heads=heads), batch_of(histories())
@@ -127,8 +226,9 @@ def test_sasrec_has_the_states_of_the_paper(heads: int) -> None:
         assert found[at] == pytest.approx(float(last @ np.asarray(batch.activations["item"][at])), rel=1e-4, abs=1e-5)
 
 
-def test_a_later_item_changes_no_earlier_state() -> None:
-    model, context = SASRec(history="history", item="item"), StepContext.alone(len(LENGTHS), training=False)
+@pytest.mark.parametrize("make", [SASRec, HSTU])
+def test_a_later_item_changes_no_earlier_state(make: Any) -> None:
+    model, context = make(history="history", item="item"), StepContext.alone(len(LENGTHS), training=False)
     params = model.init(jax.random.key(1), SPEC)
     changed = histories()
     changed[2][3] += 1.0
@@ -138,7 +238,14 @@ def test_a_later_item_changes_no_earlier_state() -> None:
     np.testing.assert_array_equal(np.delete(before, 2, axis=0), np.delete(after, 2, axis=0))
 
 
-@pytest.mark.parametrize("model", [DIN(target="item", history="history"), SASRec(history="history", item="item")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        DIN(target="item", history="history"),
+        SASRec(history="history", item="item"),
+        HSTU(history="history", item="item", times="times", segments="sessions"),
+    ],
+)
 def test_the_room_of_a_batch_changes_no_score(model: Any) -> None:
     """Also with dropout, which belongs to the samples and their positions."""
     params = model.init(jax.random.key(0), SPEC)
@@ -147,21 +254,24 @@ def test_the_room_of_a_batch_changes_no_score(model: Any) -> None:
     assert np.isfinite(scores(model, params, batch_of(histories()), training=True)).all()
 
 
-def test_sasrec_trains_every_position_that_has_a_next_item() -> None:
+@pytest.mark.parametrize("each", [1, 2])
+def test_sasrec_trains_every_position_that_has_a_next_item(each: int) -> None:
     model = SASRec(history="history", item="item", positives="next", negatives="other", dropout=0.0)
     batch, random = batch_of(histories()), np.random.default_rng(8)
-    params = model.init(jax.random.key(1), SPEC)
-    both = random.normal(size=(2, len(LENGTHS), LONGEST, WIDTH)).astype(np.float32)
+    spec = replace(SPEC, negatives={"other": each}, sequences={**SPEC.sequences, "other": each * LONGEST})
+    params = model.init(jax.random.key(1), spec)
+    ups, downs = (random.normal(size=(len(LENGTHS), n * LONGEST, WIDTH)).astype(np.float32) for n in (1, each))
     lengths = jnp.asarray([2, 0, 5, 1], jnp.int32)
     batch = replace(
         batch,
-        activations=Activations({**batch.activations, "next": jnp.asarray(both[0]), "other": jnp.asarray(both[1])}),
-        lengths={**batch.lengths, "next": lengths, "other": lengths},
+        activations=Activations({**batch.activations, "next": jnp.asarray(ups), "other": jnp.asarray(downs)}),
+        lengths={**batch.lengths, "next": lengths, "other": each * lengths},
     )
     context = StepContext.alone(len(LENGTHS))
     found = model.loss(model.apply(params, batch, context), batch, context)
     for at, history in enumerate(histories()):
         states = sasrec_of_one(params, history, 1)[: int(lengths[at])] if len(history) else np.zeros((0, WIDTH))
-        up, down = ((states * one[at, : len(states)]).sum(axis=1) for one in both)
-        losses = np.log1p(np.exp(-up)) + np.log1p(np.exp(down))
+        losses = np.log1p(np.exp(-(states * ups[at, : len(states)]).sum(axis=1)))
+        for first in range(each):
+            losses += np.log1p(np.exp((states * downs[at, first::each][: len(states)]).sum(axis=1)))
         assert float(found[at]) == pytest.approx(losses.mean() if len(losses) else 0.0, rel=1e-4)

@@ -25,9 +25,10 @@ def written(folder: Path, lines: list[str], spec: HistoriesSpec) -> tuple[list[d
 def test_a_row_has_the_last_items_and_the_next_of_each(tmp_path: Path) -> None:
     train, held_out = written(tmp_path, LINES + OTHERS, HistoriesSpec(length=3, candidates=2))
     # Items are numbered in the order of their ids; the last one is of the evaluation alone.
-    assert train == [{"label": 1, "user": 0, "history": [0, 1, 2], "positives": [1, 2, 3], "item": [3]}]
+    expected = {"history": [0, 1, 2], "times": [10, 20, 30], "positives": [1, 2, 3], "item": [3]}
+    assert train == [{"label": 1, "user": 0} | expected]
     (row,) = held_out
-    assert (row["history"], row["positives"]) == ([1, 2, 3], [2, 3, 4])
+    assert (row["history"], row["times"], row["positives"]) == ([1, 2, 3], [20, 30, 40], [2, 3, 4])
     assert row["item"][0] == 4  # type: ignore[index]
     assert sorted(row["item"][1:]) == [5, 6]  # type: ignore[index]
 

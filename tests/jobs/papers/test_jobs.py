@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer
+from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer, predict
+from podembed.jobs.papers.din import din
 from podembed.jobs.papers.fism import fism
+from podembed.jobs.papers.hstu import hstu
 from podembed.jobs.papers.mf import bpr, mf
 from podembed.jobs.papers.ncf import ncf
 from podembed.jobs.papers.sasrec import sasrec
@@ -45,6 +48,7 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
         (bpr, {"epochs": 8, "learning_rate": 0.1}),
         (two_tower, {"epochs": 8, "history_length": 10}),
         (fism, {"epochs": 6, "history_length": 20}),
+        (din, {"epochs": 6, "length": 6, "negatives": 4, "learning_rate": 0.02}),
     ],
 )
 def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:
@@ -56,13 +60,28 @@ def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: An
     assert evaluation.values["hit_rate@10"] > 0.6
 
 
-def test_the_next_item_of_a_history_is_found(ratings: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [(sasrec, {"epochs": 20, "dropout": 0.1}), (hstu, {"epochs": 20, "negatives": 4, "temperature": 1.0})],
+)
+def test_the_next_item_of_a_history_is_found(
+    ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]
+) -> None:
     """All of a user's movies are of one taste, so a model that reads the history finds the last one."""
-    given = {"batch_size": 32, "length": 10, "dim": 16, "blocks": 1, "dropout": 0.1, "candidates": 49}
-    job = sasrec(data=ratings, cache=str(tmp_path), epochs=20, learning_rate=0.02, **given)
-    (evaluation,) = trained(job, tmp_path).evaluations[-1:]
+    given = {"batch_size": 32, "length": 10, "dim": 16, "blocks": 1, "candidates": 49, "learning_rate": 0.02}
+    job = make(data=ratings, cache=str(tmp_path), **(given | arguments))
+    result = trained(job, tmp_path)
+    (evaluation,) = result.evaluations[-1:]
     assert evaluation.num_samples == USERS * 50
     assert evaluation.values["hit_rate@10"] > 0.6
+    # Scores need neither the items that a loss reads nor the user, and states of positions are no scores.
+    rows = pq.read_table(job.data.eval_paths[0].replace("*", "00000"))
+    pq.write_table(rows.select(["history", "times", "item"]), tmp_path / "new.parquet")
+    found = predict(result.path, job=job, data=[str(tmp_path / "new.parquet")], out=str(tmp_path / "scores.parquet"))
+    assert (found.columns, found.num_rows) == (("scores",), USERS)
+    scores = np.array(pq.read_table(found.path)["scores"].to_pylist())
+    is_own = np.array(rows["item"].to_pylist())[:, :25] % TASTES == np.array(rows["user"])[:, None] % TASTES
+    assert scores[is_own].mean() > scores[~is_own].mean() + 0.3
 
 
 def test_ratings_are_predicted(ratings: str, tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ def test_a_history_has_the_other_training_items_of_the_user(tmp_path: Path) -> N
     found = dict(zip(table["item"].to_pylist(), table["history"].to_pylist(), strict=True))
     assert found == {0: [2, 3, 4], 1: [2, 3, 4], 2: [1, 3, 4], 3: [1, 2, 4], 4: [1, 2, 3]}
     assert pq.read_table(made.folder / "eval-00000.parquet")["history"].to_pylist() == [[2, 3, 4]]
+    made = write_ratings(tmp_path, tmp_path / "cache", RatingsSpec(history_length=3, history_of="before"))
+    table = pq.read_table(made.folder / "train-00000.parquet")
+    found = dict(zip(table["item"].to_pylist(), table["history"].to_pylist(), strict=True))
+    assert found == {0: [], 1: [0], 2: [0, 1], 3: [0, 1, 2], 4: [1, 2, 3]}
+    assert pq.read_table(made.folder / "eval-00000.parquet")["history"].to_pylist() == [[2, 3, 4]]
 
 
 def test_rare_users_and_items_are_left_out_as_long_as_there_are_any(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""HSTU (Zhai et al. 2024, "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers for Generative
+Recommendations").
+
+Attention without a softmax: each position adds up what came before it, weighed by a SiLU of the product and of a bias.
+So many matching items count more than one. The sum is divided by the most positions of a history, as in the authors'
+program, and normalized. It is then gated by the position itself. Write histories from the first item to the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podembed import ModelBatch, ModelSpec, StepContext
+from podembed.jobs.models import next_items
+from podembed.jobs.models.layers import init_layers, linear
+
+# Of times between two positions: one for each power of two of an int32.
+TIME_BUCKETS = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HSTU:
+    """Scores candidates by the state after the last item; trains all positions if positives and negatives are there.
+
+    Attributes:
+      history: feature with `max_sequence_length`.
+      item: feature of the items that are judged, one or candidates.
+      positives, negatives: features as of `SASRec`. The loss is a softmax over the next item and its negatives.
+      times: int32 list column beside the history, such as seconds, for the bias of time; None for that of places alone.
+      segments: int32 list column beside the history. Positions of different segments do not see each other.
+      blocks, heads: of attention.
+      temperature: scores are cosines divided by it.
+      dropout: share of numbers left out in training.
+    """
+
+    history: str
+    item: str
+    positives: str | None = None
+    negatives: str | None = None
+    times: str | None = None
+    segments: str | None = None
+    blocks: int = 2
+    heads: int = 1
+    temperature: float = 0.05
+    dropout: float = 0.2
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, Any]:
+        """The layers and biases of all blocks.
+
+        Raises:
+          ValueError: heads do not divide the width, a column does not stand beside the history, or negatives do not
+            stand beside the positives.
+        """
+        width, longest = spec.widths[self.history], spec.sequences[self.history]
+        next_items.check_negatives(spec, positives=self.positives, negatives=self.negatives)
+        if width % self.heads:
+            raise ValueError(f"Found {self.heads} heads for the width {width}. Expected a divisor. Choose another dim.")
+        for name in filter(None, (self.times, self.segments)):
+            if spec.columns[name].inner != (longest,) or spec.columns[name].dtype != "int32":
+                raise ValueError(
+                    f"Found column '{name}' as {spec.columns[name]}. Expected int32 for {longest} positions, as "
+                    f"'{self.history}' has. Declare ListColumn('{name}', {longest}, 'int32')."
+                )
+        return {"blocks": [self._init_block(one, width, longest) for one in jax.random.split(key, self.blocks)]}
+
+    def _init_block(self, key: jax.Array, width: int, longest: int) -> dict[str, Any]:
+        first, second, place, time = jax.random.split(key, 4)
+        return {
+            "uvqk": init_layers(first, width, (4 * width,)),
+            "out": init_layers(second, width, (width,)),
+            "place_bias": 0.02 * jax.random.normal(place, (longest,)),
+            "time_bias": 0.02 * jax.random.normal(time, (TIME_BUCKETS if self.times else 0,)),
+        }
+
+    def apply(self, params: Any, batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
+        """`scores` `[n]`, or `[n, c]` of candidates; in training also `states`, `[n, longest, width]`."""
+        states = self.states(params, batch, context)
+        user = next_items.last_of(states, batch.lengths[self.history])
+        scores = next_items.scores_of(user, _unit(batch.activations[self.item])) / self.temperature
+        return {"scores": scores, "states": states} if context.training else {"scores": scores}
+
+    def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        """`[n, longest, width]`: what each position foretells, of length 1; zeros behind a history."""
+        history = batch.sequences[self.history]
+        x, mask = history.padded(), history.mask_padded()
+        places = jnp.arange(x.shape[1])
+        sees = (places[:, None] >= places) & mask[:, None, :]
+        if self.segments:
+            segments = batch.columns[self.segments][:, : len(places)]
+            sees &= segments[:, :, None] == segments[:, None, :]
+        buckets = None
+        if self.times:
+            times = batch.columns[self.times][:, : len(places)]
+            buckets = _time_buckets(times[:, :, None] - times[:, None, :])
+        for block, key in zip(params["blocks"], jax.random.split(context.key, self.blocks), strict=True):
+            drop = self.dropout if context.training else 0.0
+            bias = block["place_bias"][jnp.maximum(places[:, None] - places, 0)]
+            bias = bias if buckets is None else bias + _chosen(block["time_bias"], buckets)[:, None]
+            u, v, q, k = jnp.split(jax.nn.silu(linear(block["uvqk"][0], _normed(x))), 4, axis=2)
+            seen = self._attention(q, k, v, bias, sees, most=len(block["place_bias"]))
+            x = x + linear(block["out"][0], _dropped(key, u * _normed(seen), drop))
+        return _unit(x) * mask[:, :, None]
+
+    def _attention(self, q: Any, k: Any, v: Any, bias: jax.Array, sees: jax.Array, *, most: int) -> jax.Array:
+        """`[n, longest, width]`. The bias is that of all heads."""
+        q, k, v = (one.reshape(*one.shape[:2], self.heads, -1) for one in (q, k, v))
+        weights = jax.nn.silu(jnp.einsum("nqhd,nkhd->nhqk", q, k) + bias) / most
+        found = jnp.einsum("nhqk,nkhd->nqhd", jnp.where(sees[:, None], weights, 0.0), v)
+        return found.reshape(*found.shape[:2], -1)
+
+    def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
+        """`[n]`: of positions, their mean by sample. A position counts that has a next item."""
+        if self.positives is None or self.negatives is None:
+            return next_items.loss_of_scores(outputs["scores"], batch.label)
+        states = outputs["states"]
+        up, down = next_items.next_and_others(
+            batch, positives=self.positives, negatives=self.negatives, length=states.shape[1]
+        )
+        items = _unit(jnp.concatenate([up[:, :, None], down], axis=2))
+        logits = jnp.einsum("nld,nlkd->nlk", states, items) / self.temperature
+        losses = jax.nn.logsumexp(logits, axis=2) - logits[:, :, 0]
+        return next_items.mean_of_positions(losses, batch, history=self.history, positives=self.positives)
+
+
+def _time_buckets(between: jax.Array) -> jax.Array:
+    """The power of two below each time: 0 for 0 and 1, 1 for 2 and 3, and so on. Whole numbers round alike anywhere."""
+    return TIME_BUCKETS - jax.lax.clz(jnp.maximum(jnp.abs(between), 1))
+
+
+def _chosen(bias: jax.Array, buckets: jax.Array) -> jax.Array:
+    """`bias[buckets]`. Written as a sum, its gradient adds up in one order, and is quicker than a scatter."""
+    return jnp.where(buckets[..., None] == jnp.arange(len(bias)), bias, 0.0).sum(axis=-1)
+
+
+def _normed(x: jax.Array) -> jax.Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt((x**2).sum(axis=-1, keepdims=True) + 1e-12)
+
+
+def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
+    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
