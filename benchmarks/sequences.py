@@ -126,7 +126,6 @@ def compared(first: Any, second: Any, pairs: int) -> dict[str, Any]:
     """Two runs in turns: the ratio of the second to the first, its spread, and milliseconds of each."""
     times: list[tuple[float, float]] = []
     programs: list[tuple[int, int]] = []
-    programs = (0, 0)
     for at in range(pairs):
         order = (first, second) if at % 2 == 0 else (second, first)
         (a, more), (b, others) = [one() for one in order][:: 1 if at % 2 == 0 else -1]
