@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of compiled programs for this session and the processes that it starts: many tests compile the same."""
+    """A cache of compiled programs for this process alone, since many tests compile the same ones. Processes that tests
+    start have none of it.
+    """
     import jax
 
     wanted = {
@@ -44,11 +46,9 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     before = {name: getattr(jax.config, name) for name in wanted}
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in wanted.items():
-            jax.config.update(name, value)
-            patched.setenv(name.upper(), str(value))
-        yield
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
     for name, value in before.items():
         jax.config.update(name, value)
 
