@@ -6,17 +6,10 @@ which is new in every epoch. An evaluation ranks the held-out item by the state 
 
 from __future__ import annotations
 
-import optax
-
-from podembed import FeatureConfig, HitRateAt, IdColumn, JobConfig, NDCGAt, Negatives, ParquetData, TableConfig
-from podembed.embedding import TruncatedNormal
+from podembed import JobConfig
 from podembed.jobs.models.sasrec import SASRec
 from podembed.jobs.movielens import DEFAULT_CACHE
-from podembed.jobs.papers.adam import adam
-from podembed.jobs.papers.histories import HistoriesSpec, write_histories
-
-# Candidates that one pass of an evaluation judges; a training sample has as many, which its loss does not read.
-SCORED_AT_ONCE = 25
+from podembed.jobs.papers.next_item import next_item_job
 
 
 def sasrec(
@@ -44,42 +37,26 @@ def sasrec(
       candidates: items among which the held-out one is ranked, besides itself.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """
-    rows = write_histories(data, cache, HistoriesSpec(length=length, candidates=candidates))
-    items = TableConfig(rows.num_items, dim, TruncatedNormal(stddev=0.02), combiner="sum", name="items")
-    unseen = Negatives(1, without_positives_of="user", only=True)
-    return JobConfig(
-        name="sasrec",
-        features={
-            "history": FeatureConfig(items, max_sequence_length=length),
-            "positives": FeatureConfig(items, max_sequence_length=length),
-            "negatives": FeatureConfig(items, max_sequence_length=length),
-            "item": FeatureConfig(items, max_sequence_length=SCORED_AT_ONCE),
-            # For the user's positives alone, which are no negatives. The model does not read it.
-            "user": FeatureConfig(TableConfig(rows.num_users, 1, combiner="sum", name="users")),
-        },
-        model=SASRec(
-            history="history",
-            item="item",
-            positives="positives",
-            negatives="negatives",
-            blocks=blocks,
-            heads=heads,
-            dropout=dropout,
-        ),
-        data=ParquetData(
-            rows.train,
-            eval_paths=rows.evaluation,
-            label="label",
-            features={
-                "negatives": IdColumn("positives", negatives=unseen),
-                "item": IdColumn("item", negatives=Negatives(SCORED_AT_ONCE - 1, given=1 + candidates)),
-            },
-        ),
+    model = SASRec(
+        history="history",
+        item="item",
+        positives="positives",
+        negatives="negatives",
+        blocks=blocks,
+        heads=heads,
+        dropout=dropout,
+    )
+    return next_item_job(
+        "sasrec",
+        model,
+        data=data,
+        cache=cache,
+        dim=dim,
+        length=length,
+        candidates=candidates,
         batch_size=batch_size,
-        optimizer=adam(learning_rate, is_lazy=is_lazy),
-        dense_optimizer=optax.adam(learning_rate, b2=0.98),
-        num_epochs=epochs,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        is_lazy=is_lazy,
         seed=seed,
-        candidates="item",
-        metrics=(HitRateAt(10), NDCGAt(10)),
     )
