@@ -4,6 +4,9 @@ Recommendations").
 Attention without a softmax: each position adds up what came before it, weighed by a SiLU of the product and of a bias.
 So many matching items count more than one. The sum is divided by the most positions of a history, as in the authors'
 program, and normalized. It is then gated by the position itself. Write histories from the first item to the last.
+
+As in that program, items come in times the root of their width, with a vector of their place. Otherwise they are small
+beside what the blocks add to them, and the state hardly says which items there were.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
 from podembed.jobs.models import next_items
-from podembed.jobs.models.layers import init_layers, linear
+from podembed.jobs.models.layers import dropped, init_layers, linear, standardized, unit
 
 # Of times between two positions: one for each power of two of an int32.
 TIME_BUCKETS = 31
@@ -33,8 +36,8 @@ class HSTU:
       times: int32 list column beside the history, such as seconds, for the bias of time; None for that of places alone.
       segments: int32 list column beside the history. Positions of different segments do not see each other.
       blocks, heads: of attention.
-      temperature: scores are cosines divided by it.
-      dropout: share of numbers left out in training.
+      temperature: scores are cosines divided by it. The authors have 0.05, on data that is larger.
+      dropout: share of numbers left out in training, of what comes in and of what each block adds.
     """
 
     history: str
@@ -65,7 +68,11 @@ class HSTU:
                     f"Found column '{name}' as {spec.columns[name]}. Expected int32 for {longest} positions, as "
                     f"'{self.history}' has. Declare ListColumn('{name}', {longest}, 'int32')."
                 )
-        return {"blocks": [self._init_block(one, width, longest) for one in jax.random.split(key, self.blocks)]}
+        place_key, *keys = jax.random.split(key, 1 + self.blocks)
+        return {
+            "places": width**-0.5 * jax.random.normal(place_key, (longest, width)),
+            "blocks": [self._init_block(one, width, longest) for one in keys],
+        }
 
     def _init_block(self, key: jax.Array, width: int, longest: int) -> dict[str, Any]:
         first, second, place, time = jax.random.split(key, 4)
@@ -80,7 +87,7 @@ class HSTU:
         """`scores` `[n]`, or `[n, c]` of candidates; in training also `states`, `[n, longest, width]`."""
         states = self.states(params, batch, context)
         user = next_items.last_of(states, batch.lengths[self.history])
-        scores = next_items.scores_of(user, _unit(batch.activations[self.item])) / self.temperature
+        scores = next_items.scores_of(user, unit(batch.activations[self.item])) / self.temperature
         return {"scores": scores, "states": states} if context.training else {"scores": scores}
 
     def states(self, params: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
@@ -96,14 +103,16 @@ class HSTU:
         if self.times:
             times = batch.columns[self.times][:, : len(places)]
             buckets = _time_buckets(times[:, :, None] - times[:, None, :])
-        for block, key in zip(params["blocks"], jax.random.split(context.key, self.blocks), strict=True):
-            drop = self.dropout if context.training else 0.0
+        drop = self.dropout if context.training else 0.0
+        first, *keys = jax.random.split(context.key, 1 + self.blocks)
+        x = dropped(first, x * x.shape[2] ** 0.5 + params["places"][places], drop)
+        for block, key in zip(params["blocks"], keys, strict=True):
             bias = block["place_bias"][jnp.maximum(places[:, None] - places, 0)]
             bias = bias if buckets is None else bias + _chosen(block["time_bias"], buckets)[:, None]
-            u, v, q, k = jnp.split(jax.nn.silu(linear(block["uvqk"][0], _normed(x))), 4, axis=2)
+            u, v, q, k = jnp.split(jax.nn.silu(linear(block["uvqk"][0], standardized(x))), 4, axis=2)
             seen = self._attention(q, k, v, bias, sees, most=len(block["place_bias"]))
-            x = x + linear(block["out"][0], _dropped(key, u * _normed(seen), drop))
-        return _unit(x) * mask[:, :, None]
+            x = x + linear(block["out"][0], dropped(key, u * standardized(seen), drop))
+        return unit(x) * mask[:, :, None]
 
     def _attention(self, q: Any, k: Any, v: Any, bias: jax.Array, sees: jax.Array, *, most: int) -> jax.Array:
         """`[n, longest, width]`. The bias is that of all heads."""
@@ -120,7 +129,7 @@ class HSTU:
         up, down = next_items.next_and_others(
             batch, positives=self.positives, negatives=self.negatives, length=states.shape[1]
         )
-        items = _unit(jnp.concatenate([up[:, :, None], down], axis=2))
+        items = unit(jnp.concatenate([up[:, :, None], down], axis=2))
         logits = jnp.einsum("nld,nlkd->nlk", states, items) / self.temperature
         losses = jax.nn.logsumexp(logits, axis=2) - logits[:, :, 0]
         return next_items.mean_of_positions(losses, batch, history=self.history, positives=self.positives)
@@ -134,16 +143,3 @@ def _time_buckets(between: jax.Array) -> jax.Array:
 def _chosen(bias: jax.Array, buckets: jax.Array) -> jax.Array:
     """`bias[buckets]`. Written as a sum, its gradient adds up in one order, and is quicker than a scatter."""
     return jnp.where(buckets[..., None] == jnp.arange(len(bias)), bias, 0.0).sum(axis=-1)
-
-
-def _normed(x: jax.Array) -> jax.Array:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt((x**2).sum(axis=-1, keepdims=True) + 1e-12)
-
-
-def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
-    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)

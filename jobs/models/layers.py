@@ -1,10 +1,11 @@
-"""Dense layers: weights drawn, and applied with a rectifier between them."""
+"""Dense layers: weights drawn, and applied with a rectifier between them. Dropout, and vectors brought to one size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Layers = list[dict[str, jax.Array]]
@@ -35,3 +36,19 @@ def rectified(layers: Layers, inputs: jax.Array) -> jax.Array:
 def linear(layer: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
     """`[n, width]`: one layer alone."""
     return inputs @ layer["weight"] + layer["bias"]
+
+
+def dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
+    """`x` with this share of its numbers replaced by zeros, and the others larger by as much."""
+    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
+
+
+def standardized(x: jax.Array) -> jax.Array:
+    """Vectors along the last axis with mean 0 and variance 1: a layer normalization without parameters."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """Vectors along the last axis with length 1; zeros stay zeros."""
+    return x * jax.lax.rsqrt((x**2).sum(axis=-1, keepdims=True) + 1e-12)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podembed import ModelBatch, ModelSpec, StepContext
 from podembed.jobs.models import next_items
-from podembed.jobs.models.layers import init_layers, linear
+from podembed.jobs.models.layers import dropped, init_layers, linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +72,14 @@ class SASRec:
         ages = jnp.clip(history.lengths[:, None] - 1 - places, 0, len(params["positions"]) - 1)
         keys = jax.random.split(context.key, 1 + 3 * self.blocks)
         drop = self.dropout if context.training else 0.0
-        x = _dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
+        x = dropped(keys[0], x * x.shape[2] ** 0.5 + params["positions"][ages], drop) * mask
         sees = (places[:, None] >= places) & mask[:, None, :, 0]
         for block, (attends, first, second) in zip(params["blocks"], keys[1:].reshape(self.blocks, 3), strict=True):
             query = _normed(block["norm_1"], x)
             x = query + self._attention(block, query, x, sees[:, None], attends, drop)
             x = _normed(block["norm_2"], x)
-            inner = _dropped(first, jax.nn.relu(linear(block["inner"][0], x)), drop)
-            x = (x + _dropped(second, linear(block["outer"][0], inner), drop)) * mask
+            inner = dropped(first, jax.nn.relu(linear(block["inner"][0], x)), drop)
+            x = (x + dropped(second, linear(block["outer"][0], inner), drop)) * mask
         return _normed(params["norm"], x) * mask
 
     def _attention(self, block: Any, query: jax.Array, x: jax.Array, sees: jax.Array, key: Any, drop: float) -> Any:
@@ -91,7 +91,7 @@ class SASRec:
         q, k, v = heads(query, "query"), heads(x, "key"), heads(x, "value")
         logits = jnp.einsum("nqhd,nkhd->nhqk", q, k) / q.shape[3] ** 0.5
         # Rows behind a history see nothing; a large number keeps their softmax finite.
-        weights = _dropped(key, jax.nn.softmax(jnp.where(sees, logits, -1e9)), drop)
+        weights = dropped(key, jax.nn.softmax(jnp.where(sees, logits, -1e9)), drop)
         return jnp.einsum("nhqk,nkhd->nqhd", weights, v).reshape(x.shape)
 
     def loss(self, outputs: Any, batch: ModelBatch, context: StepContext) -> jax.Array:
@@ -122,7 +122,3 @@ def _init_norm(width: int) -> dict[str, jax.Array]:
 def _normed(norm: Any, x: jax.Array) -> jax.Array:
     centred = x - x.mean(axis=-1, keepdims=True)
     return norm["scale"] * centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-8) + norm["shift"]
-
-
-def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
-    return x if not share else jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)

@@ -134,7 +134,7 @@ def hstu_of_one(model: HSTU, params: Any, at: int) -> np.ndarray:
     def normed(x: np.ndarray) -> np.ndarray:
         return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
 
-    x = histories()[at]
+    x = histories()[at] * WIDTH**0.5 + params["places"][: LENGTHS[at]]
     for block in params["blocks"]:
         uvqk, out = block["uvqk"][0], block["out"][0]
         u, v, q, k = np.split(silu(np.stack([normed(one) for one in x]) @ uvqk["weight"] + uvqk["bias"]), 4, axis=1)

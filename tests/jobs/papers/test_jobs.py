@@ -62,7 +62,7 @@ def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: An
 
 @pytest.mark.parametrize(
     ("make", "arguments"),
-    [(sasrec, {"epochs": 20, "dropout": 0.1}), (hstu, {"epochs": 20, "negatives": 4, "temperature": 1.0})],
+    [(sasrec, {"epochs": 20, "dropout": 0.1}), (hstu, {"epochs": 20, "negatives": 4, "dropout": 0.1})],
 )
 def test_the_next_item_of_a_history_is_found(
     ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]

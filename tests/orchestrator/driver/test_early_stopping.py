@@ -67,6 +67,21 @@ def test_a_run_that_was_interrupted_ends_at_the_same_step(small_data: str, tmp_p
     assert "at step 4" in result.stopped_early
 
 
+def test_the_best_commit_is_kept_while_training_waits_for_a_better_one(small_data: str, tmp_path: Path) -> None:
+    """Also over an interruption, and by the metric that ends training: here the lowest AUC, since it goes up."""
+    config = CheckpointConfig(every_steps=4, num_to_keep=2, keep_best=1, metric="auc", metric_order="min")
+    policy = EarlyStopping(patience=4)
+    assert train(small_data, tmp_path, policy=policy, checkpoint_config=config, max_steps=14).stopped_early is None
+    result = train(small_data, tmp_path, policy=policy, checkpoint_config=config)
+    assert result.stopped_early is not None
+    commits = [one.manifest for one in checkpoint.list_commits(Store(result.path)) if one.manifest]
+    steps = sorted(manifest.step for manifest in commits)
+    (best,) = {manifest.counters["early_stopping_best_step"] for manifest in commits if manifest.step == result.step}
+    assert steps == [best, result.step - 4, result.step]
+    kept = next(manifest for manifest in commits if manifest.step == best)
+    assert kept.metrics["auc"] == min(manifest.metrics["auc"] for manifest in commits if "auc" in manifest.metrics)
+
+
 def test_it_is_refused_where_nothing_would_stop_it(small_data: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no evaluations before the end"):
         train(small_data, tmp_path, eval_every_steps=None)
