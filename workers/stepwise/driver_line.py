@@ -2,7 +2,8 @@
 
 A call by Ray costs the driver and the worker half a millisecond of processor time each, and a step makes four. So each
 process listens at a TCP port, the driver connects once, and short calls go that way. Both sides prove that they know
-the pod's secret, as hosts of a mesh do (`workers.mesh.handshake`). A thread of the process answers, one call after
+the pod's secret, as hosts of a mesh do (`workers.mesh.handshake`), and each message proves where it comes from
+(`workers.stepwise.sealed`). A thread of the process answers, one call after
 another (`workers.stepwise.line`). The driver's end never blocks: `advance` sends what the sockets take and receives
 what they have. So one thread waits for all processes and watches over them.
 """
@@ -22,7 +23,8 @@ from podembed.workers.mesh.errors import HandshakeRefused
 from podembed.workers.mesh.handshake import NONCE_BYTES, Dialogue, MeshIdentity, answer, dial
 from podembed.workers.mesh.link_silence import ask_when_quiet
 from podembed.workers.mesh.listening import family, open_listener
-from podembed.workers.stepwise.line import SIZE, exactly, framed
+from podembed.workers.stepwise.line import SIZE, Link, exactly, framed
+from podembed.workers.stepwise.sealed import SALT_BYTES, TAG_BYTES, Seals
 
 _HANDSHAKE_S = 5.0
 _CHUNK_BYTES = 1 << 20
@@ -57,7 +59,7 @@ class DriverDoor:
         host, port, *_ = self._listener.getsockname()
         self.address: tuple[str, int] = (host, port)
 
-    def admit(self, *, timeout_s: float | None) -> socket.socket:
+    def admit(self, *, timeout_s: float | None) -> Link:
         """Waits for the driver; callers without the secret are turned away."""
         self._listener.settimeout(timeout_s)
         while True:
@@ -69,10 +71,9 @@ class DriverDoor:
             )
             try:
                 _converse(link, dialogue)
+                return Link(link, _sealed(link, self._spec, is_driver=False))
             except (OSError, HandshakeRefused, ChannelError):
                 link.close()
-                continue
-            return link
 
     def close(self) -> None:
         """Lets no caller in any more; a thread in `admit` wakes. Safe to call twice."""
@@ -100,6 +101,15 @@ def _converse(link: socket.socket, dialogue: Dialogue) -> None:
         message = bytes(exactly(link, turn.num_bytes))
 
 
+def _sealed(link: socket.socket, spec: DriverLineSpec, *, is_driver: bool) -> Seals:
+    """Agrees on the key of a connection whose ends have shaken hands. Raises as `_converse`."""
+    own = secrets.token_bytes(SALT_BYTES)
+    link.sendall(own)
+    other = bytes(exactly(link, SALT_BYTES))
+    driver_salt, process_salt = (own, other) if is_driver else (other, own)
+    return Seals.of(spec.token, driver_salt=driver_salt, process_salt=process_salt, is_driver=is_driver)
+
+
 class Ticket:
     """A call under way. Mutated: `answer`, which is None until the answer is there."""
 
@@ -113,11 +123,12 @@ class DriverEnd:
     """The driver's side of a line. Answers come in the order of the calls. Mutable, for one thread.
 
     Attributes:
-      is_broken: whether the other process is gone, as far as this line can tell. Calls under way have no answer then.
+      is_broken: whether the other process is gone, as far as this line can tell, or something came that it did not
+        write. Calls under way have no answer then.
     """
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, seals: Seals) -> None:
+        self._link, self._seals = link, seals
         self._link.setblocking(False)
         self._unsent: deque[memoryview] = deque()
         self._waiting: deque[Ticket] = deque()
@@ -139,19 +150,19 @@ class DriverEnd:
             link.connect(address)
             nonce = secrets.token_bytes(NONCE_BYTES)
             _converse(link, dial(spec.identity(is_driver=True), expected_rank=0, nonce=nonce))
+            return DriverEnd(link, _sealed(link, spec, is_driver=True))
         except (OSError, HandshakeRefused) as error:
             link.close()
             raise ChannelLost(f"Found no process at {address[0]}:{address[1]} that can be called ({error}).") from error
         except ChannelLost:
             link.close()
             raise
-        return DriverEnd(link)
 
     def begin(self, content: bytes) -> Ticket:
         """Sends a call as far as the socket takes it now."""
         ticket = Ticket()
         self._waiting.append(ticket)
-        self._unsent.extend(memoryview(part) for part in framed(content))
+        self._unsent.extend(memoryview(part) for part in framed(content, self._seals))
         self._guarded_send()
         return ticket
 
@@ -163,7 +174,7 @@ class DriverEnd:
                 pass
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, ChannelLost):
             self.is_broken = True
 
     def _guarded_send(self) -> None:
@@ -184,16 +195,24 @@ class DriverEnd:
             self._size += self._taken(self._link.recv(SIZE.size - len(self._size)))
             if len(self._size) < SIZE.size:
                 return not self.is_broken
-            self._content, self._num_received = bytearray(SIZE.unpack(self._size)[0]), 0
+            self._content, self._num_received = bytearray(SIZE.unpack(self._size)[0] + TAG_BYTES), 0
             self._size.clear()
         rest = memoryview(self._content)[self._num_received :][:_CHUNK_BYTES]
         if rest:
             count = self._link.recv_into(rest)
             self.is_broken = not count
             self._num_received += count
+        del rest  # while it lives, the content cannot get shorter
         if self._num_received == len(self._content):
-            self._waiting.popleft().answer, self._content = self._content, None
+            self._waiting.popleft().answer, self._content = self._checked(self._content), None
         return not self.is_broken
+
+    def _checked(self, content: bytearray) -> bytearray:
+        """A message without its tag. Raises ChannelLost if the process did not write it."""
+        tag = content[-TAG_BYTES:]
+        del content[-TAG_BYTES:]
+        self._seals.incoming.check(content, tag)
+        return content
 
     def _taken(self, found: bytes) -> bytes:
         self.is_broken = not found

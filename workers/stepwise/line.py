@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from podembed.workers.device.doorway import ChannelLost, ChannelTimeout, DoorKey, Doorway
 from podembed.workers.liveness.carried_error import carried, original
+from podembed.workers.stepwise.sealed import TAG_BYTES, Seals
 
 SIZE = struct.Struct("<q")
 _LONG_BYTES = 32 << 10
@@ -64,10 +65,50 @@ class RemoteReport(Exception):
     """Where in another process an error was raised."""
 
 
+class Link:
+    """A connection that carries messages. Mutated by its seals only.
+
+    Args:
+      seals: of both directions; None on a connection that no other program can write into.
+    """
+
+    def __init__(self, connection: socket.socket, seals: Seals | None = None) -> None:
+        self._connection, self._seals = connection, seals
+
+    def send(self, content: bytes) -> None:
+        for part in framed(content, self._seals):
+            self._connection.sendall(part)
+
+    def receive(self) -> bytearray:
+        """The next message.
+
+        Raises:
+          ChannelLost: the other process has hung up, or did not write this.
+        """
+        (size,) = SIZE.unpack(exactly(self._connection, SIZE.size))
+        content = exactly(self._connection, size)
+        if self._seals is not None:
+            self._seals.incoming.check(content, exactly(self._connection, TAG_BYTES))
+        return content
+
+    def wait_forever(self) -> None:
+        """From now on the other process may take its time."""
+        self._connection.settimeout(None)
+
+    def hang_up(self) -> None:
+        """Wakes whoever waits for a message. Safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._connection.close()
+
+
 class Door(Protocol):
     """Who lets callers in."""
 
-    def admit(self, *, timeout_s: float | None) -> socket.socket:
+    def admit(self, *, timeout_s: float | None) -> Link:
         """Waits for a caller; None waits until `close`. Raises OSError when the door was closed."""
         ...
 
@@ -126,7 +167,7 @@ class Line:
         self._answer = answer
         self._packing = packing
         self._door = door
-        self._link: socket.socket | None = None
+        self._link: Link | None = None
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
@@ -136,11 +177,11 @@ class Line:
             except OSError:
                 return  # the door was closed
             # A device process may go at any time, and another one come.
-            with link, contextlib.suppress(OSError, ChannelLost):
-                link.settimeout(None)
+            with contextlib.closing(link), contextlib.suppress(OSError, ChannelLost):
+                link.wait_forever()
                 self._link = link
                 while True:
-                    send(link, self._answered(_receive(link)))
+                    link.send(self._answered(link.receive()))
 
     def _answered(self, asked: bytearray) -> bytes:
         try:
@@ -157,8 +198,7 @@ class Line:
         """Hangs up. Safe to call twice."""
         self._door.close()
         if self._link is not None:
-            with contextlib.suppress(OSError):
-                self._link.shutdown(socket.SHUT_RDWR)
+            self._link.hang_up()
 
 
 def _out_of_place(error: BaseException) -> RuntimeError:
@@ -169,10 +209,23 @@ def _out_of_place(error: BaseException) -> RuntimeError:
     )
 
 
+class _OwnDoor:
+    """Lets in the device process of this host: over a Unix socket, which no other user can write into."""
+
+    def __init__(self, door: Doorway) -> None:
+        self._door = door
+
+    def admit(self, *, timeout_s: float | None) -> Link:
+        return Link(self._door.admit(timeout_s=timeout_s))
+
+    def close(self) -> None:
+        self._door.close()
+
+
 def line_for_device(answer: Callable[..., Any], packing: Packing) -> tuple[Line, DoorKey]:
     """A line for the device process of this host, and what that needs to connect."""
     door = Doorway(generation=0)
-    return Line(answer, packing, door, name="calls of the device"), door.key
+    return Line(answer, packing, _OwnDoor(door), name="calls of the device"), door.key
 
 
 class LineEnd:
@@ -185,7 +238,7 @@ class LineEnd:
     def __init__(self, key: DoorKey, packing: Packing, *, timeout_s: float) -> None:
         self._packing = packing
         self._timeout_s = timeout_s
-        self._link = key.enter(timeout_s=timeout_s)
+        self._link = Link(key.enter(timeout_s=timeout_s))
 
     def begin(self, after: int, method: Callable[..., Any], *arguments: Any) -> Callable[[], Answered]:
         """Calls a method of the host, without waiting. Returns a function that waits for the answer, and raises what
@@ -197,11 +250,11 @@ class LineEnd:
         Raises:
           ChannelError: the host is gone or silent. The line is of no use afterwards.
         """
-        self._guarded(lambda: send(self._link, self._packing.pack((after, method.__name__, arguments))))
+        self._guarded(lambda: self._link.send(self._packing.pack((after, method.__name__, arguments))))
         return self._wait
 
     def _wait(self) -> Answered:
-        found = self._packing.unpack(self._guarded(lambda: _receive(self._link)))
+        found = self._packing.unpack(self._guarded(self._link.receive))
         if isinstance(found, Raised):
             raise found.as_raised()
         return found
@@ -224,22 +277,12 @@ class LineEnd:
         self._link.close()
 
 
-def framed(content: bytes) -> list[bytes]:
-    """A message as it goes over a line, in parts."""
+def framed(content: bytes, seals: Seals | None) -> list[bytes]:
+    """The next message as it goes over a line, in parts."""
     size = SIZE.pack(len(content))
+    tag = b"" if seals is None else seals.outgoing.tag(content)
     # A second send costs less than a copy of what is long.
-    return [size + content] if len(content) < _LONG_BYTES else [size, content]
-
-
-def send(link: socket.socket, content: bytes) -> None:
-    """Sends a message."""
-    for part in framed(content):
-        link.sendall(part)
-
-
-def _receive(link: socket.socket) -> bytearray:
-    (size,) = SIZE.unpack(exactly(link, SIZE.size))
-    return exactly(link, size)
+    return [size + content + tag] if len(content) < _LONG_BYTES else [size, content, tag]
 
 
 def exactly(link: socket.socket, size: int) -> bytearray:

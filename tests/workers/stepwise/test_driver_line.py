@@ -2,6 +2,7 @@
 looks like.
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -137,3 +138,84 @@ def test_the_thread_ends_with_the_line(process, end):
     while threading.active_count() >= before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before - 1
+
+
+class Between:
+    """Somebody in the network between the driver and the process. The first message of the driver is the next one after
+    its handshake; `change` says what goes on in its place.
+    """
+
+    def __init__(self, address, change):
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._there = socket.create_connection(address)
+        self.is_changing = threading.Event()
+        threading.Thread(target=self._both, daemon=True).start()
+
+    def _both(self):
+        self._here, _ = self._listener.accept()
+        threading.Thread(target=self._pass, args=(self._there, self._here, bytes), daemon=True).start()
+        self._pass(self._here, self._there, lambda data: self._change(data) if self.is_changing.is_set() else data)
+
+    @staticmethod
+    def _pass(source, target, change):
+        try:
+            while data := source.recv(1 << 20):
+                target.sendall(change(data))
+        except OSError:
+            pass
+        finally:
+            # Who hangs up on one side hangs up on the other.
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        for link in (self._listener, self._here, self._there):
+            link.close()
+
+
+FORGED = PICKLED.pack(("echo", ("forged",)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:12] + bytes([data[12] ^ 1]) + data[13:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data + data,
+        lambda data: len(FORGED).to_bytes(8, "little") + FORGED + bytes(16),
+    ],
+    ids=["content", "tag", "repeated", "forged"],
+)
+def test_a_message_that_was_touched_is_not_looked_at(change):
+    seen = []
+    process = Process(lambda method, arguments: seen.append(arguments))
+    between = Between(process.door.address, change)
+    end = DriverEnd.connect(between.address, SPEC)
+    wait(end, [begin(end, "echo", "as it was written")])
+    assert seen == [("as it was written",)]
+    between.is_changing.set()
+    wait(end, [begin(end, "echo", "second")])
+    if not end.is_broken:  # the repeated message was answered once before it broke the line
+        assert wait(end, [begin(end, "echo", "third")]) == [None]
+    assert end.is_broken
+    assert seen in ([("as it was written",)], [("as it was written",), ("second",)])
+    assert (len(seen) == 2) == (change(b"12345678901234567") == b"12345678901234567" * 2)
+    process.line.close()
+    between.close()
+
+
+def test_an_answer_that_was_touched_breaks_the_line():
+    process = Process()
+    between = Between(process.door.address, bytes)
+    end = DriverEnd.connect(between.address, SPEC)
+    link = between._here
+    assert wait(end, [begin(end, "echo")]) == [("echo", ())]
+    ticket = begin(end, "echo")
+    link.sendall(len(FORGED).to_bytes(8, "little") + FORGED + bytes(16))
+    assert wait(end, [ticket]) in ([None], [("echo", ())])
+    assert wait(end, [begin(end, "echo")]) == [None]
+    assert end.is_broken
+    process.line.close()
+    between.close()
