@@ -19,6 +19,7 @@ import pytest
 from podembed.orchestrator.commit.holder import read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_claims, read_commit_names
 from podembed.workers.storage.store import Store
+from tests.long_tests import is_long
 from tests.processes import said_by
 
 MARK = "PODEMBED_TEST_MARK"
@@ -55,7 +56,7 @@ def wait_until_gone(mark: str) -> list[str]:
     return left
 
 
-@pytest.fixture(scope="module", params=["fail", "stop"])
+@pytest.fixture(scope="module", params=["fail", pytest.param("stop", marks=is_long)])
 def ended(request: pytest.FixtureRequest, small_data: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     mark = uuid.uuid4().hex
     # Short, since Ray puts sockets below it.

@@ -23,6 +23,7 @@ from podembed.orchestrator.cluster.processes import FOLDER_PREFIX, processes_of,
 from podembed.orchestrator.commit.holder import read_heartbeat
 from podembed.orchestrator.commit.lease_files import read_commit_names
 from podembed.workers.storage.store import Store
+from tests.long_tests import is_long
 from tests.processes import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +132,9 @@ def test_a_killed_program_leaves_no_process_and_no_file(running: Running) -> Non
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [1], indirect=True)
-@pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "keeper"])
+@pytest.mark.parametrize(
+    "daemon", ["gcs_server", pytest.param("raylet", marks=is_long), pytest.param("keeper", marks=is_long)]
+)
 def test_a_cluster_that_loses_a_daemon_is_started_again(daemon: str, running: Running) -> None:
     """Without its keeper the kernel ends its daemons."""
     (process,) = (one for one in running.processes if daemon in _names(one))

@@ -25,6 +25,7 @@ from podembed.orchestrator.strategy import PodStrategy
 from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.liveness.process_statistics import read_statistics
 from podembed.workers.stepwise.saved_index import AlreadySaved, NothingSaved
+from tests.long_tests import is_long
 
 pytestmark = pytest.mark.ray
 
@@ -246,7 +247,7 @@ def test_a_function_may_hold_the_interpreter_and_sleep(strategy):
     assert strategy.run(sleep).values == ("awake", "awake")
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("kind", ["host", pytest.param("device", marks=is_long)])
 def test_a_process_that_is_stopped_is_found_named_and_ended(ray_cluster, kind):
     config, _ = declared()
     # So long is waited where it is not noticed.
@@ -319,7 +320,7 @@ def test_the_driver_goes_on_beside_a_batch_that_hosts_have_room_for(ray_cluster)
             strategy.run(step)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=is_long), 1])
 def test_of_the_device_processes_the_one_that_was_killed_is_named(ray_cluster, number):
     """The first one coordinates the gang: when it is gone, JAX ends the others before the next call."""
     with PodStrategy(num_hosts=2, step_timeout_s=60.0) as strategy:

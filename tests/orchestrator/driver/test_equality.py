@@ -231,6 +231,7 @@ def test_rows_travel_for_one_table_and_vectors_for_the_others(two_hosts: Result)
 
 
 @pytest.mark.ray
+@is_long
 def test_two_runs_are_bitwise_equal(two_hosts: Result, small_data: str, runs: Path) -> None:
     again = train_small(small_data, runs, "two-again", num_hosts=2)
     assert (_losses(again) == _losses(two_hosts)).all()
@@ -238,6 +239,7 @@ def test_two_runs_are_bitwise_equal(two_hosts: Result, small_data: str, runs: Pa
 
 
 @pytest.mark.ray
+@is_long
 def test_a_run_without_overlap_has_the_same_bytes(two_hosts: Result, small_data: str, runs: Path) -> None:
     without = train_small(small_data, runs, "two-without-overlap", num_hosts=2, overlap=False)
     assert "early exchange" in two_hosts.phase_s
@@ -309,7 +311,7 @@ def test_a_killed_run_whose_hosts_share_their_arguments_ends_with_the_same_bytes
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("kind", ["HostActor", "DeviceActor"])
+@pytest.mark.parametrize("kind", ["HostActor", pytest.param("DeviceActor", marks=is_long)])
 def test_a_killed_run_ends_with_the_same_bytes(kind: str, two_hosts: Result, small_data: str, runs: Path) -> None:
     seed = int(time.time())
     killer = Killer(kind, after_step=random.Random(seed).randrange(12, 35), seed=seed)

@@ -35,6 +35,7 @@ from podembed.workers.checkpoint.chunks import ChunkDamaged
 from podembed.workers.checkpoint.files import read_dense
 from podembed.workers.job.reference import JobReference
 from podembed.workers.storage.store import Store
+from tests.long_tests import is_long
 from tests.orchestrator.cluster.test_in_process import STEPS, train
 from tests.orchestrator.committed_tables import commit_changes, commit_tables, create_run, flip_byte, random_table
 from tests.run_state import assert_same_bytes, committed_state, tables_of
@@ -265,6 +266,7 @@ def test_whoever_reads_a_damaged_link_names_its_file_and_what_it_holds(
         readers[read]()
 
 
+@is_long
 def test_a_chain_on_an_object_store(s3_url: str, full: Result, small_data: str, tmp_path: Path) -> None:
     """Training, compacting, pruning and single rows, whose reading asks for parts of files."""
     path = f"{s3_url}/run"

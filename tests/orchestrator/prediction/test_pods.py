@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from podembed.orchestrator.prediction.pods import with_pods
 from podembed.workers.calibration.record import Machine
+from tests.long_tests import is_long
 from tests.workers.calibration.constants import CALIBRATION
 
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
+@is_long
 def test_constants_are_corrected_by_runs() -> None:
     machine = Machine(processor="testing", cpus=1)
     found = with_pods(
