@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from podembed.orchestrator.inference.evaluate import evaluate
     from podembed.orchestrator.inference.export_model import export_model
     from podembed.orchestrator.inference.predict import predict
+    from podembed.orchestrator.inference.rank import rank_all
+    from podembed.orchestrator.inference.recommend import recommend
     from podembed.orchestrator.pod import PodLost
     from podembed.orchestrator.strategy import PodStrategy
     from podembed.orchestrator.trainer import Trainer
@@ -147,6 +149,8 @@ _WHERE = {
     "pointwise": "workers.model.losses",
     "predict": "orchestrator.inference.predict",
     "prepare_dataset": "jobs.prepare.from_dataset",
+    "rank_all": "orchestrator.inference.rank",
+    "recommend": "orchestrator.inference.recommend",
     "sampled_softmax": "workers.model.losses",
 }
 
@@ -230,6 +234,8 @@ __all__ = [
     "pointwise",
     "predict",
     "prepare_dataset",
+    "rank_all",
+    "recommend",
     "sampled_softmax",
 ]
 

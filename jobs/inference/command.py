@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,6 +19,16 @@ class Evaluate:
     """A run, for its newest commit, or RUN@COMMIT."""
     data: tuple[str, ...] = ()
     """Files or globs with the columns of the job; by default its evaluation data. Quote globs."""
+    rank_all: str | None = None
+    """Rank the item that each sample has of this feature among all items of its table, in the place of other figures:
+    hit rate, NDCG and recall at --at, MRR and grouped AUC."""
+    at: tuple[int, ...] = (10,)
+    """With --rank-all: how many places count."""
+    items: tuple[str, ...] = ()
+    """With --rank-all: files with the column of the items; these alone are ranked."""
+    without: tuple[str, ...] | None = None
+    """With --rank-all: a feature such as the user, whose items of training samples are left out, or one that has items
+    of the sample, such as a history. By default without_positives_of of the job's negatives."""
     commit: str | None = None
     """Commit to read, by its name or its step; by default the newest that counts."""
     memory_gib: float = 4.0
@@ -37,6 +47,14 @@ class Predict:
     """Parquet file to write, in the order of the rows; it appears when it is complete."""
     columns: tuple[str, ...] = ()
     """Columns of Parquet data to keep beside the scores."""
+    top: int | None = None
+    """Write so many of the best items of all for each row, and their scores, in the place of the row's scores."""
+    rank_all: str | None = None
+    """With --top: the feature of the items; by default the job's candidates."""
+    items: tuple[str, ...] = ()
+    """With --top: files with the column of the items; these alone are ranked."""
+    without: tuple[str, ...] | None = None
+    """With --top: as for evaluate."""
     commit: str | None = None
     """Commit to read, by its name or its step; by default the newest that counts."""
     force: bool = False
@@ -83,14 +101,26 @@ def run(command: Scoring) -> int:
 
 def _evaluate(command: Evaluate) -> int:
     from podembed.orchestrator.inference.evaluate import evaluate
+    from podembed.orchestrator.inference.rank import rank_all
 
-    found = evaluate(
-        command.run,
-        data=command.data,
-        commit=command.commit,
-        folder=current_folder(),
-        kept_bytes=_kept_bytes(command.memory_gib),
-    )
+    common: dict[str, Any] = {
+        "data": command.data,
+        "commit": command.commit,
+        "folder": current_folder(),
+        "kept_bytes": _kept_bytes(command.memory_gib),
+    }
+    if command.rank_all is None:
+        _require_unset(command, "--rank-all FEATURE", at=(10,), items=(), without=None)
+        found = evaluate(command.run, **common)
+    else:
+        found = rank_all(
+            command.run,
+            feature=command.rank_all,
+            items=command.items,
+            without=command.without,
+            at=command.at,
+            **common,
+        )
     evaluation = found.evaluation
     print(f"{found.commit} (step {evaluation.step}) on {evaluation.num_samples:,} samples of {', '.join(found.paths)}")
     width = max(map(len, evaluation.values), default=0)
@@ -103,17 +133,29 @@ def _evaluate(command: Evaluate) -> int:
 
 def _predict(command: Predict) -> int:
     from podembed.orchestrator.inference.predict import predict
+    from podembed.orchestrator.inference.recommend import recommend
 
-    found = predict(
-        command.run,
-        data=command.data,
-        out=command.out,
-        columns=command.columns,
-        commit=command.commit,
-        folder=current_folder(),
-        force=command.force,
-        kept_bytes=_kept_bytes(command.memory_gib),
-    )
+    common: dict[str, Any] = {
+        "data": command.data,
+        "out": command.out,
+        "columns": command.columns,
+        "commit": command.commit,
+        "folder": current_folder(),
+        "force": command.force,
+        "kept_bytes": _kept_bytes(command.memory_gib),
+    }
+    if command.top is None:
+        _require_unset(command, "--top 10", rank_all=None, items=(), without=None)
+        found = predict(command.run, **common)
+    else:
+        found = recommend(
+            command.run,
+            top=command.top,
+            feature=command.rank_all,
+            items=command.items,
+            without=command.without,
+            **common,
+        )
     print(f"{found.path}: {found.num_rows:,} rows of {', '.join(found.columns)} by {found.commit}")
     for row in found.bad_rows:
         print(f"without scores: {row}", file=sys.stderr)
@@ -130,6 +172,16 @@ def _export_model(command: ExportModel) -> int:
     shapes = [f"{name} [{', '.join(map(str, ('n', *shape)))}]" for name, shape in found.outputs.items()]
     print(f"outputs  {', '.join(shapes)}")
     return 0
+
+
+def _require_unset(command: Evaluate | Predict, flag: str, **defaults: Any) -> None:
+    """Raises `ConfigurationError` for flags that do nothing without another one."""
+    from podembed.orchestrator.api.config import ConfigurationError
+
+    given = [name for name, default in defaults.items() if getattr(command, name) != default]
+    if given:
+        name = given[0].replace("_", "-")
+        raise ConfigurationError(f"Found --{name} without {flag.split()[0]}. Expected both. Pass {flag} as well.")
 
 
 def _kept_bytes(memory_gib: float) -> int:

@@ -60,7 +60,7 @@ def fism(
     dim: int = 16,
     negatives: int = 4,
     history_length: int = 100,
-    candidates: int = 99,
+    candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 256,
     epochs: int = 15,
@@ -74,7 +74,8 @@ def fism(
       data: folder of the ratings, see `write_ratings`.
       cache: folder where the samples are written, or found.
       history_length: most other items of a user, the last ones.
-      candidates: items among which the held-out one is ranked, besides itself.
+      candidates: items among which the held-out one is ranked, besides itself; `all` ranks it among all that the user
+        did not rate.
       least_ratings: users and items with fewer are left out.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """

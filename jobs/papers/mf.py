@@ -120,7 +120,7 @@ def bpr(
     cache: str = DEFAULT_CACHE,
     dim: int = 32,
     penalty: float = 0.01,
-    candidates: int = 99,
+    candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 512,
     epochs: int = 20,
@@ -132,7 +132,8 @@ def bpr(
 
     Args:
       data, cache, penalty: as those of `mf`.
-      candidates: items among which the held-out one is ranked, besides itself.
+      candidates: items among which the held-out one is ranked, besides itself; `all` ranks it among all that the user
+        did not rate.
       least_ratings: users and items with fewer are left out.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """

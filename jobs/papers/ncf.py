@@ -84,7 +84,7 @@ def ncf(
     dim: int = 8,
     layers: tuple[int, ...] = (64, 32, 16, 8),
     negatives: int = 4,
-    candidates: int = 99,
+    candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 256,
     epochs: int = 20,
@@ -100,7 +100,8 @@ def ncf(
       kind: `neumf`, `gmf` or `mlp`.
       dim: numbers of the product, which the paper calls predictive factors.
       layers: widths of the MLP. Vectors of user and item in it have half the first.
-      candidates: items among which the held-out one is ranked, besides itself.
+      candidates: items among which the held-out one is ranked, besides itself; `all` ranks it among all that the user
+        did not rate.
       least_ratings: users and items with fewer are left out.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
       batch_size: positives of a step.

@@ -100,7 +100,7 @@ def two_tower(
     temperature: float = 0.1,
     is_corrected: bool = True,
     history_length: int = 50,
-    candidates: int = 99,
+    candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 512,
     epochs: int = 10,
@@ -115,7 +115,8 @@ def two_tower(
       cache: folder where the samples are written, or found.
       hidden, temperature, is_corrected: as in `Towers`.
       history_length: most other items of a user that its tower gets.
-      candidates: items among which the held-out one is ranked, besides itself.
+      candidates: items among which the held-out one is ranked, besides itself; `all` ranks it among all that the user
+        did not rate.
       least_ratings: users and items with fewer are left out.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """

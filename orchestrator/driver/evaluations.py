@@ -17,6 +17,7 @@ from podembed.orchestrator.api.result import Evaluation
 from podembed.workers.host.spec import ScoredSamples
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.quality import Scores, are_binary, weighted_mean
+from podembed.workers.job.ranking import Metric
 from podembed.workers.job.tasks import predicted, scores_by_task
 
 
@@ -29,6 +30,8 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
     if job.tasks:
         return _evaluation_of_tasks(job, parts, step=step)
     scores = Scores.concatenate([_labelled(part) for part in parts])
+    if job.ranks_all:
+        return ranking_of(scores, job.metrics, step=step)
     loss = weighted_mean(np.concatenate([part.losses for part in parts]), scores.weights)
     is_binary = are_binary(scores.labels, scores.weights)
     has_both = is_binary and len(np.unique(scores.labels[scores.weights > 0])) == 2
@@ -40,6 +43,16 @@ def evaluation_of(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) 
         metrics={metric.name: metric.of(scores) for metric in job.metrics},
         loss=math.nan if job.has_own_loss else loss,
     )
+
+
+def ranking_of(scores: Scores, metrics: Sequence[Metric], *, step: int) -> Evaluation:
+    """The figures of a full ranking. It has no loss and no AUC, which would need all scores at once.
+
+    Raises:
+      QualityError: as `evaluation_of`.
+    """
+    figures = {metric.name: metric.of(scores) for metric in metrics}
+    return Evaluation(step=step, auc=math.nan, log_loss=math.nan, num_samples=len(scores.labels), metrics=figures)
 
 
 def _evaluation_of_tasks(job: JobConfig, parts: Sequence[ScoredSamples], *, step: int) -> Evaluation:
@@ -72,7 +85,7 @@ def _evaluation_of_tasks(job: JobConfig, parts: Sequence[ScoredSamples], *, step
 def _labelled(part: ScoredSamples) -> Scores:
     """Samples whose label is missing count for nothing."""
     weights = np.where(np.isnan(part.labels), np.float32(0), part.weights)
-    return Scores(part.scores, part.labels, weights, part.groups)
+    return Scores(part.scores, part.labels, weights, part.groups, part.ranks)
 
 
 def require_metric(job: JobConfig, config: CheckpointConfig, evaluation: Evaluation) -> None:

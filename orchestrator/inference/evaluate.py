@@ -73,7 +73,7 @@ def evaluate(
 
 def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: int = KEPT_BYTES) -> Evaluated:
     """As `evaluate`, of a commit that is open."""
-    job, declared = model.job, _data_of(model.job, data)
+    job, declared = model.job, data_of(model.job, data)
     index = build_index(declared)
     log = BadRowLog(declared.max_bad_rows)
     # The device program, and with it the last bit of a score, is that of a run on one host, which has all lanes.
@@ -93,7 +93,7 @@ def figures_of(model: CommittedModel, *, data: Sequence[str] = (), kept_bytes: i
     )
 
 
-def _data_of(job: JobConfig, paths: Sequence[str]) -> InputData:
+def data_of(job: JobConfig, paths: Sequence[str]) -> InputData:
     if paths:
         return replace(job.resolved_data, paths=tuple(paths), eval_paths=())
     if not job.data.eval_paths:

@@ -23,6 +23,7 @@ from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import PooledRows
 from podembed.workers.inference.portable_forward import PortableForward
 from podembed.workers.inference.trained_forward import SCORED_PARTS
+from podembed.workers.input.index import InputIndex
 from podembed.workers.input.reader import LanePlan, build_index
 from podembed.workers.job.job import JobConfig
 
@@ -97,12 +98,8 @@ def _write(
     except DenseStateError as error:
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     # Data is read by features, so all are where no score depends on any.
-    declared = _unlabelled(job.resolved_data, data, features=forward.features or tuple(job.features))
-    index = build_index(declared)
-    if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
-        raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
-    # One lane in file order: batch after batch, the rows as they lie.
-    plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=job.batch_size, shuffle=False)
+    declared = unlabelled(job.resolved_data, data, features=forward.features or tuple(job.features))
+    index, plan = rows_in_order(declared, batch_size=job.batch_size, out=out)
     log = BadRowLog(declared.max_bad_rows)
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))
     outputs = [pa.field(name, _kind(shape)) for name, shape in forward.shapes.items()]
@@ -112,7 +109,7 @@ def _write(
 
     def scored() -> Iterator[pa.RecordBatch]:
         nonlocal left
-        batches = (_with_all(batch, job) for batch in read_batches(declared, index, plan, bad_rows=log))
+        batches = (with_all(batch, job) for batch in read_batches(declared, index, plan, bad_rows=log))
         for found in looked_up(batches, rows):
             count = min(left, job.batch_size)
             left -= count
@@ -121,15 +118,7 @@ def _write(
             arrays = [_column(values[name], shape, is_bad) for name, shape in forward.shapes.items()]
             yield pa.record_batch([*kept.take(count), *arrays], schema=schema)
 
-    with new_file(out, force=force) as file, pq.ParquetWriter(file, schema) as writer:
-        group: list[pa.RecordBatch] = []
-        for batch in scored():
-            group.append(batch)
-            if sum(part.num_rows for part in group) >= GROUP_ROWS:
-                writer.write_table(pa.Table.from_batches(group))
-                group = []
-        if group:
-            writer.write_table(pa.Table.from_batches(group))
+    write_rows(out, schema, scored(), force=force)
     return Predicted(
         path=out,
         commit=model.state.manifest.name,
@@ -139,7 +128,37 @@ def _write(
     )
 
 
-def _unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[str]) -> InputData:
+def rows_in_order(data: InputData, *, batch_size: int, out: str) -> tuple[InputIndex, LanePlan]:
+    """One lane in file order: batch after batch, the rows as they lie.
+
+    Raises:
+      ConfigurationError: `out` is a file of the data.
+    """
+    index = build_index(data)
+    if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
+        raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
+    plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=batch_size, shuffle=False)
+    return index, plan
+
+
+def write_rows(out: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, force: bool) -> None:
+    """A Parquet file that appears when it is complete.
+
+    Raises:
+      ConfigurationError: nothing can be written there.
+    """
+    with new_file(out, force=force) as file, pq.ParquetWriter(file, schema) as writer:
+        group: list[pa.RecordBatch] = []
+        for batch in batches:
+            group.append(batch)
+            if sum(part.num_rows for part in group) >= GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(group))
+                group = []
+        if group:
+            writer.write_table(pa.Table.from_batches(group))
+
+
+def unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[str]) -> InputData:
     """Other files under the declaration of a job, of which only what a score depends on is read. Nothing is drawn
     beside their ids.
 
@@ -147,11 +166,11 @@ def _unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[s
       features: that a score depends on.
     """
     read = {name: replace(source, negatives=None) for name, source in data.id_columns.items() if name in features}
-    unlabelled = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=read)
-    return replace(unlabelled, sample_weight=None, sample_id=None, order="files")
+    without = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=read)
+    return replace(without, sample_weight=None, sample_id=None, order="files")
 
 
-def _with_all(batch: Batch, job: JobConfig) -> Batch:
+def with_all(batch: Batch, job: JobConfig) -> Batch:
     """The batch with all features of the job, those that were not read without ids."""
     none = Ragged(np.zeros(0, np.int64), np.zeros(batch.num_samples + 1, np.int64))
     return replace(batch, features={name: batch.features.get(name, none) for name in job.features})

@@ -102,6 +102,7 @@ class Negatives:
       without_positives_of: a feature with one id a sample, such as the user. No id is drawn that occurs in a positive
         sample of the same user in the training files.
       evaluation: as many are drawn in an evaluation, always the same ones, all different. None stands for `count`.
+        `all`: nothing is drawn. The first id of a sample is ranked among all ids that could be drawn for it.
       given: if above 0, nothing is drawn in an evaluation. The evaluation files have lists of at most so many ids, the
         positive one first.
       only: leave out the ids of the column, and keep the negatives alone.
@@ -112,14 +113,20 @@ class Negatives:
     by: Distribution = "uniform"
     alpha: float = 0.75
     without_positives_of: str | None = None
-    evaluation: int | None = None
+    evaluation: int | str | None = None
     given: int = 0
     only: bool = False
 
     def __post_init__(self) -> None:
         check_plain_fields(self, DataConfigError)
         check_choice(self.by, Distribution, where="the distribution of Negatives")
-        if min(self.count, self.evaluation or 0, self.given) < 0 or (self.count == 0 and self.only):
+        if isinstance(self.evaluation, str) and (self.evaluation != "all" or self.only):
+            raise DataConfigError(
+                f"Found Negatives with evaluation={self.evaluation!r} and only={self.only}. Expected a number, or "
+                "'all' to rank the id of the column among all others. Write Negatives(4, evaluation='all')."
+            )
+        drawn = 0 if isinstance(self.evaluation, str) else self.evaluation or 0
+        if min(self.count, drawn, self.given) < 0 or (self.count == 0 and self.only):
             raise DataConfigError(
                 f"Found Negatives with count={self.count}, evaluation={self.evaluation}, given={self.given} and "
                 f"only={self.only}. Expected numbers of at least 0, and some ids in all. Write Negatives(4)."
@@ -139,11 +146,18 @@ class Negatives:
         """Whether the training files are read before the first step."""
         return self.by == "popularity" or self.without_positives_of is not None
 
+    @property
+    def ranks_all(self) -> bool:
+        """Whether an evaluation ranks all ids."""
+        return isinstance(self.evaluation, str)
+
     def drawn(self, *, is_evaluation: bool) -> int:
         """Negatives of each id."""
         if not is_evaluation:
             return self.count
-        return 0 if self.given else self.count if self.evaluation is None else self.evaluation
+        if self.given or isinstance(self.evaluation, str):
+            return 0
+        return self.count if self.evaluation is None else self.evaluation
 
     def width(self, *, is_evaluation: bool) -> int:
         """Ids that come of one id of the column; at most, where an evaluation has lists."""

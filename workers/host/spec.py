@@ -13,6 +13,7 @@ from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
 from podembed.workers.input.index import InputIndex
+from podembed.workers.job.candidates import Ranks
 from podembed.workers.job.job import JobConfig
 from podembed.workers.job.reference import AnyJob, JobReference
 from podembed.workers.liveness.progress import Phase
@@ -119,6 +120,7 @@ class ScoredSamples:
     `[n]` for each of `JobConfig.group_features`. `bad_rows` are malformed rows that were met for the first time.
 
     Of a job with tasks, `scores` are `[n, scores of all tasks]`, and `labels` `[n, tasks]`, NaN where one is missing.
+    Of a job that ranks all ids, a sample is its positive candidate, and `ranks` say where that stands among the others.
     """
 
     scores: np.ndarray
@@ -127,3 +129,4 @@ class ScoredSamples:
     losses: np.ndarray
     groups: dict[str, np.ndarray] = field(default_factory=dict)
     bad_rows: tuple[BadRow, ...] = ()
+    ranks: Ranks | None = None

@@ -17,6 +17,7 @@ from podembed.workers.host.input import HostInput
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
 from podembed.workers.input.read_ahead import ReadAhead
+from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.job import JobConfig, Loss
 from podembed.workers.job.quality import cross_entropies
 from podembed.workers.job.tasks import total_losses
@@ -122,7 +123,9 @@ class ScoredParts:
         # Of each task one column, by what a batch calls it; None is the main label.
         self._labels = [None if task.label == job.data.label else task.label for task in job.tasks]
         self._candidates, self._num_parts = job.candidates, job.evaluation_parts
+        self._counts = RankCounts() if job.ranks_all else None
         self._parts: list[tuple[np.ndarray, ...]] = []
+        self._ranks: list[Ranks] = []
 
     def add(self, batch: Batch, scores: np.ndarray, *, number: int = 0) -> None:
         """Takes the scores of a batch, with those of more padding behind them or none.
@@ -132,7 +135,18 @@ class ScoredParts:
           number: of the batch in its evaluation, which says what part of the candidates it has.
         """
         rows = np.flatnonzero(~batch.is_padding)
-        if self._labels:
+        if self._counts is not None and self._candidates is not None:
+            lengths = np.diff(batch.features[self._candidates].row_splits)
+            part = number % self._num_parts
+            is_candidate = np.arange(scores.shape[1]) < lengths[:, None]
+            self._counts.add(scores[: len(lengths)], is_candidate, is_first=part == 0)
+            if part < self._num_parts - 1:
+                return
+            rows = rows[self._counts.has_positive[rows]]
+            found, ranks = self._counts.result(rows)
+            labels = batch.labels[rows]
+            self._ranks.append(ranks)
+        elif self._labels:
             columns = [batch.labels if name is None else batch.columns[name] for name in self._labels]
             found, labels = scores[rows], np.stack(columns, axis=1)[rows]
         elif self._candidates is None:
@@ -156,6 +170,7 @@ class ScoredParts:
             losses=losses,
             groups=dict(zip(self._groups, groups, strict=True)),
             bad_rows=bad_rows,
+            ranks=Ranks.concatenate(self._ranks) if self._ranks else None,
         )
 
 

@@ -8,7 +8,6 @@ bits. `podembed predict` and exported models run this one, with the same number 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,15 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from podembed.embedding.features.activations import Activations
 from podembed.workers.data.extra_columns import batch_shapes
 from podembed.workers.device.dense_half import DenseStateError, initial, model_spec, outputs_of, scores_of
 from podembed.workers.device.dense_leaves import by_key, numbers_of, replaced
+from podembed.workers.inference.model_inputs import batch_of, context_of
 from podembed.workers.inference.pooled_rows import LookedUp
 from podembed.workers.inference.trained_forward import SCORED_PARTS
 from podembed.workers.job.job import JobConfig
-from podembed.workers.model.context import StepContext
-from podembed.workers.model.jagged import Jagged
 from podembed.workers.model.portable import portable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -52,8 +49,7 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
     """
     params, state = jax.eval_shape(lambda: initial(job, jax.random.key(job.seed)))
     shapes = {"params": params, "state": state}
-    spec = model_spec(job)
-    example = replace(spec.example(1), sequences={})
+    spec, columns = model_spec(job), batch_shapes(job.data.extra_columns)
 
     def forward(dense: Arrays, inputs: Arrays) -> Arrays:
         num_samples = inputs["dense"].shape[0]
@@ -66,26 +62,14 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
             name: inputs[f"lengths/{name}"] if f"lengths/{name}" in inputs else jnp.zeros(num_samples, jnp.int32)
             for name in job.sequences
         }
-        lists = {name: inputs[f"columns/{one.length_key}"] for name, one in job.data.list_columns.items()}
-        batch = replace(
-            # With labels, as a model may expect them; they are zeros.
-            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_samples, *leaf.shape[1:])), example),
+        batch = batch_of(
+            job,
             dense=inputs["dense"],
-            activations=Activations(activations),
-            lengths=lists | lengths,
-            sequences={name: Jagged.of_padded(activations[name], column) for name, column in lengths.items()},
-            columns={one.name: inputs[f"columns/{one.name}"] for one in job.data.extra_columns},
+            activations=activations,
+            lengths=lengths,
+            columns={name: inputs[f"columns/{name}"] for name in columns},
         )
-        context = replace(
-            StepContext.alone(1, training=False, seed=job.seed, state=values["state"]),
-            step=np.uint32(step),
-            # An ordinary key: nothing is drawn where nothing is trained.
-            key=jax.random.key(job.seed),
-            positions=jnp.arange(num_samples, dtype=jnp.int32),
-            batch_size=num_samples,
-            weights=batch.weights,
-            params=values["params"],
-        )
+        context = context_of(job, batch, step=step, params=values["params"], state=values["state"])
         outputs, _ = outputs_of(job, values["params"], batch, context)
         if not (isinstance(outputs, Mapping) and isinstance(outputs.get("scores"), Mapping)):
             # Scores of several tasks are a mapping themselves.

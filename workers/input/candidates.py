@@ -186,15 +186,28 @@ def samplers_of(
     samplers = {}
     for name, source in data.id_columns.items():
         declared = source.negatives
-        if declared is None or (is_evaluation and declared.given):
+        if declared is None or (is_evaluation and (declared.given or declared.ranks_all)):
             continue
-        interactions = None
-        if declared.needs_counts:
-            # Features of one column and mode count the same rows of the same table.
-            key = replace(source, negatives=None), declared.without_positives_of
-            if key not in known:
-                training = training or build_index(data)
-                known[key] = read_interactions(data, training, feature=name, owner=declared.without_positives_of)
-            interactions = known[key]
+        interactions = interactions_of(data, training, name, known=known)
         samplers[name] = NegativeSampler(name, source, interactions, seed=seed, is_evaluation=is_evaluation)
     return samplers
+
+
+def interactions_of(data: InputData, training: InputIndex | None, feature: str, *, known: Known) -> Interactions | None:
+    """What the training files say of a feature with negatives; None if its declaration does not ask.
+
+    Arguments are those of `samplers_of`.
+
+    Raises:
+      InputError: as `read_interactions`.
+    """
+    source = data.id_columns[feature]
+    declared = source.negatives
+    if declared is None or not declared.needs_counts:
+        return None
+    # Features of one column and mode count the same rows of the same table.
+    key = replace(source, negatives=None), declared.without_positives_of
+    if key not in known:
+        training = training or build_index(data)
+        known[key] = read_interactions(data, training, feature=feature, owner=declared.without_positives_of)
+    return known[key]

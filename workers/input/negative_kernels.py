@@ -147,3 +147,30 @@ def draw_negatives(
                         break
                 out[at] = drawn
                 at += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def mark_others(
+    block: np.ndarray,
+    own: np.ndarray,
+    known_begins: np.ndarray,
+    known_ends: np.ndarray,
+    known_ids: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Which ids of a block are candidates of each sample beside its own: all but that and those that it knows.
+
+    Args:
+      block: int64 `[c]`.
+      own: int64 `[n]`; negative for a sample without any, which gets no candidates.
+      known_begins, known_ends: int64 `[n]`, where in `known_ids` those that the sample knows begin and end.
+      known_ids: rising from each begin to its end.
+      out: bool `[n, c]`, receives them.
+    """
+    for sample in range(len(own)):
+        for i in range(len(block)):
+            out[sample, i] = (
+                own[sample] >= 0
+                and block[i] != own[sample]
+                and not _is_among(known_ids, known_begins[sample], known_ends[sample], block[i])
+            )

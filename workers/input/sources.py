@@ -12,7 +12,15 @@ from typing import Protocol, runtime_checkable
 
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.data.config import InputData
-from podembed.workers.input.candidates import InParts, Known, NegativeSampler, WithNegatives, samplers_of
+from podembed.workers.input.all_candidates import AllCandidates
+from podembed.workers.input.candidates import (
+    InParts,
+    Known,
+    NegativeSampler,
+    WithNegatives,
+    interactions_of,
+    samplers_of,
+)
 from podembed.workers.input.index import InputIndex, check_alike
 from podembed.workers.input.lanes import LanePlan
 from podembed.workers.input.read_ahead import StepReader
@@ -77,15 +85,18 @@ def open_evaluation(
       InputError, OSError: the data cannot be read.
     """
     plan = evaluation_plan(evaluation, num_lanes=job.num_lanes, batch_size=job.batch_size)
+    known = {} if known is None else known
     samplers = samplers_of(job.resolved_data, training, seed=job.seed, is_evaluation=True, known=known)
     bare = _bare_reader(data or job.resolved_data.for_evaluation(), evaluation, plan, lanes, bad_rows)
     reader, num_parts = _with_negatives(bare, plan, samplers), job.evaluation_parts
     if job.candidates is not None:
-        # Features of one column with the same negatives have the same candidates, such as a vector and a bias of items.
-        columns = job.resolved_data.id_columns
-        kinds = {name: (source.column, source.negatives) for name, source in columns.items()}
-        alike = [name for name, kind in kinds.items() if kind == kinds[job.candidates]]
-        reader = InParts(reader, features=alike, width=job.num_candidates, num_parts=num_parts)
+        width, alike = job.num_candidates, job.candidate_features
+        if job.ranks_all:
+            source = job.resolved_data.id_columns[job.candidates]
+            found = interactions_of(job.resolved_data, training, job.candidates, known=known)
+            reader = AllCandidates(reader, features=alike, source=source, known=found, width=width, num_parts=num_parts)
+        else:
+            reader = InParts(reader, features=alike, width=width, num_parts=num_parts)
     return reader, plan.steps_per_epoch * num_parts
 
 

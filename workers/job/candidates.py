@@ -1,4 +1,5 @@
-"""The candidates of a sample: which feature has them, how many the model scores at once, and in how many parts.
+"""The candidates of a sample: which feature has them, how many the model scores at once, in how many parts, and where
+the positive one ranks among all.
 
 The first id of a sample is the positive one.
 """
@@ -6,7 +7,10 @@ The first id of a sample is the positive one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from podembed.workers.data.columns import IdColumn
 
@@ -60,4 +64,71 @@ def num_parts(source: IdColumn, room: int) -> int:
     """
     if source.negatives is None:
         return 1
+    if source.negatives.ranks_all:
+        # The positive one, and then each row of the table.
+        return max(1, -(-(1 + (source.vocabulary_size or 0) - source.first_row) // room))
     return max(1, -(-source.negatives.width(is_evaluation=True) // room))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """Where the positive candidate of each sample stands among its other candidates. Arrays int64 `[n]`.
+
+    Attributes:
+      above: candidates with a higher score.
+      tied: others with the same score.
+      others: all candidates but the positive one.
+    """
+
+    above: np.ndarray
+    tied: np.ndarray
+    others: np.ndarray
+
+    @staticmethod
+    def concatenate(parts: Sequence[Ranks]) -> Ranks:
+        """The samples of all parts."""
+        columns = zip(*((part.above, part.tied, part.others) for part in parts), strict=True)
+        return Ranks(*map(np.concatenate, columns))
+
+    def of(self, samples: np.ndarray) -> Ranks:
+        """Those of some samples, by their numbers or a mask."""
+        return Ranks(self.above[samples], self.tied[samples], self.others[samples])
+
+
+class RankCounts:
+    """Counts the candidates above each positive one, part by part, so that no score is kept. Mutated by `add`.
+
+    Attributes:
+      has_positive: bool `[n]`, whether a sample has any candidate.
+    """
+
+    def __init__(self) -> None:
+        self.has_positive = np.zeros(0, bool)
+        self._own = np.zeros(0, np.float32)
+        self._counts = np.zeros((3, 0), np.int64)
+
+    def add(self, scores: np.ndarray, is_candidate: np.ndarray, *, is_first: bool) -> None:
+        """Takes a part of the candidates of the same samples.
+
+        Args:
+          scores: `[n, c]`.
+          is_candidate: bool `[n, c]`, False where there is no candidate.
+          is_first: of the first part, where the positive one is the first candidate.
+        """
+        if is_first:
+            self.has_positive = is_candidate[:, 0].copy()
+            self._own = np.where(self.has_positive, scores[:, 0], np.float32(np.nan))
+            self._counts = np.zeros((3, len(scores)), np.int64)
+            is_candidate = is_candidate.copy()
+            is_candidate[:, 0] = False
+        own = self._own[:, None]
+        self._counts += [
+            np.count_nonzero(found & is_candidate, axis=1)
+            for found in (scores > own, scores == own, np.ones_like(is_candidate))
+        ]
+        # A score that is no number is refused where the figures are made.
+        self._own[(np.isnan(scores) & is_candidate).any(axis=1)] = np.nan
+
+    def result(self, samples: np.ndarray) -> tuple[np.ndarray, Ranks]:
+        """Of some of the samples, the score of the positive candidate and its rank. NaN if any of its scores is one."""
+        return self._own[samples], Ranks(*self._counts).of(samples)

@@ -212,6 +212,25 @@ class JobConfig:
             return 1
         return num_parts(self.resolved_data.id_columns[self.candidates], self.num_candidates)
 
+    @property
+    def candidate_features(self) -> tuple[str, ...]:
+        """The features that have the candidates of a sample. Those of one column with the same negatives have the same,
+        such as a vector and a bias of items.
+        """
+        if self.candidates is None:
+            return ()
+        columns = self.resolved_data.id_columns
+        kinds = {name: (source.column, source.negatives) for name, source in columns.items()}
+        return tuple(name for name, kind in kinds.items() if kind == kinds[self.candidates])
+
+    @property
+    def ranks_all(self) -> bool:
+        """Whether an evaluation ranks the positive candidate of a sample among all ids of its table."""
+        if self.candidates is None:
+            return False
+        source = self.data.id_columns.get(self.candidates)
+        return source is not None and source.negatives is not None and source.negatives.ranks_all
+
     def _check_candidates(self) -> None:
         """Raises `JobError` for candidates that are no sequence, or negatives that there is no room for."""
         shapes = self.activation_shapes
@@ -219,6 +238,12 @@ class JobConfig:
         columns = {name: source for name, source in self.data.id_columns.items() if name in shapes}
         problems = (room_problem(name, source, shapes[name]) for name, source in columns.items())
         problem = problem or next((found for found in problems if found), None)
+        ranked = [name for name, source in columns.items() if source.negatives and source.negatives.ranks_all]
+        if ranked and not problem and (self.candidates is None or not {*ranked} <= {*self.candidate_features}):
+            problem = (
+                f"Found Negatives(evaluation='all') of feature {ranked[0]!r}, whose ids are no candidates. Expected a "
+                f"feature of candidates. Write JobConfig(candidates={ranked[0]!r})."
+            )
         if problem:
             raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
 
@@ -228,6 +253,12 @@ class JobConfig:
         if len(set(names)) != len(names):
             raise JobError(f"Found metrics {names}. Expected distinct names. Leave out the repetition.")
         for metric in self.metrics:
+            if self.ranks_all and metric.group_by != SAMPLE:
+                raise JobError(
+                    f"Found metric {metric.name} beside candidates of an evaluation that are all ids of a table. "
+                    "Expected metrics that rank the candidates of each sample. Write HitRateAt(10), NDCGAt(10), "
+                    "RecallAt(10), MRR() or GroupedAUC(), without group_by."
+                )
             if metric.group_by == SAMPLE and self.candidates is None and SAMPLE not in self.features:
                 raise JobError(
                     f"Found metric {metric.name} without group_by in a job without candidates. Expected a feature to "

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from podembed.workers.job.candidates import Ranks
+
 # Of optax, by name: losses that take a score for the log odds of label 1.
 _LOSSES_OF_LOGITS = ("sigmoid_binary_cross_entropy", "sigmoid_focal_loss")
 
@@ -31,23 +33,27 @@ class Scores:
       labels: float `[n]`, 0 or 1, or what the job's loss takes.
       weights: float `[n]`, 0 or more.
       groups: by feature, int64 `[n]`, the id that it has in each row; for metrics that look at rows of one id together.
+      ranks: of full rankings, where a row is the positive candidate of a sample; else None.
     """
 
     logits: np.ndarray
     labels: np.ndarray
     weights: np.ndarray
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ranks: Ranks | None = None
 
     @staticmethod
     def concatenate(parts: Sequence[Scores]) -> Scores:
         """The rows of all parts; of steps or of hosts, which have the same groups. No parts are no rows."""
         empty = np.zeros(0, np.float32)
         names = parts[0].groups if parts else ()
+        ranks = [part.ranks for part in parts if part.ranks is not None]
         return Scores(
             np.concatenate([part.logits for part in parts]) if parts else empty,
             np.concatenate([empty, *(part.labels for part in parts)]),
             np.concatenate([empty, *(part.weights for part in parts)]),
             {name: np.concatenate([part.groups[name] for part in parts]) for name in names},
+            Ranks.concatenate(ranks) if ranks else None,
         )
 
     def auc(self) -> float:

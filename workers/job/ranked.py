@@ -15,8 +15,9 @@ from math import comb
 import numpy as np
 
 from podembed.workers.declared_types import check_plain_fields
-from podembed.workers.job.candidates import SAMPLE
+from podembed.workers.job.candidates import SAMPLE, Ranks
 from podembed.workers.job.quality import QualityError, Scores, named
+from podembed.workers.job.ranking import counted_ranks
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class _Ties:
 
     @staticmethod
     def of(scores: Scores, group_by: str) -> _Ties:
+        if scores.ranks is not None:
+            return _Ties._of_ranks(scores, scores.ranks)
         counts = scores.weights > 0
         values, labels = scores.logits[counts], scores.labels[counts]
         groups = scores.groups[group_by][counts]
@@ -58,6 +61,17 @@ class _Ties:
             before=starts - group_starts[number[starts]],
             size=np.diff(starts, append=len(values)),
             positives=np.add.reduceat(labels.astype(np.int64), starts),
+        )
+
+    @staticmethod
+    def _of_ranks(scores: Scores, ranks: Ranks) -> _Ties:
+        """Of full rankings: the candidates above the positive one, it with those of its score, and those below."""
+        ranks = counted_ranks(scores, ranks)
+        sizes = np.stack([ranks.above, ranks.tied + 1, ranks.others - ranks.above - ranks.tied], axis=1)
+        starts = np.cumsum(sizes, axis=1) - sizes
+        group, run = np.nonzero(sizes)
+        return _Ties(
+            group=group, before=starts[group, run], size=sizes[group, run], positives=(run == 1).astype(np.int64)
         )
 
     @cached_property
@@ -183,6 +197,8 @@ def _chance(room: int, size: int, positives: int) -> float:
 
 def _reciprocal(before: int, size: int, positives: int) -> float:
     """The mean of 1 / place of the first positive among `size` samples in random order, with `before` ahead."""
+    if positives == 1:
+        return float(np.mean(1 / np.arange(before + 1, before + size + 1)))
     total, left = 0.0, 1.0
     for place in range(size - positives + 1):
         chance = left * positives / (size - place)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from podembed.workers.job.candidates import SAMPLE
+from podembed.workers.job.candidates import SAMPLE, Ranks
 from podembed.workers.job.quality import QualityError, Scores, named
 
 
@@ -79,9 +79,26 @@ class RecallAt:
         return named(f"recall@{self.k}", self.task)
 
     def of(self, scores: Scores) -> float:
+        if scores.ranks is not None:
+            ranks = counted_ranks(scores, scores.ranks)
+            return float(np.clip((self.k - ranks.above) / (ranks.tied + 1), 0.0, 1.0).mean())
         counts = scores.weights > 0
         groups = scores.groups[self.group_by][counts]
         return recall_at(self.k, scores.logits[counts], scores.labels[counts], groups)
+
+
+def counted_ranks(scores: Scores, ranks: Ranks) -> Ranks:
+    """Of full rankings, those that count: of samples that have weight and label 1.
+
+    Raises:
+      QualityError: there is none, or a score is NaN.
+    """
+    counts = (scores.weights > 0) & (scores.labels > 0)
+    if np.isnan(scores.logits[counts]).any():
+        raise QualityError("Found a NaN among the scores. Expected numbers. Look for a diverged loss before this.")
+    if not counts.any():
+        raise QualityError("Found no sample of label 1. Expected some to rank. Evaluate on samples whose label is 1.")
+    return ranks.of(counts)
 
 
 def recall_at(k: int, scores: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:

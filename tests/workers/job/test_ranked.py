@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.quality import QualityError, Scores, area_under_curve
 from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.workers.job.ranking import Metric, RecallAt
 
 Rows = list[tuple[int, int, int]]  # of (group, score, label)
 ROWS: st.SearchStrategy[Rows] = st.lists(
@@ -84,3 +86,56 @@ def test_what_is_not_defined_is_refused() -> None:
         NDCGAt(2.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(QualityError, match="label 2. Expected 0 or 1"):
         HitRateAt(1, group_by="user").of(of([(1, 1, 2)]))
+
+
+def ranked(scores: np.ndarray, is_candidate: np.ndarray, labels: np.ndarray, *, width: int) -> Scores:
+    """Of scores `[n, c]` whose first is the positive one, counted in parts of some columns."""
+    counts = RankCounts()
+    for first in range(0, scores.shape[1], width):
+        part = slice(first, first + width)
+        counts.add(scores[:, part], is_candidate[:, part], is_first=first == 0)
+    samples = np.flatnonzero(counts.has_positive)
+    own, ranks = counts.result(samples)
+    return Scores(own, labels[samples], np.ones(len(samples)), {}, ranks)
+
+
+@pytest.mark.parametrize("width", [1, 3, 7, 40])
+def test_figures_of_a_full_ranking_are_those_of_all_its_scores(width: int) -> None:
+    """With many ties, candidates that are left out, a sample without a positive one, and one whose label is 0."""
+    random = np.random.default_rng(0)
+    scores = random.integers(0, 6, (30, 40)).astype(np.float32)
+    is_candidate = random.random((30, 40)) < 0.8
+    is_candidate[:, 0] = True
+    is_candidate[4] = False
+    labels = np.ones(30)
+    labels[9] = 0
+    sample, place = np.nonzero(is_candidate)
+    whole = Scores(
+        scores[sample, place],
+        np.where(place == 0, labels[sample], 0.0),
+        np.ones(len(sample)),
+        {"sample": sample},
+    )
+    found = ranked(scores, is_candidate, labels, width=width)
+    halves = [
+        ranked(scores[rows], is_candidate[rows], labels[rows], width=width) for rows in (slice(7), slice(7, None))
+    ]
+    metrics: list[Metric] = [HitRateAt(3), HitRateAt(10), NDCGAt(10), RecallAt(10), MRR(), GroupedAUC()]
+    for metric in metrics:
+        assert metric.of(found) == pytest.approx(metric.of(whole), rel=1e-12)
+        assert metric.of(Scores.concatenate(halves)) == metric.of(found)
+
+
+def test_all_scores_alike_are_chance_and_a_nan_is_refused() -> None:
+    zeros = np.zeros((2, 100_001), np.float32)
+    everything = np.ones(zeros.shape, bool)
+    found = ranked(zeros, everything, np.ones(2), width=100_001)
+    assert HitRateAt(10).of(found) == pytest.approx(10 / 100_001)
+    assert GroupedAUC().of(found) == 0.5
+    zeros[1, 70_000] = np.nan
+    with pytest.raises(QualityError, match="NaN"):
+        MRR().of(ranked(zeros, everything, np.ones(2), width=1_000))
+    nothing = Scores(np.zeros(1), np.zeros(1), np.ones(1), {}, Ranks(*np.zeros((3, 1), np.int64)))
+    for metric in (MRR(), RecallAt(1)):
+        with pytest.raises(QualityError, match="no sample of label 1"):
+            metric.of(nothing)

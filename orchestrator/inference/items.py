@@ -1,0 +1,98 @@
+"""Which items a full ranking leaves out for a sample, and which there are in a user's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from podembed.orchestrator.api.config import ConfigurationError
+from podembed.orchestrator.inference.batches import read_batches
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.config import InputData
+from podembed.workers.input.all_candidates import Others
+from podembed.workers.input.interactions import Interactions, read_interactions
+from podembed.workers.input.lanes import LanePlan
+from podembed.workers.input.reader import build_index
+from podembed.workers.job.job import JobConfig
+
+_ROWS = 32_768
+
+
+class LeftOut:
+    """What a sample's owner has in the training files, or what the sample itself has of another feature."""
+
+    def __init__(self, job: JobConfig, names: Sequence[str], *, feature: str) -> None:
+        """Args:
+        names: of features. One of the items' table names items of the sample, and any other one an owner.
+        feature: of the items.
+
+        Raises:
+          ConfigurationError: a name is no other feature of the job.
+          InputError: the training files cannot be read.
+        """
+        unknown = [name for name in names if name not in job.features or name == feature]
+        if unknown:
+            raise ConfigurationError(
+                f"Found --without {unknown[0]}. Expected another feature of the job, one of "
+                f"{[name for name in job.features if name != feature]}. Name the user's feature, or one that has items "
+                "of the sample."
+            )
+        self._names = tuple(names)
+        table = job.features[feature].table
+        owners = [name for name in names if job.features[name].table is not table]
+        self._known = {name: positives_of(job, feature, owner=name) for name in owners}
+
+    def of(self, batch: Batch) -> list[Others]:
+        """One for each feature. None of their ids is a sample's own.
+
+        Raises:
+          InputError: a sample has none or several ids of an owner.
+        """
+        return [self._of(batch, name) for name in self._names]
+
+    def _of(self, batch: Batch, name: str) -> Others:
+        nobody = np.full(batch.num_samples, np.iinfo(np.int64).max)
+        bags = batch.features[name]
+        if name not in self._known:
+            sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
+            ids = bags.values[np.lexsort((bags.values, sample))]
+            return Others(own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
+        known, real = self._known[name], np.flatnonzero(~batch.is_padding)
+        begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
+        owners = batch.only_ids(name, real)
+        begins[real], ends[real] = known.splits[owners], known.splits[owners + 1]
+        return Others(own=nobody, begins=begins, ends=ends, ids=known.ids)
+
+
+def positives_of(job: JobConfig, feature: str, *, owner: str | None = None) -> Interactions:
+    """What the training files say of a feature."""
+    data = job.resolved_data
+    return read_interactions(data, build_index(data), feature=feature, owner=owner)
+
+
+def ids_in(data: InputData, paths: Sequence[str], feature: str) -> np.ndarray:
+    """The distinct ids of a feature in some files, which need no other column. Rising.
+
+    Args:
+      data: resolved, of the job.
+    """
+    wanted = replace(
+        data,
+        paths=tuple(paths),
+        eval_paths=(),
+        has_labels=False,
+        labels=(),
+        extra=(),
+        dense=(),
+        sample_weight=None,
+        sample_id=None,
+        order="files",
+        features={feature: replace(data.id_columns[feature], negatives=None)},
+    )
+    index = build_index(wanted)
+    plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=_ROWS, shuffle=False)
+    found = [np.zeros(0, np.int64)]
+    found += [np.unique(batch.features[feature].values) for batch in read_batches(wanted, index, plan)]
+    return np.unique(np.concatenate(found))

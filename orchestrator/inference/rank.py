@@ -1,0 +1,94 @@
+"""`rank_all`: where the item of each sample ranks among all items, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from podembed.orchestrator.api.result import Evaluation
+from podembed.orchestrator.driver.evaluations import ranking_of
+from podembed.orchestrator.inference.batches import read_batches
+from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
+from podembed.orchestrator.inference.evaluate import Evaluated, data_of
+from podembed.orchestrator.inference.full_ranking import FullRanking
+from podembed.workers.data.bad_rows import BadRowLog
+from podembed.workers.input.reader import build_index, evaluation_plan
+from podembed.workers.job.candidates import SAMPLE, RankCounts
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.quality import Scores
+from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.workers.job.ranking import Metric, RecallAt
+
+
+def rank_all(
+    run: str,
+    *,
+    feature: str | None = None,
+    data: Sequence[str] = (),
+    items: Sequence[str] = (),
+    without: Sequence[str] | None = None,
+    at: Sequence[int] = (10,),
+    commit: str | None = None,
+    job: JobConfig | None = None,
+    folder: str = "",
+    kept_bytes: int = KEPT_BYTES,
+) -> Evaluated:
+    """Ranks the first item of each sample whose label is above 0 among all items: HR, NDCG and recall at k, MRR, GAUC.
+
+    Items with the score of a sample's own one are in any order: a figure is its mean over all orders. Everything else
+    that the sample has stays as it is, so the model must know an item by that feature alone.
+
+    Args:
+      run: folder or URL of a run, for its newest commit, or `RUN@COMMIT`.
+      feature: of the items; None for the candidates of the job.
+      data: paths or globs with the columns of the job; without any, its evaluation data.
+      items: files with the column of the items, which alone are ranked then; without any, all rows of the table.
+      without: items that are left out. Of a feature such as the user, those of training samples of the same user whose
+        label is above 0. Of a feature of the items' table, such as a history, those that the sample itself has. None
+        stands for `without_positives_of` of the job's negatives. The sample's own item is always ranked.
+      at: each k.
+      commit: name of the commit, or its step.
+      job: of a run that was started with a job as a value.
+      folder: where the job's module may lie if it is not installed.
+      kept_bytes: of tables, in memory.
+
+    Raises:
+      ConfigurationError: no run, no commit, no job, no evaluation data, or scores that are not those of single items.
+      InputError: the data cannot be read.
+      ChunkDamaged: the commit is damaged.
+      QualityError: a figure is not defined for these samples.
+    """
+
+    def judge(model: CommittedModel) -> Evaluated:
+        ranking = FullRanking(model, feature=feature, items=items, without=without, kept_bytes=kept_bytes)
+        return _ranked(model, ranking, data, at)
+
+    return with_commit(run, judge, commit=commit, job=job, folder=folder)
+
+
+def _ranked(model: CommittedModel, ranking: FullRanking, paths: Sequence[str], at: Sequence[int]) -> Evaluated:
+    job = model.job
+    metrics: list[Metric] = [kind(k) for k in at for kind in (HitRateAt, NDCGAt, RecallAt)]
+    metrics += [MRR(), GroupedAUC()]
+    names = {metric.name for metric in metrics}
+    metrics += [metric for metric in job.metrics if metric.group_by == SAMPLE and metric.name not in names]
+    declared = data_of(ranking.job, paths)
+    index, log = build_index(declared), BadRowLog(declared.max_bad_rows)
+    plan = evaluation_plan(index, num_lanes=job.num_lanes, batch_size=job.batch_size)
+    parts, counts = [], RankCounts()
+    for found in ranking.looked_up(read_batches(declared, index, plan, bad_rows=log)):
+        own = ranking.positives(found)
+        counts.add(own.scores, own.is_candidate, is_first=True)
+        for block in ranking.blocks(found):
+            counts.add(block.scores, block.is_candidate, is_first=False)
+        samples = np.flatnonzero(~found.batch.is_padding & counts.has_positive)
+        scores, ranks = counts.result(samples)
+        labels = found.batch.labels[samples]
+        weights = np.where(np.isnan(labels), np.float32(0), found.batch.weights[samples])
+        groups = {SAMPLE: found.batch.sample_ids[samples]}
+        parts.append(Scores(scores, labels, weights, groups, ranks))
+    evaluation: Evaluation = ranking_of(Scores.concatenate(parts), metrics, step=model.state.manifest.step)
+    return Evaluated(
+        commit=model.state.manifest.name, paths=tuple(declared.paths), evaluation=evaluation, bad_rows=log.take()
+    )

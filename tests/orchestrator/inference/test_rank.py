@@ -1,0 +1,215 @@
+"""Full rankings are those of numpy over the scores of all items: in a run, of a commit, and as recommendations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from podembed.embedding.config import FeatureConfig, TableConfig
+from podembed.orchestrator.api.config import ConfigurationError, RunConfig, ScalingConfig
+from podembed.orchestrator.api.result import Result
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.inference.evaluate import evaluate
+from podembed.orchestrator.inference.rank import rank_all
+from podembed.orchestrator.inference.recommend import recommend
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.data.columns import IdColumn, Negatives
+from podembed.workers.data.config import ParquetData
+from podembed.workers.job.job import JobConfig
+from podembed.workers.job.ranked import MRR, GroupedAUC, HitRateAt, NDCGAt
+from podembed.workers.job.ranking import RecallAt
+from tests.run_state import committed_state
+
+USERS, ITEMS, WIDTH, SEEN = 20, 53, 4, 6
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The product of a user's vector and that of an item, the item's bias, and the mean of a history."""
+
+    is_ranked: bool
+
+    def init(self, key: jax.Array, spec: Any) -> Any:
+        return {"w": jax.random.normal(key, (WIDTH,))}
+
+    def apply(self, params: Any, batch: Any, context: Any) -> Any:
+        found = batch.activations
+        history = batch.sequences["history"].sum() / jnp.maximum(batch.lengths["history"], 1)[:, None]
+        user = (found["user"] + history) * params["w"] * batch.dense
+        if self.is_ranked:
+            return jnp.einsum("nd,ncd->nc", user, found["item"]) + found["bias"][..., 0]
+        return (user * found["item"]).sum(axis=1) + found["bias"][:, 0]
+
+
+def job_of(folder: Path, *, is_ranked: bool, evaluation: Any = "all") -> JobConfig:
+    room = 5 if is_ranked else 0
+    drawn = Negatives(4, without_positives_of="user", evaluation=evaluation) if is_ranked else None
+    items = TableConfig(ITEMS, WIDTH, combiner="sum", name="items")
+    return JobConfig(
+        name="likes",
+        features={
+            "user": FeatureConfig(TableConfig(USERS, WIDTH, combiner="sum", name="users")),
+            "item": FeatureConfig(items, max_sequence_length=room),
+            "bias": FeatureConfig(TableConfig(ITEMS, 1, combiner="sum", name="biases"), max_sequence_length=room),
+            "history": FeatureConfig(items, max_sequence_length=4),
+        },
+        model=Factors(is_ranked),
+        data=ParquetData(
+            str(folder / "train.parquet"),
+            eval_paths=str(folder / "eval.parquet"),
+            label="like",
+            dense=("mood",),
+            features={"item": IdColumn("item", negatives=drawn), "bias": IdColumn("item", negatives=drawn)},
+        ),
+        batch_size=16,
+        num_lanes=4,
+        candidates="item" if is_ranked else None,
+        metrics=(HitRateAt(5), NDCGAt(5), RecallAt(5), MRR(), GroupedAUC()) if is_ranked else (),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users with six items each in training, of which some are no likes, and one in the evaluation."""
+    folder, random = tmp_path_factory.mktemp("likes"), np.random.default_rng(0)
+    items = [random.permutation(ITEMS)[: SEEN + 1] for _ in range(USERS)]
+    for name, places in (("train", slice(0, SEEN)), ("eval", slice(SEEN, None))):
+        rows = [(user, item, at) for user in range(USERS) for at, item in enumerate(items[user][places].tolist())]
+        table = {
+            "user": [user for user, _, _ in rows],
+            "item": [item for _, item, _ in rows],
+            "like": [int(name == "eval" or at % 3 > 0) for _, _, at in rows],
+            "history": [
+                items[user][:at].tolist() if name == "train" else items[user][:4].tolist() for user, _, at in rows
+            ],
+            "mood": random.normal(size=len(rows)).astype(np.float32),
+        }
+        pq.write_table(pa.table(table), folder / f"{name}.parquet", row_group_size=16)
+    return folder
+
+
+def trained(job: JobConfig, folder: Path) -> Result:
+    in_process = ScalingConfig(in_process=True, threads_per_host=1)
+    config = RunConfig(storage_path=str(folder), name="run")
+    return Trainer(job, scaling_config=in_process, run_config=config, reporter=SilentReporter()).fit()
+
+
+@pytest.fixture(scope="module")
+def ranked(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return trained(job_of(folder, is_ranked=True), tmp_path_factory.mktemp("ranked"))
+
+
+def scores_of(result: Result, rows: list[dict[str, Any]]) -> np.ndarray:
+    """float64 `[n, items]`, in numpy."""
+    state = {key: values.astype(np.float64) for key, values in committed_state(result.path).items()}
+    users, items, biases = (state[f"{name}/rows"] for name in ("users", "items", "biases"))
+    histories = np.stack([items[row["history"]].sum(axis=0) / max(1, len(row["history"])) for row in rows])
+    moods = np.array([row["mood"] for row in rows])[:, None]
+    user = (users[[row["user"] for row in rows]] + histories) * state["dense/params/w"] * moods
+    return user @ items.T + biases[:, 0]
+
+
+def figures(scores: np.ndarray, rows: list[dict[str, Any]], allowed: Sequence[set[int]], k: int) -> dict[str, float]:
+    places, aucs = [], []
+    for row, own in zip(rows, scores, strict=True):
+        others = sorted(allowed[row["user"]] - {row["item"]})
+        above = int((own[others] > own[row["item"]]).sum())
+        places.append(above + 1)
+        aucs.append((1 - above / len(others), len(others) + 1))
+    found = np.array(places)
+    values, sizes = np.array(aucs).T
+    hits = float((found <= k).mean())
+    ndcg = float(np.where(found <= k, 1 / np.log2(found + 1), 0).mean())
+    auc = float(np.average(values, weights=sizes))
+    return {
+        f"hit_rate@{k}": hits,
+        f"ndcg@{k}": ndcg,
+        f"recall@{k}": hits,
+        "mrr": float((1 / found).mean()),
+        "gauc": auc,
+    }
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder / f"{name}.parquet").to_pylist()
+
+
+def unseen(folder: Path) -> list[set[int]]:
+    """By user, the items that are in no liked training sample."""
+    liked = [(row["user"], row["item"]) for row in rows_of(folder, "train") if row["like"]]
+    return [{*range(ITEMS)} - {item for owner, item in liked if owner == user} for user in range(USERS)]
+
+
+def test_a_run_its_commit_and_numpy_agree(folder: Path, ranked: Result) -> None:
+    job, rows = job_of(folder, is_ranked=True), rows_of(folder, "eval")
+    expected = figures(scores_of(ranked, rows), rows, unseen(folder), 5)
+    found = ranked.evaluations[-1]
+    assert found.values == pytest.approx(expected)
+    assert found.num_samples == USERS
+    assert evaluate(ranked.path, job=job).evaluation == found
+    # In one block a sample, whatever room the job has, and also with drawn candidates in its own evaluations.
+    for other in (job, job_of(folder, is_ranked=True, evaluation=9)):
+        assert rank_all(ranked.path, job=other, at=(5,)).evaluation.values == pytest.approx(expected)
+
+
+def test_any_job_can_be_ranked_without_what_a_sample_names(folder: Path, tmp_path: Path) -> None:
+    result = trained(job := job_of(folder, is_ranked=False), tmp_path)
+    rows, everything = rows_of(folder, "eval"), [{*range(ITEMS)}] * USERS
+    scores = scores_of(result, rows)
+    assert rank_all(result.path, job=job, feature="item", at=(5,)).evaluation.values == pytest.approx(
+        figures(scores, rows, everything, 5)
+    )
+    histories = [{*range(ITEMS)} - {*row["history"]} for row in rows]
+    found = rank_all(result.path, job=job, feature="item", at=(5,), without=("history",))
+    assert found.evaluation.values == pytest.approx(figures(scores, rows, histories, 5))
+    both = [unseen(folder)[user] & histories[user] for user in range(USERS)]
+    found = rank_all(result.path, job=job, feature="item", at=(5,), without=("history", "user"))
+    assert found.evaluation.values == pytest.approx(figures(scores, rows, both, 5))
+    pq.write_table(pa.table({"item": [*range(0, ITEMS, 3), 3]}), tmp_path / "some.parquet")
+    found = rank_all(result.path, job=job, feature="item", at=(5,), items=[str(tmp_path / "some.parquet")])
+    assert found.evaluation.values == pytest.approx(figures(scores, rows, [{*range(0, ITEMS, 3)}] * USERS, 5))
+
+
+@pytest.mark.parametrize("without", [None, (), ("history",)])
+def test_the_best_items_of_each_row(folder: Path, ranked: Result, tmp_path: Path, without: Any) -> None:
+    job, rows = job_of(folder, is_ranked=True), rows_of(folder, "eval")
+    contexts = pa.table({name: [row[name] for row in rows] for name in ("user", "history", "mood")})
+    pq.write_table(contexts, tmp_path / "contexts.parquet")
+    out = str(tmp_path / "best.parquet")
+    found = recommend(
+        ranked.path, job=job, top=7, data=[str(tmp_path / "*.parquet")], out=out, columns=["user"], without=without
+    )
+    assert found.columns == ("user", "item", "score")
+    scores = scores_of(ranked, rows)
+    left_out = {None: [{*range(ITEMS)} - kept for kept in unseen(folder)], (): [set()] * USERS}
+    for user, row in enumerate(pq.read_table(out).to_pylist()):
+        scores[user, sorted(left_out.get(without, [{*row["history"]} for row in rows])[user])] = -np.inf
+        assert row["user"] == user
+        assert row["item"] == np.argsort(-scores[user])[:7].tolist()
+        assert row["score"] == pytest.approx(scores[user, row["item"]], rel=1e-4, abs=1e-6)
+
+
+def test_what_cannot_be_ranked_is_named(folder: Path, ranked: Result, tmp_path: Path) -> None:
+    job = job_of(folder, is_ranked=True)
+    plain = job_of(folder, is_ranked=False)
+    with pytest.raises(ConfigurationError, match=r"no candidates in the job 'likes'.*Pass --rank-all FEATURE"):
+        rank_all(ranked.path, job=plain)
+    with pytest.raises(ConfigurationError, match=r"no feature 'user' to rank. Expected one of \['item', 'bias'\]"):
+        rank_all(ranked.path, job=job, feature="user")
+    with pytest.raises(ConfigurationError, match=r"feature 'history' with room for \[4\]"):
+        rank_all(ranked.path, job=plain, feature="history")
+    with pytest.raises(ConfigurationError, match=r"Found --without films"):
+        rank_all(ranked.path, job=job, without=("films",))
+    with pytest.raises(ConfigurationError, match=r"Found --top 0"):
+        recommend(ranked.path, job=job, top=0, data=["x"], out=str(tmp_path / "x"))
+    tied = replace(job, metrics=(HitRateAt(5),))
+    assert {*rank_all(ranked.path, job=tied, at=(3,)).evaluation.values} >= {"hit_rate@3", "hit_rate@5", "mrr"}

@@ -1,0 +1,92 @@
+"""In a full ranking each sample has its positive id first, and then every id of the table but those left out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.columns import IdColumn, Negatives
+from podembed.workers.data.errors import InputError
+from podembed.workers.input.all_candidates import AllCandidates
+from podembed.workers.input.interactions import Interactions
+
+NUM_ITEMS = 11
+ITEMS = [[3], [10, 4], [], [0], [7]]
+LIKED = [[1, 3, 10], [], [4]]
+USERS = [[0], [1], [], [2], [1]]
+
+
+class Reader:
+    """One batch, again and again."""
+
+    num_reads = 0
+
+    def __init__(self, users: list[list[int]]) -> None:
+        count = len(ITEMS)
+        self._batch = Batch(
+            dense=np.zeros((count, 0), np.float32),
+            labels=np.ones(count, np.float32),
+            weights=np.ones(count, np.float32),
+            features={"item": Ragged.of_lists(ITEMS), "user": Ragged.of_lists(users), "bias": Ragged.of_lists(ITEMS)},
+            sample_ids=np.arange(count),
+        )
+
+    def read(self, step: int) -> Batch:
+        self.num_reads += 1
+        return self._batch
+
+    def close(self) -> None:
+        pass
+
+
+def known() -> Interactions:
+    splits = np.cumsum([0, *map(len, LIKED)])
+    counts = np.bincount(list(itertools.chain(*LIKED)), minlength=NUM_ITEMS)
+    return Interactions(counts=counts, splits=splits, ids=np.array(list(itertools.chain(*LIKED)), np.int32))
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 12, 20])
+@pytest.mark.parametrize(
+    ("declared", "first_row", "left_out"),
+    [
+        (Negatives(1, evaluation="all"), 0, lambda at: []),
+        (Negatives(1, evaluation="all", without_positives_of="user"), 0, lambda at: LIKED[USERS[at][0]]),
+        (Negatives(1, evaluation="all", by="popularity"), 0, lambda at: {*range(NUM_ITEMS)} - {1, 3, 4, 10}),
+        (Negatives(1, evaluation="all"), 1, lambda at: [0]),
+    ],
+)
+def test_every_id_is_a_candidate_once(width: int, declared: Negatives, first_row: int, left_out) -> None:
+    source = IdColumn("item", "hash" if first_row else "as_is", vocabulary_size=NUM_ITEMS, negatives=declared)
+    # More parts than there are candidates do no harm.
+    num_parts = -(-(NUM_ITEMS + 1) // width) + 1
+    bare = Reader(USERS)
+    reader = AllCandidates(
+        bare, features=["item", "bias"], source=source, known=known(), width=width, num_parts=num_parts
+    )
+    found: list[list[int]] = [[] for _ in ITEMS]
+    for step in range(num_parts, 2 * num_parts):
+        batch = reader.read(step)
+        assert batch.features["bias"] is batch.features["item"]
+        for ids, more in zip(found, batch.features["item"].to_lists(), strict=True):
+            assert len(more) <= width
+            ids += more
+    assert bare.num_reads == 1
+    for at, (ids, given) in enumerate(zip(found, ITEMS, strict=True)):
+        if not given:
+            assert ids == []
+            continue
+        others = [id_ for id_ in range(NUM_ITEMS) if id_ != given[0] and id_ not in left_out(at)]
+        assert ids == [given[0], *others]
+
+
+def test_a_sample_has_one_owner() -> None:
+    source = IdColumn("item", vocabulary_size=NUM_ITEMS, negatives=Negatives(1, without_positives_of="user"))
+    reader = AllCandidates(
+        Reader([[0], [1, 2], [], [2], [1]]), features=["item"], source=source, known=known(), width=4, num_parts=3
+    )
+    with pytest.raises(InputError, match=r"2 ids of feature 'user' in sample 1"):
+        reader.read(0)

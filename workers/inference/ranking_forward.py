@@ -1,0 +1,138 @@
+"""`RankingForward`: scores of each sample of a batch with each of a block of candidates, which all samples share.
+
+The samples are looked up once, and a candidate once for all samples. A job with candidates gets the block in the place
+of those of each sample. Of any other job each pair of a sample and a candidate is a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podembed.embedding.config import FeatureConfig
+from podembed.workers.device.dense_half import DenseStateError, outputs_of, scores_of
+from podembed.workers.inference.model_inputs import batch_of, context_of
+from podembed.workers.inference.pooled_rows import LookedUp
+from podembed.workers.inference.trained_forward import dense_state
+from podembed.workers.job.job import JobConfig
+
+# Pairs of a sample and a candidate that are scored at once.
+PAIRS = 1 << 16
+
+Arrays = dict[str, Any]
+
+
+def ranked_features(job: JobConfig, feature: str) -> tuple[str, ...]:
+    """The features that a candidate stands in for: that one, and others of its column with the same negatives.
+
+    Raises:
+      DenseStateError: a model of this job cannot be asked for the scores of other ids.
+    """
+    columns = job.resolved_data.id_columns
+    if feature not in columns or (job.candidates is not None and feature not in job.candidate_features):
+        named = list(job.candidate_features or columns)
+        raise DenseStateError(
+            f"Found no feature {feature!r} to rank. Expected one of {named}. Name the items' feature."
+        )
+    if job.tasks:
+        raise DenseStateError(
+            f"Found tasks {[task.label for task in job.tasks]} in a job to rank by. Expected one score a sample."
+        )
+    kind = columns[feature].column, columns[feature].negatives
+    alike = tuple(name for name, one in columns.items() if (one.column, one.negatives) == kind)
+    for name in alike:
+        inner = job.activation_shapes[name][:-1]
+        if len(inner) > 1 or (job.candidates is None and math.prod(inner) != 1):
+            raise DenseStateError(
+                f"Found feature {name!r} with room for {list(inner)} vectors. Expected one vector a candidate."
+            )
+    return alike
+
+
+class RankingForward:
+    """The forward pass of a commit for blocks of candidates, compiled once.
+
+    Attributes:
+      job: with room for a block in the place of its candidates; nothing is drawn beside its ids.
+      features: those that a candidate stands in for.
+      block_size: candidates that are scored at once.
+    """
+
+    def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, feature: str, step: int) -> None:
+        """Args:
+        dense: the arrays of `params` and `state` by their keys, as a checkpoint has them.
+        step: of the commit.
+
+        Raises:
+          DenseStateError: as `ranked_features`, or the arrays are not those of the job with so many candidates.
+        """
+        self.features = ranked_features(job, feature)
+        self.block_size = max(1, PAIRS // job.batch_size)
+        self.job = _with_room(job, self.features if job.candidates else (), self.block_size)
+        self._params, self._state = dense_state(self.job, dense)
+        self._step = step
+        self._program = jax.jit(self._scores)
+
+    def scores(self, found: LookedUp, block: Mapping[str, np.ndarray]) -> np.ndarray:
+        """float32 `[n, block_size]`.
+
+        Args:
+          found: the samples; what they have of `features` is not read. Sequences are padded.
+          block: by feature, float32 `[block_size, width]`, the rows of the candidates.
+        """
+        names = [name for name in self.job.features if name not in self.features]
+        activations = dict(zip(self.job.features, found.activations, strict=True))
+        inputs: Arrays = {
+            "dense": found.batch.dense,
+            "activations": {name: activations[name] for name in names},
+            "lengths": {name: found.lengths[name].astype(np.int32) for name in names if name in self.job.sequences},
+            "columns": {name: values for name, values in found.batch.columns.items() if name in self._columns},
+        }
+        return np.asarray(self._program(self._params, self._state, inputs, dict(block)))
+
+    @property
+    def _columns(self) -> set[str]:
+        lists = {one.length_key for one in self.job.data.list_columns.values()}
+        return {one.name for one in self.job.data.extra_columns} | lists
+
+    def _scores(self, params: Any, state: Any, inputs: Arrays, block: Arrays) -> jax.Array:
+        job, num_samples = self.job, inputs["dense"].shape[0]
+        num_rows, each = (num_samples, self.block_size) if job.candidates else (num_samples * self.block_size, 1)
+        if job.candidates is None:
+            inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, self.block_size, axis=0), inputs)
+        rows = {
+            name: jnp.broadcast_to(values, (num_samples, *values.shape)).reshape(num_rows, *job.activation_shapes[name])
+            for name, values in block.items()
+        }
+        lengths = {name: jnp.full(num_rows, each, jnp.int32) for name in block if name in job.sequences}
+        batch = batch_of(
+            job,
+            dense=inputs["dense"],
+            activations=inputs["activations"] | rows,
+            lengths=inputs["lengths"] | lengths,
+            columns=inputs["columns"],
+        )
+        context = context_of(job, batch, step=self._step, params=params, state=state)
+        outputs, _ = outputs_of(job, params, batch, context)
+        return scores_of(job, outputs, num_rows).reshape(num_samples, self.block_size)
+
+
+def _with_room(job: JobConfig, features: tuple[str, ...], width: int) -> JobConfig:
+    """The job with so many candidates of a sample, and without anything that is drawn."""
+    columns = {name: replace(source, negatives=None) for name, source in job.resolved_data.id_columns.items()}
+    wide = {name: FeatureConfig(job.features[name].table, max_sequence_length=width) for name in features}
+    declared = {name: wide.get(name, feature) for name, feature in job.features.items()}
+    return replace(
+        job,
+        features=declared,
+        data=replace(job.resolved_data, features=columns),
+        metrics=(),
+        early_stopping=None,
+        callbacks=(),
+    )

@@ -1,0 +1,124 @@
+"""Full ranking: an evaluation in which every id of a table is a candidate of every sample, block after block.
+
+A block is as large as the room that the feature has. So the memory is that of a training step, however large the table
+is. The first part of a batch has the positive id before its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from podembed.embedding.ragged import Ragged
+from podembed.workers.data.batch import Batch
+from podembed.workers.data.columns import IdColumn
+from podembed.workers.input.interactions import Interactions
+from podembed.workers.input.negative_kernels import mark_others
+from podembed.workers.input.read_ahead import StepReader
+
+
+def ranked_ids(source: IdColumn, known: Interactions | None) -> np.ndarray:
+    """The ids among which a positive one is ranked, int64, rising: all that its negatives are drawn from.
+
+    Args:
+      source: resolved, with negatives.
+      known: of the training files, where the declaration needs them.
+    """
+    if source.negatives is not None and source.negatives.by == "popularity" and known is not None:
+        return np.flatnonzero(known.counts)
+    return np.arange(source.first_row, source.vocabulary_size or 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Others:
+    """The positive id of each sample of a batch, and which ids are none of its candidates.
+
+    Attributes:
+      own: int64 `[n]`, the first id of a sample, which is the positive one; -1 for a sample without ids.
+      begins, ends: int64 `[n]`, where in `ids` those that are left out begin and end.
+      ids: rising from each begin to its end.
+    """
+
+    own: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    ids: np.ndarray
+
+    @staticmethod
+    def of(batch: Batch, feature: str, *, owner: str | None = None, known: Interactions | None = None) -> Others:
+        """Args:
+          owner: a feature with one id a sample. What it has in `known` is left out.
+
+        Raises:
+          InputError: a sample with ids has none or several of the owner.
+        """
+        bags = batch.features[feature]
+        own = np.full(batch.num_samples, -1, np.int64)
+        real = np.flatnonzero(np.diff(bags.row_splits))
+        own[real] = bags.values[bags.row_splits[real]]
+        begins, ends = np.zeros_like(own), np.zeros_like(own)
+        if owner is None or known is None:
+            return Others(own, begins, ends, np.zeros(0, np.int64))
+        owners = batch.only_ids(owner, real)
+        begins[real], ends[real] = known.splits[owners], known.splits[owners + 1]
+        return Others(own, begins, ends, known.ids)
+
+    def among(self, block: np.ndarray) -> np.ndarray:
+        """bool `[n, c]`: which ids of a block are candidates of each sample beside its own."""
+        found = np.empty((len(self.own), len(block)), bool)
+        mark_others(block, self.own, self.begins, self.ends, self.ids, found)
+        return found
+
+
+class AllCandidates:
+    """A reader that gives each batch several times, every time with the next block of candidates. Mutated: the batch
+    that was read last, which all its parts share.
+    """
+
+    def __init__(
+        self,
+        reader: StepReader,
+        *,
+        features: Sequence[str],
+        source: IdColumn,
+        known: Interactions | None,
+        width: int,
+        num_parts: int,
+    ) -> None:
+        """Args:
+        features: with the same candidates.
+        source: of their ids, resolved, with negatives.
+        known: as that of `ranked_ids`.
+        width: candidates of a sample in a part.
+        """
+        self._reader, self._features, self._width, self._num_parts = reader, tuple(features), width, num_parts
+        self._ids = ranked_ids(source, known)
+        self._owner = source.negatives.without_positives_of if source.negatives else None
+        self._known = known
+        self._last: tuple[int, Batch, Others] | None = None
+
+    def read(self, step: int) -> Batch:
+        """Part `step % num_parts` of the batch of step `step // num_parts`.
+
+        Raises:
+          InputError: a sample with ids has none or several of the owner.
+        """
+        at, part = divmod(step, self._num_parts)
+        if self._last is None or self._last[0] != at:
+            batch = self._reader.read(at)
+            self._last = at, batch, Others.of(batch, self._features[0], owner=self._owner, known=self._known)
+        _, batch, others = self._last
+        first = 0 if part == 0 else part * self._width - 1
+        block = self._ids[first : (part + 1) * self._width - 1]
+        kept, ids = others.among(block), np.broadcast_to(block, (batch.num_samples, len(block)))
+        if part == 0:
+            kept = np.concatenate([others.own[:, None] >= 0, kept], axis=1)
+            ids = np.concatenate([others.own[:, None], ids], axis=1)
+        splits = np.concatenate([[0], np.cumsum(np.count_nonzero(kept, axis=1))])
+        bags = Ragged(ids[kept], splits)
+        return replace(batch, features={**batch.features, **dict.fromkeys(self._features, bags)})
+
+    def close(self) -> None:
+        self._reader.close()
