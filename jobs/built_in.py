@@ -18,10 +18,12 @@ BUILT_IN_JOBS = {
     "sasrec": "podembed.jobs.papers.sasrec:sasrec",
     "hstu": "podembed.jobs.papers.hstu:hstu",
     "din": "podembed.jobs.papers.din:din",
+    "fm": "podembed.jobs.papers.fm:fm",
+    "deepfm": "podembed.jobs.papers.fm:deepfm",
     "mmoe": "podembed.jobs.papers.mmoe:mmoe",
 }
 # Those that take the one folder of a data set in MovieLens' form, and hold out what they evaluate on.
-RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec", "hstu", "din")
+RATINGS_JOBS = ("movielens", "ncf", "mf", "bpr", "two_tower", "fism", "sasrec", "hstu", "din", "fm", "deepfm")
 
 
 def parse_settings(pairs: tuple[str, ...]) -> Mapping[str, Any]:

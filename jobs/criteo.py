@@ -1,5 +1,5 @@
-"""Click prediction with DLRM or DCN-V2, on a generated set whose best AUC is known (`synthetic`) or on click logs
-(`criteo`).
+"""Click prediction: with DLRM on a generated set whose best AUC is known (`synthetic`), and with DLRM, DCN-V2, FM or
+DeepFM on click logs (`criteo`).
 
 Copy this file to begin a job of your own: a job is a function with plain arguments that declares `-> JobConfig`. All
 names that it imports are public ones of docs/names.md.
@@ -18,6 +18,7 @@ from podembed import (
     IdColumn,
     JobConfig,
     JobError,
+    Model,
     ParquetData,
     ReadOrder,
     ShortModel,
@@ -25,12 +26,12 @@ from podembed import (
 )
 from podembed.embedding import RowWiseAdagrad, TruncatedNormal
 from podembed.jobs.datasets import PreparedSet, read_prepared, write_synthetic
-from podembed.jobs.models import DLRM, DCNv2
+from podembed.jobs.models import DLRM, FM, DCNv2, DeepFM
 
 SMALL = TruncatedNormal(stddev=0.05)
 DEFAULT_ROWS = 200_000
 PREPARED = "prepared.json"  # in the folder of a prepared set
-MODELS: dict[str, Callable[[], ShortModel]] = {"dlrm": DLRM, "dcn_v2": DCNv2}
+MODELS: dict[str, Callable[[], Model | ShortModel]] = {"dlrm": DLRM, "dcn_v2": DCNv2, "fm": FM, "deepfm": DeepFM}
 
 # Names of the 13 numbers and the 26 categorical fields in Parquet files that are understood, by who wrote them.
 COLUMN_NAMES = {

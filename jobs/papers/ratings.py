@@ -1,8 +1,8 @@
 """Ratings in MovieLens' form to the samples of a paper: one row a rating, some of which are held out.
 
-Columns are `label` (always 1), `user`, `item`, `rating`, `log_popularity` and, where it is wanted, `history`. Users and
-items are numbered from 0 in the order of their ids. `log_popularity` is the logarithm of the item's share of the
-training rows. An item without any counts as one with half a row.
+Columns are `label` (always 1), `user`, `item`, `rating`, `liked` (1 from four stars on), `log_popularity` and, where it
+is wanted, `history`. Users and items are numbered from 0 in the order of their ids. `log_popularity` is the logarithm
+of the item's share of the training rows. An item without any counts as one with half a row.
 
 The samples are under the terms of the ratings that they are made from.
 """
@@ -27,6 +27,7 @@ from podembed.workers.storage.finished_folder import create_once
 
 FORMAT_VERSION = 2
 ROWS_PER_GROUP = 8_192
+LIKED_FROM = 4.0
 _NAMES = ("user", "item", "rating", "time")
 # Of each data set of MovieLens: the file, the columns where it has no header, and what stands between them.
 _FILES: tuple[tuple[str, tuple[str, ...] | None, str], ...] = (
@@ -167,6 +168,7 @@ def _write(folder: Path, ratings: pa.Table, spec: RatingsSpec) -> dict[str, Any]
             "user": user[rows],
             "item": item[rows],
             "rating": rating[rows],
+            "liked": (rating[rows] >= LIKED_FROM).astype(np.int8),
             "log_popularity": log_popularity[item[rows]],
         }
         table = pa.table(columns)

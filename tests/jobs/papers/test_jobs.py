@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer, predict
+from podembed import JobConfig, Result, RunConfig, ScalingConfig, SilentReporter, Trainer, predict, rank_all
 from podembed.jobs.papers.din import din
 from podembed.jobs.papers.fism import fism
+from podembed.jobs.papers.fm import deepfm, fm
 from podembed.jobs.papers.hstu import hstu
 from podembed.jobs.papers.mf import bpr, mf
 from podembed.jobs.papers.ncf import ncf
@@ -54,10 +55,16 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
 def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:
     given = {"batch_size": 256, "candidates": 49, "learning_rate": 0.05} | arguments
     job = make(data=ratings, cache=str(tmp_path), **given)
-    (evaluation,) = trained(job, tmp_path).evaluations[-1:]
+    result = trained(job, tmp_path)
+    (evaluation,) = result.evaluations[-1:]
     assert evaluation.num_samples == USERS * 50
     # A fifth by chance; of 50 candidates about 8 are of the right taste.
     assert evaluation.values["hit_rate@10"] > 0.6
+    # Of all movies that the user did not rate, 21 are.
+    everything = rank_all(result.path, job=job, at=(10, 21)).evaluation
+    assert everything.num_samples == USERS
+    assert everything.values["hit_rate@21"] > 0.6
+    assert everything.values["hit_rate@10"] < evaluation.values["hit_rate@10"]
 
 
 @pytest.mark.parametrize(
@@ -82,12 +89,24 @@ def test_the_next_item_of_a_history_is_found(
     scores = np.array(pq.read_table(found.path)["scores"].to_pylist())
     is_own = np.array(rows["item"].to_pylist())[:, :25] % TASTES == np.array(rows["user"])[:, None] % TASTES
     assert scores[is_own].mean() > scores[~is_own].mean() + 0.3
+    # Of its taste there are 30 besides those of its history.
+    found = rank_all(result.path, job=job, at=(31,), without=("history",)).evaluation
+    assert found.num_samples == USERS
+    assert found.values["hit_rate@31"] > 0.6
 
 
-def test_ratings_are_predicted(ratings: str, tmp_path: Path) -> None:
-    job = mf(data=ratings, cache=str(tmp_path), batch_size=64, epochs=12, learning_rate=0.02)
+@pytest.mark.parametrize("make", [mf, fm])
+def test_ratings_are_predicted(ratings: str, tmp_path: Path, make: Any) -> None:
+    job = make(data=ratings, cache=str(tmp_path), batch_size=128, epochs=12, learning_rate=0.03)
     # By the mean alone it is 1.5.
     assert trained(job, tmp_path).evaluations[-1].values["rmse"] < 0.6
+
+
+def test_likes_are_predicted_with_normalization_and_dropout(ratings: str, tmp_path: Path) -> None:
+    job = deepfm(data=ratings, cache=str(tmp_path), batch_size=256, epochs=12, learning_rate=0.03, history_length=5)
+    found = trained(job, tmp_path).evaluations[-1].values
+    assert found["auc"] > 0.95
+    assert found["log_loss"] < 0.4
 
 
 @pytest.mark.parametrize("kind", ["mlp", "neumf"])
