@@ -20,15 +20,15 @@ class Evaluate:
     data: tuple[str, ...] = ()
     """Files or globs with the columns of the job; by default its evaluation data. Quote globs."""
     rank_all: str | None = None
-    """Rank the item that each sample has of this feature among all items of its table, in the place of other figures:
-    hit rate, NDCG and recall at --at, MRR and grouped AUC."""
+    """Rank the item that each sample has of this feature among all items of its table. It prints hit rate, NDCG and
+    recall at --at, MRR and grouped AUC in the place of other figures."""
     at: tuple[int, ...] = (10,)
     """With --rank-all: how many places count."""
     items: tuple[str, ...] = ()
     """With --rank-all: files with the column of the items; these alone are ranked."""
     without: tuple[str, ...] | None = None
-    """With --rank-all: a feature such as the user, whose items of training samples are left out, or one that has items
-    of the sample, such as a history. By default without_positives_of of the job's negatives."""
+    """With --rank-all: features whose items are left out. Of a user they are those of training, and of a history those
+    of the sample itself. By default without_positives_of of the job's negatives."""
     commit: str | None = None
     """Commit to read, by its name or its step; by default the newest that counts."""
     memory_gib: float = 4.0

@@ -1,5 +1,6 @@
-"""Factorization machines (Rendle 2010, "Factorization Machines"), alone and with layers beside them: DeepFM (Guo et al.
-2017, "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction").
+"""Factorization machines (Rendle 2010, "Factorization Machines"), alone and with layers beside them.
+
+The latter is DeepFM (Guo et al. 2017, "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction").
 
 Each feature's vector has the weight of its linear term as its last number, and the others are the factors. All features
 have one width, and combine with `sum`, or with `mean` or `sqrtn` where a bag's ids share one unit of weight.
