@@ -25,7 +25,7 @@ def din(
     attention: tuple[int, ...] = (36,),
     hidden: tuple[int, ...] = (80, 40),
     negatives: int = 1,
-    candidates: int = 99,
+    candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 256,
     epochs: int = 5,
@@ -41,7 +41,8 @@ def din(
       length: most items of a history, the last ones before the sample.
       attention: hidden widths of the layers that weigh the history.
       hidden: hidden widths of the layers that score.
-      candidates: items among which the held-out one is ranked, besides itself.
+      candidates: items among which the held-out one is ranked, besides itself; `all` ranks it among all that the user
+        did not rate.
       least_ratings: users and items with fewer are left out.
       is_lazy: whether Adam leaves rows alone that a batch does not name.
     """

@@ -15,7 +15,7 @@ from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import looked_up
 from podembed.orchestrator.inference.committed_model import CommittedModel, CommittedRows
 from podembed.orchestrator.inference.items import LeftOut, ids_in, positives_of
-from podembed.orchestrator.inference.predict import with_all
+from podembed.orchestrator.inference.predicted_rows import with_all
 from podembed.workers.data.batch import Batch
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import LookedUp, PooledRows

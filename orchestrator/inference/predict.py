@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from podembed.embedding.ragged import Ragged
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import looked_up, read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, CommittedRows, with_commit
 from podembed.orchestrator.inference.kept_columns import KeptColumns
-from podembed.orchestrator.inspect.describe import new_file
+from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, with_all, write_rows
 from podembed.workers.data.bad_rows import BadRow, BadRowLog
-from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import InputData
 from podembed.workers.device.dense_half import DenseStateError
 from podembed.workers.inference.pooled_rows import PooledRows
 from podembed.workers.inference.portable_forward import PortableForward
 from podembed.workers.inference.trained_forward import SCORED_PARTS
-from podembed.workers.input.index import InputIndex
-from podembed.workers.input.reader import LanePlan, build_index
 from podembed.workers.job.job import JobConfig
-
-GROUP_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,54 +117,6 @@ def _write(
         columns=tuple(schema.names),
         bad_rows=log.take(),
     )
-
-
-def rows_in_order(data: InputData, *, batch_size: int, out: str) -> tuple[InputIndex, LanePlan]:
-    """One lane in file order: batch after batch, the rows as they lie.
-
-    Raises:
-      ConfigurationError: `out` is a file of the data.
-    """
-    index = build_index(data)
-    if any(os.path.realpath(file.path) == os.path.realpath(out) for file in index.files):
-        raise ConfigurationError(f"Found {out} at --out and in the data. Expected another file. Choose another --out.")
-    plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=batch_size, shuffle=False)
-    return index, plan
-
-
-def write_rows(out: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, force: bool) -> None:
-    """A Parquet file that appears when it is complete.
-
-    Raises:
-      ConfigurationError: nothing can be written there.
-    """
-    with new_file(out, force=force) as file, pq.ParquetWriter(file, schema) as writer:
-        group: list[pa.RecordBatch] = []
-        for batch in batches:
-            group.append(batch)
-            if sum(part.num_rows for part in group) >= GROUP_ROWS:
-                writer.write_table(pa.Table.from_batches(group))
-                group = []
-        if group:
-            writer.write_table(pa.Table.from_batches(group))
-
-
-def unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[str]) -> InputData:
-    """Other files under the declaration of a job, of which only what a score depends on is read. Nothing is drawn
-    beside their ids.
-
-    Args:
-      features: that a score depends on.
-    """
-    read = {name: replace(source, negatives=None) for name, source in data.id_columns.items() if name in features}
-    without = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=read)
-    return replace(without, sample_weight=None, sample_id=None, order="files")
-
-
-def with_all(batch: Batch, job: JobConfig) -> Batch:
-    """The batch with all features of the job, those that were not read without ids."""
-    none = Ragged(np.zeros(0, np.int64), np.zeros(batch.num_samples + 1, np.int64))
-    return replace(batch, features={name: batch.features.get(name, none) for name in job.features})
 
 
 def _kind(shape: tuple[int, ...]) -> pa.DataType:

@@ -12,7 +12,8 @@ from podembed.orchestrator.inference.batches import read_batches
 from podembed.orchestrator.inference.committed_model import KEPT_BYTES, CommittedModel, with_commit
 from podembed.orchestrator.inference.full_ranking import FullRanking, Scored
 from podembed.orchestrator.inference.kept_columns import KeptColumns
-from podembed.orchestrator.inference.predict import Predicted, rows_in_order, unlabelled, write_rows
+from podembed.orchestrator.inference.predict import Predicted
+from podembed.orchestrator.inference.predicted_rows import rows_in_order, unlabelled, write_rows
 from podembed.workers.data.bad_rows import BadRowLog
 from podembed.workers.job.job import JobConfig
 

@@ -32,7 +32,7 @@ def ranked_features(job: JobConfig, feature: str) -> tuple[str, ...]:
     """The features that a candidate stands in for: that one, and others of its column with the same negatives.
 
     Raises:
-      DenseStateError: a model of this job cannot be asked for the scores of other ids.
+      DenseStateError: the job has no such feature, or a model without a score for each id of it.
     """
     columns = job.resolved_data.id_columns
     if feature not in columns or (job.candidates is not None and feature not in job.candidate_features):
@@ -70,12 +70,12 @@ class RankingForward:
         step: of the commit.
 
         Raises:
-          DenseStateError: as `ranked_features`, or the arrays are not those of the job with so many candidates.
+          DenseStateError: as `ranked_features`, or the arrays are not those of the job.
         """
         self.features = ranked_features(job, feature)
         self.block_size = max(1, PAIRS // job.batch_size)
         self.job = _with_room(job, self.features if job.candidates else (), self.block_size)
-        self._params, self._state = dense_state(self.job, dense)
+        self._params, self._state = dense_state(job, dense)
         self._step = step
         self._program = jax.jit(self._scores)
 

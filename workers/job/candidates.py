@@ -1,7 +1,6 @@
-"""The candidates of a sample: which feature has them, how many the model scores at once, in how many parts, and where
-the positive one ranks among all.
+"""The candidates of a sample: which feature has them, how many the model scores at once, and in how many parts.
 
-The first id of a sample is the positive one.
+The first id of a sample is the positive one. `Ranks` say where it stands among all.
 """
 
 from __future__ import annotations
