@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate lease-races chaos chaos-short elastic faults
+.PHONY: help train test check lint types tests-with-ray long-tests fuzz env clean simulate lease-races chaos chaos-short elastic faults papers
 
 help:
 	@echo "make train   train DLRM on two hosts of this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make faults  all fault tests with real processes, also those that make test leaves out; half an hour, as root with cut networks"
 	@echo "make long-tests  what make test leaves out, but for tests of faults; a quarter of an hour"
 	@echo "make elastic machines that join, vanish and drain under a run; some minutes"
+	@echo "make papers  the jobs of papers on 1, 2 and 3 hosts and over restarts; a quarter of an hour"
 	@echo "make fuzz    fuzz what reads files, SECONDS (60) for each target; installs atheris"
 	@echo "make clean   remove the environment, generated data and runs"
 
@@ -82,6 +83,10 @@ long-tests: $(STAMP)
 
 elastic: $(STAMP)
 	PODEMBED_LONG_TESTS=1 $(BIN)/python -m pytest tests/faults/test_elastic.py tests/faults/network/test_placement.py tests/faults/network/test_node_loss.py
+
+# make papers JOBS="sasrec hstu" for some of them.
+papers: $(STAMP)
+	$(BIN)/python benchmarks/papers.py $(if $(JOBS),--jobs $(JOBS))
 
 SECONDS ?= 60
 fuzz: $(STAMP)

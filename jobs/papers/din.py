@@ -28,8 +28,8 @@ def din(
     candidates: int | str = 99,
     least_ratings: int = 1,
     batch_size: int = 256,
-    epochs: int = 5,
-    learning_rate: float = 1e-3,
+    epochs: int = 3,
+    learning_rate: float = 0.02,
     is_lazy: bool = False,
     seed: int = 0,
 ) -> JobConfig:

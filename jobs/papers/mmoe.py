@@ -46,13 +46,19 @@ def mmoe(
     folder: str = ".data/two-tasks",
     model: str = "mmoe",
     batch_size: int = 256,
-    epochs: int = 2,
+    epochs: int = 6,
     dim: int = 16,
-    learning_rate: float = 0.2,
+    learning_rate: float = 1.0,
     dense_learning_rate: float = 1e-2,
     seed: int = 0,
 ) -> JobConfig:
     """MMoE, or PLE with `model=ple`, on the set in `folder`, which is written if it is not there.
+
+    Layers find it hard to multiply two vectors. With small steps of the tables they learn how likely users and items
+    are by themselves, and stay there for many epochs.
+
+    Args:
+      learning_rate: of the tables.
 
     Raises:
       JobError: an unknown model.

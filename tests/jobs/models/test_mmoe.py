@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("model", ["mmoe", pytest.param("ple", marks=is_long)])
 def test_the_job_learns_both_tasks(folder: str, tmp_path: Path, model: str) -> None:
-    job = job_module.mmoe(folder=folder, model=model, epochs=2)
+    job = job_module.mmoe(folder=folder, model=model, epochs=2, learning_rate=0.2)
     result = Trainer(
         job,
         scaling_config=ScalingConfig(in_process=True),
