@@ -10,7 +10,7 @@ are rounded in another order, so they differ a little. How much that grows in a 
 more run of one host, `nudged`, begins with dense parameters that differ by the rounding of a float32.
 
 A run that is cut and goes on as it was must end with the same bytes, or the program fails. It also fails where a loss
-differs by more than ten times that of the nudged run, and by more than `--most`, both relative to the loss.
+differs too much: by more than `--most` of itself, and by more than ten times that of the nudged run.
 """
 
 from __future__ import annotations
