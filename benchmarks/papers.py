@@ -9,8 +9,8 @@ The losses of each step, the last metrics and the rows are set beside those of o
 are rounded in another order, so they differ a little. How much that grows in a few steps depends on the model. So one
 more run of one host, `nudged`, begins with dense parameters that differ by the rounding of a float32.
 
-A run that is cut and goes on as it was must end with the same bytes, or the program fails. It also fails where a loss
-differs too much: by more than `--most` of itself, and by more than ten times that of the nudged run.
+A run that is cut and goes on as it was must end with the same bytes, or the program fails. It also fails where losses
+differ by more than `--most` of themselves, and by more than ten times those of the nudged run.
 """
 
 from __future__ import annotations
