@@ -132,7 +132,7 @@ class DriverEnd:
         self._link.setblocking(False)
         self._unsent: deque[memoryview] = deque()
         self._waiting: deque[Ticket] = deque()
-        self._size = bytearray()
+        self._header = bytearray()
         self._content: bytearray | None = None
         self._num_received = 0
         self.is_broken = False
@@ -192,11 +192,12 @@ class DriverEnd:
     def _receive(self) -> bool:
         """Receives once. Returns whether there may be more."""
         if self._content is None:
-            self._size += self._taken(self._link.recv(SIZE.size - len(self._size)))
-            if len(self._size) < SIZE.size:
+            self._header += self._taken(self._link.recv(SIZE.size + TAG_BYTES - len(self._header)))
+            if len(self._header) < SIZE.size + TAG_BYTES:
                 return not self.is_broken
-            self._content, self._num_received = bytearray(SIZE.unpack(self._size)[0] + TAG_BYTES), 0
-            self._size.clear()
+            (size,) = SIZE.unpack(self._checked(self._header))
+            self._content, self._num_received = bytearray(size + TAG_BYTES), 0
+            self._header.clear()
         rest = memoryview(self._content)[self._num_received :][:_CHUNK_BYTES]
         if rest:
             count = self._link.recv_into(rest)
@@ -208,7 +209,7 @@ class DriverEnd:
         return not self.is_broken
 
     def _checked(self, content: bytearray) -> bytearray:
-        """A message without its tag. Raises ChannelLost if the process did not write it."""
+        """A size or a message without its tag. Raises ChannelLost if the process did not write it."""
         tag = content[-TAG_BYTES:]
         del content[-TAG_BYTES:]
         self._seals.incoming.check(content, tag)

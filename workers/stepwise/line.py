@@ -85,11 +85,14 @@ class Link:
         Raises:
           ChannelLost: the other process has hung up, or did not write this.
         """
-        (size,) = SIZE.unpack(exactly(self._connection, SIZE.size))
-        content = exactly(self._connection, size)
+        header = self._checked(exactly(self._connection, SIZE.size))
+        return self._checked(exactly(self._connection, SIZE.unpack(header)[0]))
+
+    def _checked(self, found: bytearray) -> bytearray:
+        """Bytes whose tag comes next."""
         if self._seals is not None:
-            self._seals.incoming.check(content, exactly(self._connection, TAG_BYTES))
-        return content
+            self._seals.incoming.check(found, exactly(self._connection, TAG_BYTES))
+        return found
 
     def wait_forever(self) -> None:
         """From now on the other process may take its time."""
@@ -279,10 +282,13 @@ class LineEnd:
 
 def framed(content: bytes, seals: Seals | None) -> list[bytes]:
     """The next message as it goes over a line, in parts."""
-    size = SIZE.pack(len(content))
-    tag = b"" if seals is None else seals.outgoing.tag(content)
+    header, tag = SIZE.pack(len(content)), b""
+    if seals is not None:
+        # The size has a tag of its own, since memory is taken by it before the content is there.
+        header += seals.outgoing.tag(header)
+        tag = seals.outgoing.tag(content)
     # A second send costs less than a copy of what is long.
-    return [size + content + tag] if len(content) < _LONG_BYTES else [size, content, tag]
+    return [header + content + tag] if len(content) < _LONG_BYTES else [header, content, tag]
 
 
 def exactly(link: socket.socket, size: int) -> bytearray:

@@ -2,7 +2,7 @@
 
 Calls of a `PodStrategy` carry a program's own functions, so they are pickled. Whoever could write into a connection
 could run what he likes. So each message on a network ends with a keyed hash (BLAKE2b, RFC 7693) over its number and
-content. It is checked before the message is looked at.
+content. It is checked before the message is looked at. So is that of its size, before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBER_BYTES = 16
 
 
 class Seal:
-    """One direction of a line. Mutated: it counts messages, so that none can be repeated, left out or swapped.
+    """One direction of a line. Mutated: it counts, so that no message can be repeated, left out or swapped.
 
     Args:
       key: of this connection alone.

@@ -181,12 +181,14 @@ FORGED = PICKLED.pack(("echo", ("forged",)))
 @pytest.mark.parametrize(
     "change",
     [
-        lambda data: data[:12] + bytes([data[12] ^ 1]) + data[13:],
+        lambda data: data[:28] + bytes([data[28] ^ 1]) + data[29:],
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
         lambda data: data + data,
-        lambda data: len(FORGED).to_bytes(8, "little") + FORGED + bytes(16),
+        lambda data: len(FORGED).to_bytes(8, "little") + bytes(16) + FORGED + bytes(16),
+        lambda data: (1 << 62).to_bytes(8, "little") + data[8:],
+        lambda data: b"\xff" * 8 + data[8:],
     ],
-    ids=["content", "tag", "repeated", "forged"],
+    ids=["content", "tag", "repeated", "forged", "huge", "negative"],
 )
 def test_a_message_that_was_touched_is_not_looked_at(change):
     seen = []
@@ -201,19 +203,25 @@ def test_a_message_that_was_touched_is_not_looked_at(change):
         assert wait(end, [begin(end, "echo", "third")]) == [None]
     assert end.is_broken
     assert seen in ([("as it was written",)], [("as it was written",), ("second",)])
-    assert (len(seen) == 2) == (change(b"12345678901234567") == b"12345678901234567" * 2)
+    assert (len(seen) == 2) == (change(bytes(range(40))) == bytes(range(40)) * 2)
+    # The thread that answers lives on, and lets the driver in again.
+    again = DriverEnd.connect(process.door.address, SPEC)
+    assert wait(again, [begin(again, "echo", "third")]) == [None]
+    assert not again.is_broken
+    again.close()
     process.line.close()
     between.close()
 
 
-def test_an_answer_that_was_touched_breaks_the_line():
+@pytest.mark.parametrize("size", [len(FORGED), 1 << 62, -1])
+def test_an_answer_that_was_touched_breaks_the_line(size):
     process = Process()
     between = Between(process.door.address, bytes)
     end = DriverEnd.connect(between.address, SPEC)
     link = between._here
     assert wait(end, [begin(end, "echo")]) == [("echo", ())]
     ticket = begin(end, "echo")
-    link.sendall(len(FORGED).to_bytes(8, "little") + FORGED + bytes(16))
+    link.sendall(size.to_bytes(8, "little", signed=True) + bytes(16) + FORGED + bytes(16))
     assert wait(end, [ticket]) in ([None], [("echo", ())])
     assert wait(end, [begin(end, "echo")]) == [None]
     assert end.is_broken
