@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from podembed.workers.data.columns import IdColumn
+from podembed.workers.data.columns import IdColumn, Negatives
 
 # In the place of a feature: the candidates of each sample are a group of their own.
 SAMPLE = "sample"
@@ -52,6 +52,29 @@ def room_problem(feature: str, source: IdColumn, shape: tuple[int, ...]) -> str 
             f"{width} for each id. Write FeatureConfig(table, max_sequence_length={width}) for one id a sample, or "
             f"output_shape=(None, length, {width}) for lists."
         )
+    return None
+
+
+def alignment_problem(columns: Mapping[str, IdColumn]) -> str | None:
+    """What is wrong with features that would get negatives of different values, although they declare the same; None if
+    nothing is.
+
+    Args:
+      columns: of all features, resolved.
+    """
+    seen: dict[tuple[str, Negatives], tuple[str, IdColumn]] = {}
+    for name, source in columns.items():
+        # Each feature reads by itself what is in files.
+        if source.negatives is None or not (source.negatives.count or source.negatives.ranks_all):
+            continue
+        kind = replace(source, missing=None, keeps_outside=False)
+        other, first = seen.setdefault((source.column, source.negatives), (name, kind))
+        if kind != first:
+            return (
+                f"Found the same Negatives for features {other!r} and {name!r} of column {source.column!r}, in whose "
+                "tables a value has different rows. Expected one row, since rows are drawn. Give both the same mode, "
+                "salt and rows of the table, or declare other Negatives for one of them."
+            )
     return None
 
 

@@ -19,7 +19,7 @@ from podembed.workers.control.callback import Callback
 from podembed.workers.control.stopping import EarlyStopping
 from podembed.workers.data.config import InputData
 from podembed.workers.declared_types import check_plain_fields
-from podembed.workers.job.candidates import SAMPLE, candidates_problem, num_parts, room_problem
+from podembed.workers.job.candidates import SAMPLE, alignment_problem, candidates_problem, num_parts, room_problem
 from podembed.workers.job.errors import JobError
 from podembed.workers.job.feature_shapes import inner_shape
 from podembed.workers.job.quality import has_logits
@@ -178,7 +178,10 @@ class JobConfig:
         order = getattr(self.model, "order", None)
         if isinstance(order, FeatureOrder):
             order.tell(self.features)
-        self.resolved_data  # noqa: B018  # raises what is wrong with the data's declaration now, not on a host
+        # Raises what is wrong with the data's declaration now, not on a host.
+        problem = alignment_problem(self.resolved_data.id_columns)
+        if problem:
+            raise JobError(f"{problem} That is in the JobConfig {self.name!r}.")
 
     @property
     def has_own_loss(self) -> bool:

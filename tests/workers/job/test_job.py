@@ -240,6 +240,28 @@ def test_candidates_are_a_sequence_with_room_for_their_negatives() -> None:
             job_of(**changes)
 
 
+@pytest.mark.parametrize(
+    ("rows", "given", "negatives"),
+    [(7, {}, Negatives(4)), (0, {"mode": "hash"}, Negatives(4)), (7, {}, Negatives(4, evaluation="all"))],
+)
+def test_features_of_one_column_draw_the_same_negatives(rows: int, given: Any, negatives: Negatives) -> None:
+    def job(*, rows: int = 0, negatives: Negatives = negatives, **given: Any) -> JobConfig:
+        tables = {"item": ITEMS, "bias": TableConfig(ITEMS.vocabulary_size + rows, 1, name="biases")}
+        sources = {name: IdColumn("item", negatives=negatives) for name in tables}
+        sources["bias"] = replace(sources["bias"], **given)
+        return job_of(
+            features={name: FeatureConfig(table, max_sequence_length=5) for name, table in tables.items()},
+            data=ParquetData("clicks/*.parquet", label="click", features=sources),
+            candidates="item",
+        )
+
+    assert job().candidate_features == ("item", "bias")
+    with pytest.raises(JobError, match="features 'item' and 'bias' of column 'item', in whose tables"):
+        job(rows=rows, **given)
+    # Lists of files are read for each feature by itself.
+    assert job(rows=rows, negatives=Negatives(0, given=5), **given).candidate_features == ("item", "bias")
+
+
 def test_metrics_group_by_features_of_the_job() -> None:
     metrics = (RecallAt(1, group_by="user"), RecallAt(5, group_by="user"))
     assert job_of(metrics=metrics).group_features == ("user",)
