@@ -28,25 +28,29 @@ class Schedule:
       total_steps: steps of the whole run; the last one is always committed.
       save_policies: when to commit on the way.
       eval_every: steps between evaluations; None means never.
+      counts_last: whether an evaluation after the last step is one on the way, and so comes before the commit.
     """
 
     total_steps: int
     save_policies: tuple[SavePolicy, ...]
     eval_every: int | None
+    counts_last: bool = False
 
     @staticmethod
-    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool) -> Schedule:
+    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool, stops_early: bool = False) -> Schedule:
         """The schedule of a run.
 
         Args:
           all_steps: of all epochs.
           has_evaluation: there are samples to evaluate with.
+          stops_early: evaluations decide when the run ends. It may go on behind `max_steps`, so the one there counts.
         """
         eval_every = known_steps("eval_every_steps", config.eval_every_steps)
         return Schedule(
             total_steps=config.last_step(all_steps),
             save_policies=config.checkpoint_config.save_policies,
             eval_every=eval_every if has_evaluation else None,
+            counts_last=stops_early and config.last_step(all_steps) < all_steps,
         )
 
     def next_boundary(self, step: int, *, next_save: int | None) -> int:
@@ -64,7 +68,8 @@ class Schedule:
 
     def evaluates_at(self, step: int) -> bool:
         """Evaluations on the way; the one at the end is the driver's last act."""
-        return self.eval_every is not None and step % self.eval_every == 0 and step < self.total_steps
+        is_on_the_way = step < self.total_steps or self.counts_last
+        return self.eval_every is not None and step % self.eval_every == 0 and is_on_the_way
 
 
 def window_target_s(num_hosts: int) -> float:

@@ -161,7 +161,7 @@ class Generation:
         """
         shared, commits = self._shared, committing.commits
         schedule, saves, run = shared.saves.schedule, shared.saves, shared.run
-        step, step_s = self.base_step, None
+        step, step_s, evaluated_step = self.base_step, None, None
         if self._base is not None:
             shared.journal.early_stop.begin(self._base.counters, self._base.metrics)
         saves.begin(step, run.committed(self.lease) if shared.config.checkpoint_config.on_best else ())
@@ -177,6 +177,7 @@ class Generation:
             step = end
             if schedule.evaluates_at(step):
                 windows.evaluate(group, step)
+                evaluated_step = step
             if is_at_commit := saves.take(step, shared.journal.metrics_at(step)):
                 committing.begin(step)
             if step < schedule.total_steps and not shared.is_stopping:
@@ -185,8 +186,8 @@ class Generation:
                     return self._left(why, step, committing)
         if shared.is_stopping and step > commits.begun_step:
             committing.begin(step)
-        elif not shared.is_stopping and shared.config.evaluate_at_end and run.eval_index is not None:
-            windows.evaluate(group, step)
+        elif shared.evaluates_at_end and evaluated_step != step:
+            windows.evaluate(group, step, is_at_end=True)
         committing.conclude(step)
         return Finished(step=step)
 

@@ -34,9 +34,11 @@ class Saves:
     _taken: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
     @staticmethod
-    def of(config: RunConfig, *, all_steps: int, has_evaluation: bool, clock: Clock) -> Saves:
-        """For a run of so many steps."""
-        schedule = Schedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation)
+    def of(
+        config: RunConfig, *, all_steps: int, has_evaluation: bool, clock: Clock, stops_early: bool = False
+    ) -> Saves:
+        """For a run of so many steps, see `Schedule.of`."""
+        schedule = Schedule.of(config, all_steps=all_steps, has_evaluation=has_evaluation, stops_early=stops_early)
         return Saves(schedule, monotonic=clock.monotonic_s)
 
     def begin(self, step: int, commits: Sequence[Committed]) -> None:

@@ -89,7 +89,13 @@ class Shared:
             watch=HostWatch(
                 cluster, scaling=scaling, limits=limits, emit=emit, describe_plan=describe_plan, clock=clock
             ),
-            saves=Saves.of(config, all_steps=run.total_steps, has_evaluation=run.eval_index is not None, clock=clock),
+            saves=Saves.of(
+                config,
+                all_steps=run.total_steps,
+                has_evaluation=run.eval_index is not None,
+                clock=clock,
+                stops_early=run.job.early_stopping is not None,
+            ),
             journal=Journal(run, config.checkpoint_config, emit=emit, unix_s=clock.wall_s),
             storage_wait=StorageWait(
                 limits.storage_timeout_s, stop=stop, emit=emit, clock=clock, meanwhile=groups.greet_at_times
@@ -107,3 +113,8 @@ class Shared:
     def is_stopping(self) -> bool:
         """Whether the run is to end after a commit: on request, or since its evaluations no longer get better."""
         return self.stop.reason is not None or self.journal.early_stop.is_due
+
+    @property
+    def evaluates_at_end(self) -> bool:
+        """Whether the driver's last act is an evaluation."""
+        return not self.is_stopping and self.config.evaluate_at_end and self.run.eval_index is not None

@@ -114,8 +114,11 @@ class Windows:
             )
         self._num_compiled, self._compiled_s = total, seconds
 
-    def evaluate(self, group: WorkerGroup, step: int) -> None:
+    def evaluate(self, group: WorkerGroup, step: int, *, is_at_end: bool = False) -> None:
         """Scores the evaluation samples with the state after `step` steps.
+
+        Args:
+          is_at_end: all is committed, so it decides nothing.
 
         Raises:
           ConfigurationError: the best commits hang on a metric that it does not have.
@@ -128,7 +131,7 @@ class Windows:
         evaluation = evaluation_of(job, parts, step=step)
         shared.journal.history.evaluation(evaluation, seconds=shared.clock.monotonic_s() - began_s)
         shared.emit(Evaluated(evaluation=evaluation, best_auc=job.best_auc, baseline=job.baseline))
-        if step < shared.saves.schedule.total_steps:
+        if not is_at_end:
             require_metric(job, shared.config.checkpoint_config, evaluation)
             shared.journal.early_stop.take(step, evaluation.values)
             if (reason := shared.journal.early_stop.reason) is not None:
