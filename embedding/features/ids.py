@@ -40,6 +40,20 @@ def fit_ids(path: str, bags: Ragged, table: TableConfig) -> tuple[Ragged, int]:
     return replace(bags, values=fitted), count
 
 
+def rows_of(ids: np.ndarray, table: TableConfig) -> np.ndarray:
+    """The row of each id, int64, as `fit_ids` has it: -1 of one that is dropped. Ids of a table that refuses stay."""
+    outside = (ids < 0) | (ids >= table.vocabulary_size)
+    if table.invalid_ids == "error" or not outside.any():
+        return ids
+    if table.invalid_ids == "drop":
+        return np.where(outside, -1, ids)
+    if table.invalid_ids == "clip":
+        return np.clip(ids, 0, table.vocabulary_size - 1)
+    fitted = ids.copy()
+    fitted[outside] = hashed(ids[outside], table.vocabulary_size)
+    return fitted
+
+
 def hashed(ids: np.ndarray, size: int) -> np.ndarray:
     """Any int64 to `0..size - 1`, the same on every machine: `mix64` modulo `size`."""
     return (mix64(ids) % np.uint64(size)).astype(np.int64)

@@ -79,8 +79,8 @@ class FullRanking:
             self._forward = RankingForward(job, dense, feature=self.feature, step=model.state.manifest.step)
         except DenseStateError as error:
             raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
-        self._source = job.resolved_data.id_columns[self.feature]
-        declared = self._source.negatives
+        source, self._table = job.resolved_data.id_columns[self.feature], job.features[self.feature].table
+        declared = source.negatives
         if without is None:
             owner = declared and declared.without_positives_of
             without = () if owner is None else (owner,)
@@ -89,10 +89,10 @@ class FullRanking:
         self._rows = CommittedRows(model, kept_bytes=kept_bytes)
         self._pooled = PooledRows(self.job, self._rows, is_padded=True)
         if items:
-            self.ids = ids_in(self.job.resolved_data, items, self.feature)
+            self.ids = ids_in(self.job, items, self.feature)
         else:
             by_popularity = declared is not None and declared.by == "popularity"
-            self.ids = ranked_ids(self._source, positives_of(self.job, self.feature) if by_popularity else None)
+            self.ids = ranked_ids(source, positives_of(self.job, self.feature) if by_popularity else None)
 
     @property
     def job(self) -> JobConfig:
@@ -110,10 +110,9 @@ class FullRanking:
 
     def positives(self, found: LookedUp) -> Scored:
         """Of each sample its first id as the only candidate, `[n, 1]`. It is none where a sample has no id, or one
-        outside the table.
+        that the table drops.
         """
-        own = Others.of(found.batch, self.feature).own
-        own = np.where(own < (self._source.vocabulary_size or 0), own, -1)
+        own = Others.of(found.batch, self.feature, table=self._table).own
         distinct, number = np.unique(own[own >= 0], return_inverse=True)
         scores = np.full((len(own), 1), np.nan, np.float32)
         real = np.flatnonzero(own >= 0)
@@ -129,7 +128,7 @@ class FullRanking:
         Args:
           with_own: whether the ids of a sample are among its candidates, and samples without ids have some.
         """
-        left_out, own = self._left_out.of(found.batch), Others.of(found.batch, self.feature)
+        left_out, own = self._left_out.of(found.batch), Others.of(found.batch, self.feature, table=self._table)
         is_sample = ~found.batch.is_padding[:, None]
         for first in range(0, len(self.ids), self._forward.block_size):
             ids = self.ids[first : first + self._forward.block_size]

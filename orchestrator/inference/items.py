@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from podembed.embedding.features.ids import rows_of
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.batches import read_batches
 from podembed.workers.data.batch import Batch
-from podembed.workers.data.config import InputData
 from podembed.workers.input.all_candidates import Others
 from podembed.workers.input.interactions import Interactions, read_interactions
 from podembed.workers.input.lanes import LanePlan
@@ -40,8 +40,8 @@ class LeftOut:
                 "of the sample."
             )
         self._names = tuple(names)
-        table = job.features[feature].table
-        owners = [name for name in names if job.features[name].table is not table]
+        self._table = job.features[feature].table
+        owners = [name for name in names if job.features[name].table is not self._table]
         self._known = {name: positives_of(job, feature, owner=name) for name in owners}
 
     def of(self, batch: Batch) -> list[Others]:
@@ -57,7 +57,8 @@ class LeftOut:
         bags = batch.features[name]
         if name not in self._known:
             sample = np.repeat(np.arange(batch.num_samples), np.diff(bags.row_splits))
-            ids = bags.values[np.lexsort((bags.values, sample))]
+            rows = rows_of(bags.values, self._table)
+            ids = rows[np.lexsort((rows, sample))]
             return Others(own=nobody, begins=bags.row_splits[:-1], ends=bags.row_splits[1:], ids=ids)
         known, real = self._known[name], np.flatnonzero(~batch.is_padding)
         begins, ends = np.zeros_like(nobody), np.zeros_like(nobody)
@@ -72,12 +73,9 @@ def positives_of(job: JobConfig, feature: str, *, owner: str | None = None) -> I
     return read_interactions(data, build_index(data), feature=feature, owner=owner)
 
 
-def ids_in(data: InputData, paths: Sequence[str], feature: str) -> np.ndarray:
-    """The distinct ids of a feature in some files, which need no other column. Rising.
-
-    Args:
-      data: resolved, of the job.
-    """
+def ids_in(job: JobConfig, paths: Sequence[str], feature: str) -> np.ndarray:
+    """The distinct rows of a feature's ids in some files, which need no other column. Rising."""
+    data = job.resolved_data
     wanted = replace(
         data,
         paths=tuple(paths),
@@ -95,4 +93,5 @@ def ids_in(data: InputData, paths: Sequence[str], feature: str) -> np.ndarray:
     plan = LanePlan(row_group_rows=index.row_group_rows, num_lanes=1, batch_size=_ROWS, shuffle=False)
     found = [np.zeros(0, np.int64)]
     found += [np.unique(batch.features[feature].values) for batch in read_batches(wanted, index, plan)]
-    return np.unique(np.concatenate(found))
+    rows = np.unique(rows_of(np.concatenate(found), job.features[feature].table))
+    return rows[rows >= 0]

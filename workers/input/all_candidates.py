@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from podembed.embedding.config import TableConfig
+from podembed.embedding.features.ids import rows_of
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn
@@ -36,7 +38,7 @@ class Others:
     """The positive id of each sample of a batch, and which ids are none of its candidates.
 
     Attributes:
-      own: int64 `[n]`, the first id of a sample, which is the positive one; -1 for a sample without ids.
+      own: int64 `[n]`, the row of a sample's first id, which is the positive one; -1 where it has none.
       begins, ends: int64 `[n]`, where in `ids` those that are left out begin and end.
       ids: rising from each begin to its end.
     """
@@ -47,8 +49,16 @@ class Others:
     ids: np.ndarray
 
     @staticmethod
-    def of(batch: Batch, feature: str, *, owner: str | None = None, known: Interactions | None = None) -> Others:
+    def of(
+        batch: Batch,
+        feature: str,
+        *,
+        table: TableConfig,
+        owner: str | None = None,
+        known: Interactions | None = None,
+    ) -> Others:
         """Args:
+          table: of the feature, which says what becomes of ids outside it. One that is dropped has no row.
           owner: a feature with one id a sample. What it has in `known` is left out.
 
         Raises:
@@ -57,7 +67,7 @@ class Others:
         bags = batch.features[feature]
         own = np.full(batch.num_samples, -1, np.int64)
         real = np.flatnonzero(np.diff(bags.row_splits))
-        own[real] = bags.values[bags.row_splits[real]]
+        own[real] = rows_of(bags.values[bags.row_splits[real]], table)
         begins, ends = np.zeros_like(own), np.zeros_like(own)
         if owner is None or known is None:
             return Others(own, begins, ends, np.zeros(0, np.int64))
@@ -83,6 +93,7 @@ class AllCandidates:
         *,
         features: Sequence[str],
         source: IdColumn,
+        table: TableConfig,
         known: Interactions | None,
         width: int,
         num_parts: int,
@@ -90,13 +101,14 @@ class AllCandidates:
         """Args:
         features: with the same candidates.
         source: of their ids, resolved, with negatives.
+        table: of their ids.
         known: as that of `ranked_ids`.
         width: candidates of a sample in a part.
         """
         self._reader, self._features, self._width, self._num_parts = reader, tuple(features), width, num_parts
         self._ids = ranked_ids(source, known)
         self._owner = source.negatives.without_positives_of if source.negatives else None
-        self._known = known
+        self._known, self._table = known, table
         self._last: tuple[int, Batch, Others] | None = None
 
     def read(self, step: int) -> Batch:
@@ -108,7 +120,8 @@ class AllCandidates:
         at, part = divmod(step, self._num_parts)
         if self._last is None or self._last[0] != at:
             batch = self._reader.read(at)
-            self._last = at, batch, Others.of(batch, self._features[0], owner=self._owner, known=self._known)
+            others = Others.of(batch, self._features[0], table=self._table, owner=self._owner, known=self._known)
+            self._last = at, batch, others
         _, batch, others = self._last
         first = 0 if part == 0 else part * self._width - 1
         block = self._ids[first : (part + 1) * self._width - 1]

@@ -94,7 +94,10 @@ def open_evaluation(
         if job.ranks_all:
             source = job.resolved_data.id_columns[job.candidates]
             found = interactions_of(job.resolved_data, training, job.candidates, known=known)
-            reader = AllCandidates(reader, features=alike, source=source, known=found, width=width, num_parts=num_parts)
+            table = job.features[job.candidates].table
+            reader = AllCandidates(
+                reader, features=alike, source=source, table=table, known=found, width=width, num_parts=num_parts
+            )
         else:
             reader = InParts(reader, features=alike, width=width, num_parts=num_parts)
     return reader, plan.steps_per_epoch * num_parts

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from podembed.embedding.config import TableConfig
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.data.columns import IdColumn, Negatives
 from podembed.workers.data.errors import InputError
-from podembed.workers.input.all_candidates import AllCandidates
+from podembed.workers.input.all_candidates import AllCandidates, Others
 from podembed.workers.input.interactions import Interactions
 
 NUM_ITEMS = 11
+TABLE = TableConfig(NUM_ITEMS, 4)
 ITEMS = [[3], [10, 4], [], [0], [7]]
 LIKED = [[1, 3, 10], [], [4]]
 USERS = [[0], [1], [], [2], [1]]
@@ -65,7 +69,7 @@ def test_every_id_is_a_candidate_once(width: int, declared: Negatives, first_row
     num_parts = -(-(NUM_ITEMS + 1) // width) + 1
     bare = Reader(USERS)
     reader = AllCandidates(
-        bare, features=["item", "bias"], source=source, known=known(), width=width, num_parts=num_parts
+        bare, features=["item", "bias"], source=source, table=TABLE, known=known(), width=width, num_parts=num_parts
     )
     found: list[list[int]] = [[] for _ in ITEMS]
     for step in range(num_parts, 2 * num_parts):
@@ -83,10 +87,27 @@ def test_every_id_is_a_candidate_once(width: int, declared: Negatives, first_row
         assert ids == [given[0], *others]
 
 
+@pytest.mark.parametrize(("policy", "own"), [("drop", [-1, -1, 3]), ("clip", [10, 0, 3]), ("hash", [7, 3, 3])])
+def test_an_id_outside_the_table_is_the_row_that_the_table_says(policy: Any, own: list[int]) -> None:
+    batch = replace(Reader(USERS).read(0), features={"item": Ragged.of_lists([[NUM_ITEMS + 4], [-7], [3], [], []])})
+    table = TableConfig(NUM_ITEMS, 4, invalid_ids=policy)
+    others = Others.of(batch, "item", table=table)
+    assert others.own.tolist() == [*own, -1, -1]
+    is_other = others.among(np.arange(NUM_ITEMS))
+    for marked, row in zip(is_other, others.own, strict=True):
+        assert np.flatnonzero(marked).tolist() == [at for at in range(NUM_ITEMS) if row >= 0 and at != row]
+
+
 def test_a_sample_has_one_owner() -> None:
     source = IdColumn("item", vocabulary_size=NUM_ITEMS, negatives=Negatives(1, without_positives_of="user"))
     reader = AllCandidates(
-        Reader([[0], [1, 2], [], [2], [1]]), features=["item"], source=source, known=known(), width=4, num_parts=3
+        Reader([[0], [1, 2], [], [2], [1]]),
+        features=["item"],
+        source=source,
+        table=TABLE,
+        known=known(),
+        width=4,
+        num_parts=3,
     )
     with pytest.raises(InputError, match=r"2 ids of feature 'user' in sample 1"):
         reader.read(0)
