@@ -18,6 +18,7 @@ from podembed.jobs.papers.mf import bpr, mf
 from podembed.jobs.papers.ncf import ncf
 from podembed.jobs.papers.sasrec import sasrec
 from podembed.jobs.papers.two_tower import two_tower
+from tests.long_tests import is_long
 
 USERS, MOVIES, TASTES, EACH = 100, 200, 5, 20
 
@@ -46,9 +47,9 @@ def trained(job: JobConfig, folder: Path, *, max_steps: int | None = None) -> Re
     ("make", "arguments"),
     [
         (ncf, {"kind": "gmf", "epochs": 8}),
-        (bpr, {"epochs": 8, "learning_rate": 0.1}),
+        pytest.param(bpr, {"epochs": 8, "learning_rate": 0.1}, marks=is_long),
         (two_tower, {"epochs": 8, "history_length": 10}),
-        (fism, {"epochs": 6, "history_length": 20}),
+        pytest.param(fism, {"epochs": 6, "history_length": 20}, marks=is_long),
         (din, {"epochs": 6, "length": 6, "negatives": 4, "learning_rate": 0.02}),
     ],
 )
@@ -74,7 +75,11 @@ def test_a_user_s_held_out_movie_is_found(ratings: str, tmp_path: Path, make: An
 
 @pytest.mark.parametrize(
     ("make", "arguments"),
-    [(sasrec, {"epochs": 20, "dropout": 0.1}), (hstu, {"epochs": 20, "negatives": 4, "dropout": 0.1})],
+    [
+        (sasrec, {"epochs": 20, "dropout": 0.1}),
+        # What its layers compute is tested beside the model.
+        pytest.param(hstu, {"epochs": 20, "negatives": 4, "dropout": 0.1}, marks=is_long),
+    ],
 )
 def test_the_next_item_of_a_history_is_found(
     ratings: str, tmp_path: Path, make: Any, arguments: dict[str, Any]
