@@ -173,17 +173,27 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
         given = [value for value in items if value is not None and value != ""]
         if all(isinstance(value, str) for value in given):
             return np.array([value if value is not None else "" for value in items], object), is_missing
-        given = np.asarray(given)
+        given = _numbers(given)
         array = np.zeros(len(items), given.dtype)
         array[~is_missing] = given
     else:
         is_missing = np.zeros(len(array), bool)
+        if array.dtype.kind == "f" and not isinstance(values, np.ndarray):
+            array = _numbers(values)
     if array.dtype.kind in "mM":
         is_missing |= np.isnat(array)
         array = _whole_times(np.where(is_missing, np.zeros((), array.dtype), array), feature)
     if array.dtype.kind not in "iu":
         raise ModelError(f"Found {array.dtype} in column {column!r}. Expected integers, text or times, or lists.")
     return array.astype(np.int64), is_missing
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """An array of them. Numpy makes floats of integers some of which are above 2^63 - 1; here they keep their bits."""
+    array = np.asarray(values)
+    if array.dtype.kind in "iu" or not all(type(value) is int and -(1 << 63) <= value <= _MASK for value in values):
+        return array
+    return np.array([value & _MASK for value in values], np.uint64)
 
 
 def _buckets(array: np.ndarray, part: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -268,6 +268,17 @@ def test_columns_that_are_missing_are_named(model: Model) -> None:
         model.predict(columns | {"item": 7})
 
 
+def test_lists_may_have_ids_above_63_bits_beside_smaller_ones(model: Model) -> None:
+    """As a request in JSON has them; numpy makes floats of such a list."""
+    wild = [(1 << 64) - 1, 5, 1 << 63]
+    columns = columns_of(ROW, ROW, ROW)
+    as_array = model.predict(columns | {"wild": np.array(wild, np.uint64)})
+    np.testing.assert_array_equal(model.predict(columns | {"wild": wild}), as_array)
+    np.testing.assert_array_equal(model.predict(columns | {"wild": [*wild[:2], None]})[:2], as_array[:2])
+    with pytest.raises(ModelError, match="in column 'wild'. Expected integers"):
+        model.predict(columns | {"wild": [1 << 64, 5, 6]})
+
+
 def test_a_value_among_lists_is_a_list_of_one(model: Model) -> None:
     rows = [ROW | {"tags": ["tool", "x"]}, ROW | {"tags": ["tool"]}]
     mixed = [rows[0], ROW | {"tags": "tool"}]
