@@ -8,28 +8,25 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from podembed.embedding.config import TableConfig
 from podembed.orchestrator.api.config import ConfigurationError
 from podembed.orchestrator.inference.committed_model import CommittedModel, with_commit
 from podembed.orchestrator.inference.export_files import MANIFEST, ExportFiles, export_folder
+from podembed.orchestrator.inference.input_schema import input_schema
 from podembed.orchestrator.inspect.export_formats import Source, write_npy
 from podembed.orchestrator.inspect.rows import BATCH_BYTES
-from podembed.workers.data.files import read_whole
 from podembed.workers.device.dense_half import DenseStateError
-from podembed.workers.inference import exported_columns, exported_model
-from podembed.workers.inference.portable_forward import export_forward, output_shapes, read_features
+from podembed.workers.inference import exported_columns, exported_extra, exported_model
+from podembed.workers.inference.portable_forward import export_forward, output_shapes
 from podembed.workers.inference.trained_forward import SCORED_PARTS
-from podembed.workers.job.bags import Bags
 from podembed.workers.job.job import JobConfig
-from podembed.workers.job.tables import feature_bindings
 
 PROGRAM = "forward.jax"
 _SAFETENSORS = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
@@ -82,11 +79,6 @@ def export_model(
 def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel:
     _require_flatbuffers()
     job, manifest = model.job, model.state.manifest
-    if job.data.extra_columns:
-        raise ConfigurationError(
-            f"Found extra columns {[one.name for one in job.data.extra_columns]} in the job '{job.name}'. Expected "
-            "none, since exported models do not read them. `podembed predict` does."
-        )
     try:
         exported = export_forward(job, step=manifest.step)
     except DenseStateError as error:
@@ -103,6 +95,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
         )
         files.write(name, lambda file, source=source: write_npy(file, source))
         tables.append({"name": table.name, "file": name, "num_rows": table.num_rows, "dim": config.dim})
+    schema = input_schema(job, exported, files)
     document = {
         "format": exported_model.FORMAT,
         "format_version": exported_model.FORMAT_VERSION,
@@ -114,11 +107,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
         "program": PROGRAM,
         "platforms": list(exported.platforms),
         "outputs": {name: list(shape) for name, shape in outputs.items()},
-        "dense_columns": [
-            {"name": one.name, "transform": one.transform, "unit": one.unit, "since": one.since}
-            for one in job.resolved_data.dense_columns
-        ],
-        "features": _features(job, files, read=read_features(exported)),
+        **schema,
         "tables": tables,
         "versions": {name: metadata.version(name) for name in ("podembed", "jax", "jaxlib", "numpy")},
     }
@@ -126,22 +115,23 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
     document["files"] = dict(files.written)
     # Last, so that what has a manifest is whole.
     files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
-    needed = [one["name"] for one in document["dense_columns"]]
-    needed += [name for one in document["features"] for name in exported_columns.columns_of(one)]
     return ExportedModel(
         path=out,
         commit=manifest.name,
-        columns=tuple(dict.fromkeys(needed)),
+        columns=exported_columns.needed(document),
         outputs=outputs,
         size_bytes=sum(one["size_bytes"] for one in files.written.values()),
     )
 
 
 def _served_source() -> str:
-    """The reader of exports: both of its files in one, without the imports of the second from the first."""
-    first, second = (Path(module.__file__ or "").read_text() for module in (exported_columns, exported_model))
-    second = re.sub(r"^from (__future__|podembed[.\w]*) import (\([^)]*\)|.*)\n", "", second, flags=re.MULTILINE)
-    return f"{first}\n\n{second}"
+    """The reader of exports: its three files in one, without the imports of one from another."""
+    parts = []
+    for module in (exported_columns, exported_extra, exported_model):
+        text = Path(module.__file__ or "").read_text(encoding="utf-8")
+        pattern = r"^from (__future__|podembed[.\w]*) import (\([^)]*\)|.*)\n"
+        parts.append(re.sub(pattern, "", text, flags=re.MULTILINE) if parts else text)
+    return "\n\n".join(parts)
 
 
 def _require_flatbuffers() -> None:
@@ -153,55 +143,6 @@ def _require_flatbuffers() -> None:
             "Found no package flatbuffers. Expected it, since JAX writes exported programs with it. Install "
             "podembed[export]."
         ) from error
-
-
-def _features(job: JobConfig, files: ExportFiles, *, read: Collection[str]) -> list[dict[str, Any]]:
-    """How each column that is read becomes rows of a table and what the model gets of them; vocabularies are
-    written.
-    """
-    columns, bags = job.resolved_data.id_columns, Bags(job)
-    names: dict[str, str] = {}
-    for path in job.resolved_data.vocabularies:
-        names[path] = f"vocabularies/{len(names)}.txt"
-        files.write_bytes(names[path], read_whole(path))
-    described = []
-    for binding, (name, shape) in zip(feature_bindings(job), job.activation_shapes.items(), strict=True):
-        if name not in read:
-            continue
-        column, table = columns[name], job.tables[binding.table]
-        described.append(
-            {
-                "name": name,
-                "column": column.column,
-                "mode": column.mode,
-                "vocabulary_size": table.vocabulary_size,
-                "missing": column.missing,
-                "salt": column.salt,
-                "vocabulary": names[column.vocabulary] if column.vocabulary else None,
-                "num_reserved": column.num_reserved,
-                "unit": column.unit,
-                "since": column.since,
-                "boundaries": list(column.boundaries),
-                "crossed_with": [
-                    {"column": one.column, "unit": one.unit, "since": one.since, "boundaries": list(one.boundaries)}
-                    for one in column.parts[1:]
-                ],
-                "weights": column.weights,
-                "invalid_ids": table.invalid_ids,
-                "table": binding.table,
-                "combiner": binding.combiner,
-                "quantization": _quantization(table),
-                "positions": job.sequences.get(name, bags.positions(name)),
-                "is_sequence": name in job.sequences,
-                "shape": list(shape),
-            }
-        )
-    return described
-
-
-def _quantization(table: TableConfig) -> dict[str, Any] | None:
-    config = table.quantization_config
-    return config and {"num_buckets": config.num_buckets, "lower": config.lower, "upper": config.upper}
 
 
 def _write_safetensors(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:

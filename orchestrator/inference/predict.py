@@ -89,7 +89,9 @@ def _write(
     except DenseStateError as error:
         raise ConfigurationError(f"{error} It is the model of {model.state.location}.") from error
     # Data is read by features, so all are where no score depends on any.
-    declared = unlabelled(job.resolved_data, data, features=forward.features or tuple(job.features))
+    declared = unlabelled(
+        job.resolved_data, data, features=forward.features or tuple(job.features), columns=forward.columns
+    )
     index, plan = rows_in_order(declared, batch_size=job.batch_size, out=out)
     log = BadRowLog(declared.max_bad_rows)
     kept = KeptColumns(declared, index, columns, taken=list(forward.shapes))

@@ -52,16 +52,20 @@ def write_rows(out: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *
             writer.write_table(pa.Table.from_batches(group))
 
 
-def unlabelled(data: InputData, paths: Sequence[str], *, features: Collection[str]) -> InputData:
+def unlabelled(
+    data: InputData, paths: Sequence[str], *, features: Collection[str], columns: Collection[str] | None = None
+) -> InputData:
     """Other files under the declaration of a job, of which only what a score depends on is read. Nothing is drawn
     beside their ids.
 
     Args:
       features: that a score depends on.
+      columns: the extra columns that a score depends on; None stands for all.
     """
     read = {name: replace(source, negatives=None) for name, source in data.id_columns.items() if name in features}
     without = replace(data, paths=tuple(paths), eval_paths=(), has_labels=False, features=read)
-    return replace(without, sample_weight=None, sample_id=None, order="files")
+    extra = tuple(one for one in data.extra_columns if columns is None or one.name in columns)
+    return replace(without, extra=extra, sample_weight=None, sample_id=None, order="files")
 
 
 def with_all(batch: Batch, job: JobConfig) -> Batch:

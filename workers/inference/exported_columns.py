@@ -29,6 +29,13 @@ def columns_of(feature: Mapping[str, Any]) -> list[str]:
     return names if feature["weights"] is None else [*names, feature["weights"]]
 
 
+def needed(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that an export reads, each once."""
+    named = [column["name"] for column in (*manifest["dense_columns"], *manifest.get("extra_columns", ()))]
+    named += [name for feature in manifest["features"] for name in columns_of(feature)]
+    return tuple(dict.fromkeys(named))
+
+
 def ids_of(
     columns: Mapping[str, Any], feature: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -164,7 +171,7 @@ def _flat(values: Any) -> tuple[Any, np.ndarray]:
 def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Integers, or objects that are texts, and which are missing. Numbers with boundaries are their buckets."""
     column = feature["column"]
-    array = _with_times(values, feature, column)
+    array = with_times(values, feature, column)
     if feature["boundaries"]:
         return _buckets(array, feature)
     if array.dtype.kind in "OUS" or not len(array):
@@ -181,11 +188,24 @@ def _plain(values: Any, feature: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
         if array.dtype.kind == "f" and not isinstance(values, np.ndarray):
             array = _numbers(values)
     if array.dtype.kind in "mM":
-        is_missing |= np.isnat(array)
-        array = _whole_times(np.where(is_missing, np.zeros((), array.dtype), array), feature)
+        array, is_missing = whole_times(array, feature, column)
     if array.dtype.kind not in "iu":
         raise ModelError(f"Found {array.dtype} in column {column!r}. Expected integers, text or times, or lists.")
     return array.astype(np.int64), is_missing
+
+
+def integers_of(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Integers, 0 where one is missing, and which are missing. Values of another type are as numpy has them."""
+    array = np.asarray(values)
+    is_missing = np.zeros(len(array), bool)
+    if array.dtype == object:
+        is_missing = np.array([value is None for value in array.tolist()], bool)
+        given = _numbers([value for value in array.tolist() if value is not None])
+        array = np.zeros(len(is_missing), given.dtype if len(given) else np.int64)
+        array[~is_missing] = given
+    elif not isinstance(values, np.ndarray):
+        array = _numbers(values) if len(array) else np.zeros(0, np.int64)
+    return array, is_missing
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:
@@ -217,27 +237,40 @@ def _buckets(array: np.ndarray, part: Mapping[str, Any]) -> tuple[np.ndarray, np
 
 def dense_of(values: Any, column: Mapping[str, Any]) -> np.ndarray:
     """float32 `[n]`."""
-    array = _with_times(values, column, column["name"])
-    if array.dtype == object:
-        array = np.asarray([0 if value is None else value for value in array.tolist()])
+    array = with_times(values, column, column["name"])
     if array.dtype.kind in "mM":
         if np.isnat(array).any():
             raise ModelError(f"Found no time in column {column['name']!r}. Expected one a sample. Fill the column.")
         numbers = _times(array, column).astype(np.float32)
-    elif array.dtype.kind in "biuf" and array.ndim == 1:
-        with np.errstate(over="ignore"):
-            numbers = array.astype(np.float32)
     else:
-        raise ModelError(f"Found {array.dtype}{list(array.shape)} in column {column['name']!r}. Expected numbers, [n].")
+        numbers = _float32_of(array, column["name"])
     if column["transform"] == "log1p":
         numbers = np.log1p(np.maximum(numbers, np.float32(0)))
+    return _finite(numbers, column["name"])
+
+
+def finite_numbers(values: Any, name: str) -> np.ndarray:
+    """float32 `[n]`, 0 where one is missing."""
+    return _finite(_float32_of(np.asarray(values), name), name)
+
+
+def _float32_of(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype == object:
+        array = np.asarray([0 if value is None else value for value in array.tolist()])
+    if array.dtype.kind not in "biuf" or array.ndim != 1:
+        raise ModelError(f"Found {array.dtype}{list(array.shape)} in column {name!r}. Expected numbers, [n].")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def _finite(numbers: np.ndarray, name: str) -> np.ndarray:
     if not np.isfinite(numbers).all():
         wrong = numbers[~np.isfinite(numbers)][0]
-        raise ModelError(f"Found {wrong} in column {column['name']!r}. Expected finite numbers; a missing one is None.")
+        raise ModelError(f"Found {wrong} in column {name!r}. Expected finite numbers; a missing one is None.")
     return numbers
 
 
-def _with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
+def with_times(values: Any, column: Mapping[str, Any], name: str) -> np.ndarray:
     """The values, as times where the column is declared so. Text in ISO 8601 stands for a time in UTC."""
     array = np.asarray(values)
     if (column["unit"] is None and column["since"] is None) or array.dtype.kind in "mM":
@@ -273,12 +306,19 @@ def _times(array: np.ndarray, column: Mapping[str, Any]) -> np.ndarray:
     return seconds * float(_A_SECOND[unit]) + rest * (_A_SECOND[unit] / a_second)
 
 
-def _whole_times(array: np.ndarray, column: Mapping[str, Any]) -> np.ndarray:
-    seconds, rest, a_second, unit = _time_parts(array, column)
+def whole_times(array: np.ndarray, column: Mapping[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """int64 of times, and which are missing."""
+    is_missing = np.isnat(array)
+    seconds, rest, a_second, unit = _time_parts(np.where(is_missing, np.zeros((), array.dtype), array), column)
     if unit in _SECONDS:
-        return seconds // _SECONDS[unit]
+        return seconds // _SECONDS[unit], is_missing
     units = _A_SECOND[unit]
-    return seconds * units + (rest * (units // a_second) if units >= a_second else rest // (a_second // units))
+    is_beyond = (np.abs(seconds) > np.iinfo(np.int64).max // units - 1) & ~is_missing
+    if is_beyond.any():
+        raise ModelError(f"Found {array[is_beyond][0]} in column {name!r}. Expected times that 64 bits hold in {unit}.")
+    return seconds * units + (
+        rest * (units // a_second) if units >= a_second else rest // (a_second // units)
+    ), is_missing
 
 
 def mix(keys: np.ndarray, offset: np.uint64) -> np.ndarray:

@@ -1,8 +1,8 @@
 """`load` a model that `podembed export-model` wrote, and score with it. Needs numpy, jax and jax's own flatbuffers.
 
-Behind the text of `exported_columns` this file lies in every export as `served_model.py`. Beside that it imports
-nothing of podembed. docs/inference.md says what each file of an export holds. Nothing is unpickled: arrays, text in
-JSON, and a program of JAX are all that there is.
+Behind the texts of `exported_columns` and `exported_extra` this file lies in every export as `served_model.py`. Beside
+these it imports nothing of podembed. docs/inference.md says what each file of an export holds. Nothing is unpickled:
+arrays, text in JSON, and a program of JAX are all that there is.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ import numpy as np
 from podembed.workers.inference.exported_columns import (
     ModelError,
     Vocabulary,
-    columns_of,
     dense_of,
     ids_of,
     mix,
+    needed,
     splits_of,
 )
+from podembed.workers.inference.exported_extra import extra_of
 
 FORMAT = "podembed-model"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Exports of version 2 have no extra columns.
+_READ_VERSIONS = (2, FORMAT_VERSION)
 _DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I16": "<i2", "I8": "i1"}
 _DTYPES |= {"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"}
 
@@ -49,10 +52,10 @@ def load(folder: str, *, reads_tables: bool = False) -> Model:
         raise ModelError(f"Found no manifest.json in {folder}. Expected an export. Copy all of its files here.")
     with open(path, encoding="utf-8") as file:
         manifest = json.load(file)
-    if manifest.get("format") != FORMAT or manifest.get("format_version") != FORMAT_VERSION:
+    if manifest.get("format") != FORMAT or manifest.get("format_version") not in _READ_VERSIONS:
         raise ModelError(
             f"Found {manifest.get('format')} {manifest.get('format_version')} in {path}. Expected {FORMAT} "
-            f"{FORMAT_VERSION}. Load it with the served_model.py that lies beside it."
+            f"{' or '.join(map(str, _READ_VERSIONS))}. Load it with the served_model.py that lies beside it."
         )
     for name, expected in manifest["files"].items():
         _check(os.path.join(folder, name), expected, reads_all=reads_tables or not name.startswith("tables/"))
@@ -78,6 +81,7 @@ class Model:
 
     def __init__(self, folder: str, manifest: dict[str, Any]) -> None:
         self.manifest = manifest
+        self._extra = manifest.get("extra_columns", [])
         files = [os.path.join(folder, table["file"]) for table in manifest["tables"]]
         self._tables = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         self._dense = {key: jax.device_put(values) for key, values in _safetensors(folder, "dense.safetensors").items()}
@@ -89,9 +93,7 @@ class Model:
     @property
     def columns(self) -> list[str]:
         """The columns that are needed."""
-        named = [column["name"] for column in self.manifest["dense_columns"]]
-        named += [name for feature in self.manifest["features"] for name in columns_of(feature)]
-        return list(dict.fromkeys(named))
+        return list(needed(self.manifest))
 
     def predict(self, columns: Mapping[str, Any]) -> Any:
         """The scores, float32 `[n]`; a dictionary of them where the model has several.
@@ -113,6 +115,9 @@ class Model:
         num_samples = self._num_samples(columns)
         try:
             dense = [dense_of(columns[column["name"]], column) for column in self.manifest["dense_columns"]]
+            extra = {}
+            for column in self._extra:
+                extra |= extra_of(columns[column["name"]], column)
             features = [
                 ids_of(columns, feature, self._vocabularies.get(feature["vocabulary"]))
                 for feature in self.manifest["features"]
@@ -129,6 +134,9 @@ class Model:
             inputs = {"dense": np.zeros((size, len(dense)), np.float32)}
             for at, column in enumerate(dense):
                 inputs["dense"][:count, at] = column[start : start + count]
+            for name, values in extra.items():
+                inputs[name] = np.zeros((size, *values.shape[1:]), values.dtype)
+                inputs[name][:count] = values[start : start + count]
             for feature, bags in zip(self.manifest["features"], features, strict=True):
                 inputs |= self._looked_up(feature, *_part(*bags, start, count, size))
             parts.append({name: np.asarray(v)[:count] for name, v in self._program(self._dense, inputs).items()})

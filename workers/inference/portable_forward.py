@@ -36,10 +36,11 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
 
     `dense` has the leaves of parameters and state by their keys, as commits have them. `inputs` has `dense` `[n,
     num_dense]`, `activations/<feature>` and, of sequences, `lengths/<feature>`. Extra columns are `columns/<name>`, as
-    batches of the job have them. `outputs` has `score` `[n]`. Of a model
-    that returns a mapping it has all arrays of samples, with the names that the model gives them.
+    batches of the job have them. `outputs` has `score` `[n]`. Of a model that returns a mapping it has all arrays of
+    samples, with the names that the model gives them.
 
-    Features that no output depends on are not among the inputs. Such are those that only a loss reads.
+    Features and extra columns that no output depends on are not among the inputs. Such are those that only a loss
+    reads.
 
     Args:
       step: of the commit.
@@ -67,7 +68,10 @@ def export_forward(job: JobConfig, *, step: int) -> jax.export.Exported:
             dense=inputs["dense"],
             activations=activations,
             lengths=lengths,
-            columns={name: inputs[f"columns/{name}"] for name in columns},
+            columns={
+                name: inputs.get(f"columns/{name}", jnp.zeros((num_samples, *one.inner), one.dtype))
+                for name, one in columns.items()
+            },
         )
         context = context_of(job, batch, step=step, params=values["params"], state=values["state"])
         outputs, _ = outputs_of(job, values["params"], batch, context)
@@ -106,7 +110,7 @@ def _input_shapes(job: JobConfig) -> Arrays:
 
 
 def _inputs_read(program: Any, inputs: Arrays, job: JobConfig) -> Arrays:
-    """The inputs without those of features that no output depends on."""
+    """The inputs without those of features and extra columns that no output depends on."""
     needed = {one for one in program.jaxpr.outvars if not isinstance(one, Literal)}
     for step in reversed(program.jaxpr.eqns):
         if needed.intersection(step.outvars):
@@ -114,14 +118,23 @@ def _inputs_read(program: Any, inputs: Arrays, job: JobConfig) -> Arrays:
     # JAX flattens dictionaries by rising names.
     variables = program.jaxpr.invars[-len(inputs) :]
     read = {name for name, one in zip(sorted(inputs), variables, strict=True) if one in needed}
-    of_features = [{f"activations/{name}", f"lengths/{name}"} for name in job.features]
-    unread = set().union(*(both for both in of_features if not both & read))
+    together = [{f"activations/{name}", f"lengths/{name}"} for name in job.features]
+    together += [{f"columns/{name}" for name in batch_shapes([one])} for one in job.data.extra_columns]
+    unread = set().union(*(both for both in together if not both & read))
     return {name: shape for name, shape in inputs.items() if name not in unread}
 
 
 def read_features(exported: jax.export.Exported) -> tuple[str, ...]:
     """The features among the inputs of a program, by rising names."""
-    beginning = "activations/"
+    return _inputs_of(exported, "activations/")
+
+
+def read_columns(exported: jax.export.Exported) -> tuple[str, ...]:
+    """The extra columns among the inputs of a program, and the lengths of their lists."""
+    return _inputs_of(exported, "columns/")
+
+
+def _inputs_of(exported: jax.export.Exported, beginning: str) -> tuple[str, ...]:
     (_, inputs), _ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)
     return tuple(name.removeprefix(beginning) for name in inputs if name.startswith(beginning))
 
@@ -153,6 +166,7 @@ class PortableForward:
 
     Attributes:
       features: that are looked up for it.
+      columns: the extra columns that it reads, and the lengths of their lists.
     """
 
     def __init__(self, job: JobConfig, dense: Mapping[str, np.ndarray], *, step: int) -> None:
@@ -161,6 +175,7 @@ class PortableForward:
         """
         self.exported = export_forward(job, step=step)
         self.features = frozenset(read_features(self.exported))
+        self.columns = frozenset(read_columns(self.exported))
         self._batch_size = job.batch_size
         self._dense = {key: jnp.asarray(values) for key, values in dense.items()}
         self._program = jax.jit(self.exported.call)
@@ -184,6 +199,6 @@ class PortableForward:
         for name, lengths in found.lengths.items():
             if name in self.features:
                 arrays[f"lengths/{name}"] = lengths.astype(np.int32)
-        arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items()}
+        arrays |= {f"columns/{name}": values for name, values in found.batch.columns.items() if name in self.columns}
         cut = {name: jnp.asarray(values[:size]) for name, values in arrays.items()}
         return {name: np.asarray(values)[:num_samples] for name, values in self._program(self._dense, cut).items()}

@@ -16,9 +16,11 @@ from podembed.embedding.config import FeatureConfig, QuantizationConfig, TableCo
 from podembed.jobs.models.dlrm import DLRM
 from podembed.workers.data.columns import DenseColumn, IdColumn
 from podembed.workers.data.config import ParquetData
+from podembed.workers.data.extra_columns import IntegerColumn, ListColumn, VectorColumn
 from podembed.workers.job.job import JobConfig
 from podembed.workers.model.batch import ModelBatch
 from podembed.workers.model.context import StepContext
+from podembed.workers.model.contract import ModelSpec
 from podembed.workers.model.flax_models import FlaxModel
 
 NUM_ROWS = 300
@@ -54,6 +56,17 @@ def write_data(folder: Path) -> None:
             "shares": pa.array([one and random.normal(size=len(one)).tolist() for one in brands]),
         }
     )
+    more = {
+        "rank": pa.array(maybe(random.integers(-50, 50, NUM_ROWS).tolist()), pa.int16()),
+        "serial": pa.array(maybe(random.integers(-(1 << 62), 1 << 62, NUM_ROWS).tolist())),
+        "opened": pa.array(maybe(random.integers(0, 10**9, NUM_ROWS).tolist()), pa.timestamp("s")),
+        "image": pa.array(maybe([[*random.normal(size=2).tolist(), None] for _ in range(NUM_ROWS)])),
+        "marks": pa.array(maybe([random.normal(size=at % 6).tolist() for at in range(NUM_ROWS)])),
+        "serials": pa.array(bags([None, 1 << 60, -3, 7], 5), pa.list_(pa.int64())),
+        "times": pa.array(bags([None, 10**9, 3 * 10**6], 6), pa.list_(pa.timestamp("s"))),
+    }
+    for name, column in more.items():
+        table = table.append_column(name, column)
     pq.write_table(table.slice(0, 170), folder / "part-0.parquet", row_group_size=70)
     pq.write_table(table.slice(170), folder / "part-1.parquet", row_group_size=90)
     (folder / "words.txt").write_text("tool\né\nw3\nw7\n", encoding="utf-8")
@@ -135,5 +148,50 @@ def sequence_job(folder: str) -> JobConfig:
         features={"item": FeatureConfig(items), "history": FeatureConfig(items, max_sequence_length=5)},
         model=FlaxModel(Attention()),
         data=ParquetData(data.paths, label="click", dense=data.dense),
+        batch_size=BATCH_SIZE,
+    )
+
+
+EXTRA = (
+    "price",
+    DenseColumn("visits", "log1p"),
+    DenseColumn("seen", unit="h", since="midnight"),
+    IntegerColumn("rank", missing=-7),
+    IntegerColumn("serial", "int64", missing=1 << 50),
+    IntegerColumn("opened", missing=-1, unit="s", since="2001-01-01"),
+    VectorColumn("image", 3),
+    ListColumn("marks", 4),
+    ListColumn("serials", 3, "int64"),
+    ListColumn("times", 4, "int32", unit="m", since="1999-06-01"),
+    IntegerColumn("click"),
+)
+
+
+class ReadsColumns:
+    """Scores and outputs that are nothing but extra columns. One more is read by the loss alone."""
+
+    def init(self, key: jax.Array, spec: ModelSpec) -> dict[str, jax.Array]:
+        return {"w": jnp.ones(3)}
+
+    def apply(self, params: dict[str, jax.Array], batch: ModelBatch, context: StepContext) -> dict[str, jax.Array]:
+        columns = {name: batch.columns[name] for name in batch.columns if name != "click"}
+        words = {name: jax.lax.bitcast_convert_type(one, jnp.uint32) for name, one in columns.items()}
+        halves = {name: jnp.stack([one & 0xFFFF, one >> 16], axis=-1) for name, one in words.items()}
+        halves = {name: one.astype(jnp.float32) for name, one in halves.items()}
+        counts = {f"{name}/length": batch.lengths[name] for name in ("marks", "serials", "times")}
+        return {"scores": batch.columns["image"] @ params["w"] + batch.columns["price"]} | halves | counts
+
+    def loss(self, outputs: dict[str, jax.Array], batch: ModelBatch, context: StepContext) -> jax.Array:
+        return (outputs["scores"] - batch.columns["click"]) ** 2
+
+
+def columns_job(folder: str) -> JobConfig:
+    """A model that hands on every kind of extra column, bit by bit."""
+    data = data_of(folder)
+    return JobConfig(
+        name="columns",
+        features={"item": FeatureConfig(TableConfig(40, 4, combiner="sum", name="items"))},
+        model=ReadsColumns(),
+        data=ParquetData(data.paths, label="item", extra=EXTRA),
         batch_size=BATCH_SIZE,
     )
