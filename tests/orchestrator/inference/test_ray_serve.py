@@ -1,0 +1,70 @@
+"""The program of docs/inference.md for Ray Serve, by requests to replicas on a real Ray."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.inference.export_model import export_model
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.inference.exported_model import load
+from tests.long_tests import is_long
+from tests.orchestrator.inference.served_data import sequence_job, write_data
+
+PAGE = Path(__file__).parents[3] / "docs" / "inference.md"
+COLUMNS: dict[str, Any] = {
+    "price": [1.5, None, 0.0],
+    "visits": [3, 0, 7],
+    "seen": ["2024-05-01", "2024-05-02T13:00", "1999-01-01"],
+    "item": [7, 35, 0],
+    "history": [[1, 2], [], [35, 3, 1, 4, 1, 5]],
+}
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("served")
+    write_data(folder)
+    job = sequence_job(str(folder))
+    run = Trainer(
+        job,
+        scaling_config=ScalingConfig(in_process=True, threads_per_host=1),
+        run_config=RunConfig(storage_path=str(folder), name="run"),
+        reporter=SilentReporter(),
+    ).fit()
+    export_model(run.path, out=str(folder / "model"), job=job)
+    return str(folder / "model")
+
+
+@is_long
+@pytest.mark.ray
+def test_the_page_serves_an_export_with_ray_serve(export: str, ray_cluster: None) -> None:
+    from ray import serve
+
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    program = next(block for block in blocks if "serve.deployment" in block)
+    names: dict[str, Any] = {}
+    exec(compile(program.replace('"/models/clicks"', repr(export)), "page", "exec"), names)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        serve.run(names["app"])
+        answers = [httpx.post(f"http://127.0.0.1:{port}/", json=COLUMNS, timeout=60.0) for _ in range(4)]
+    finally:
+        serve.shutdown()
+    expected = load(export).predict(COLUMNS)
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_array_equal(np.array(answer.json()["score"], np.float32), expected)
+    assert len(np.unique(expected)) == 3
+    assert "served_model" not in sys.modules, "replicas load it"
