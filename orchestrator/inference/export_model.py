@@ -113,6 +113,7 @@ def _write(model: CommittedModel, files: ExportFiles, out: str) -> ExportedModel
     }
     files.write_bytes("served_model.py", _served_source().encode())
     document["files"] = dict(files.written)
+    document["sha256"] = exported_model.manifest_digest(document)
     # Last, so that what has a manifest is whole.
     files.write_bytes(MANIFEST, json.dumps(document, indent=1).encode())
     return ExportedModel(

@@ -112,6 +112,11 @@ def _weights(
 ) -> np.ndarray:
     """float32, one for each id; 1 where the id is missing and has none."""
     name, ids, values = feature["weights"], columns[feature["column"]], columns[feature["weights"]]
+    if any(_is_list(one) for given in (ids, values) for one in given):
+        # A missing list has no id, so it has no weight.
+        extra = [_size(given) for one, given in zip(ids, values, strict=True) if one is None and _size(given)]
+        if extra:
+            raise ModelError(f"Found {extra[0]} weights in column {name!r} for 0 ids. Expected as many.")
     if not isinstance(values, np.ndarray):
         # A missing list and an empty one are the same beside each other.
         nothing = [[None] if one is None else [] for one in ids]
@@ -134,8 +139,12 @@ def _weights(
     return weights
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple, np.ndarray))
+
+
 def _size(value: Any) -> int:
-    return 0 if value is None else len(value) if isinstance(value, (list, tuple, np.ndarray)) else 1
+    return 0 if value is None else len(value) if _is_list(value) else 1
 
 
 class Vocabulary:
@@ -161,10 +170,10 @@ def _flat(values: Any) -> tuple[Any, np.ndarray]:
     if isinstance(values, np.ndarray) and values.dtype != object:
         width = 1 if values.ndim == 1 else values.shape[1]
         return values.reshape(-1), np.full(len(values), width, np.int64)
-    if not any(isinstance(value, (list, tuple, np.ndarray)) for value in values):
+    if not any(map(_is_list, values)):
         return values, np.ones(len(values), np.int64)
     # None in the place of a list is one missing value, as a null is; an empty list has none.
-    lists = [value if isinstance(value, (list, tuple, np.ndarray)) else [value] for value in values]
+    lists = [value if _is_list(value) else [value] for value in values]
     return [item for one in lists for item in one], np.array([len(one) for one in lists], np.int64)
 
 

@@ -50,16 +50,42 @@ def load(folder: str, *, reads_tables: bool = False) -> Model:
     path = os.path.join(folder, "manifest.json")
     if not os.path.isfile(path):
         raise ModelError(f"Found no manifest.json in {folder}. Expected an export. Copy all of its files here.")
-    with open(path, encoding="utf-8") as file:
-        manifest = json.load(file)
+    manifest = _manifest(path)
     if manifest.get("format") != FORMAT or manifest.get("format_version") not in _READ_VERSIONS:
         raise ModelError(
             f"Found {manifest.get('format')} {manifest.get('format_version')} in {path}. Expected {FORMAT} "
             f"{' or '.join(map(str, _READ_VERSIONS))}. Load it with the served_model.py that lies beside it."
         )
-    for name, expected in manifest["files"].items():
-        _check(os.path.join(folder, name), expected, reads_all=reads_tables or not name.startswith("tables/"))
-    return Model(folder, manifest)
+    # Those of version 2 have no digest.
+    if manifest["format_version"] != 2 and manifest.get("sha256") != manifest_digest(manifest):
+        raise _altered(path)
+    try:
+        for name, expected in manifest["files"].items():
+            _check(os.path.join(folder, name), expected, reads_all=reads_tables or not name.startswith("tables/"))
+        return Model(folder, manifest)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _altered(path) from error
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of the other fields of a manifest, as JSON with sorted keys and without spaces."""
+    fields = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _manifest(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            manifest = json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"Found no whole JSON in {path} ({error}). Expected a manifest. Copy it again.") from error
+    if not isinstance(manifest, dict):
+        raise _altered(path)
+    return manifest
+
+
+def _altered(path: str) -> ModelError:
+    return ModelError(f"Found another manifest in {path} than was exported. Expected it unchanged. Copy it again.")
 
 
 def _check(path: str, expected: Mapping[str, Any], *, reads_all: bool) -> None:

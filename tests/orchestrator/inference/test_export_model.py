@@ -251,6 +251,7 @@ def test_one_sample_and_many_have_the_same_scores(model: Model) -> None:
         ({"seen": 7}, r"Found int64 in column 'seen'. Expected times: datetime64, or text in ISO 8601"),
         ({"price": "much"}, r"in column 'price'. Expected numbers"),
         ({"history": [1, [2, 3]]}, "inhomogeneous shape"),
+        ({"brands": None, "shares": [0.5]}, r"Found 1 weights in column 'shares' for 0 ids. Expected as many"),
         ({"shares": [0.5]}, r"Found 1 weights in column 'shares' for 2 ids"),
         ({"shares": [0.5, float("inf")]}, r"Found inf in column 'shares'. Expected finite numbers"),
         ({"shares": [0.5, None]}, r"Found object in column 'shares'. Expected a number for each id"),
@@ -336,6 +337,7 @@ def test_exports_without_extra_columns_in_their_manifest_are_read(exports: list[
     copy = shutil.copytree(exports[1], tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
     assert (manifest["format_version"], manifest.pop("extra_columns")) == (3, [])
+    del manifest["sha256"]
     (copy / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
     names = load(str(exports[1])).columns
     columns = {name: values for name, values in columns_of(ROW, ROW).items() if name in names}
@@ -406,6 +408,36 @@ def test_a_damaged_export_is_refused(exports: list[Path], tmp_path: Path) -> Non
         load(str(copy))
     with pytest.raises(ModelError, match="Found no manifest.json"):
         load(str(tmp_path))
+
+
+def _without_tables(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name != "tables"}
+
+
+@pytest.mark.parametrize(
+    ("altered", "words"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "Found no whole JSON in .*manifest.json .*Copy it again"),
+        (lambda whole: "", "Found no whole JSON in .*manifest.json"),
+        (lambda whole: "\udcff", "Found no whole JSON in .*manifest.json"),
+        (lambda whole: "[3]", "Found another manifest in .*manifest.json than was exported"),
+        (lambda whole: whole.replace('"batch_size": 64', '"batch_size": 65'), "Found another manifest in .*manifest"),
+        (lambda whole: json.dumps(_without_tables(json.loads(whole))), "Found another manifest in .*manifest.json"),
+        (
+            lambda whole: json.dumps(_without_tables(json.loads(whole)) | {"format_version": 2}),
+            "Found another manifest in .*manifest.json",
+        ),
+    ],
+)
+def test_an_altered_manifest_is_refused_by_name(exports: list[Path], tmp_path: Path, altered: Any, words: str) -> None:
+    copy = shutil.copytree(exports[1], tmp_path / "copy")
+    whole = (copy / "manifest.json").read_text(encoding="utf-8")
+    spaced = json.dumps(json.loads(whole), indent=3)
+    (copy / "manifest.json").write_text(spaced, encoding="utf-8")
+    load(str(copy))
+    (copy / "manifest.json").write_text(altered(whole), encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ModelError, match=words):
+        load(str(copy))
 
 
 def test_an_export_is_there_when_it_is_complete(
