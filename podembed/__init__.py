@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WarmStart,
     )
     from podembed.orchestrator.api.errors import CrashLoop, DataFailed, JobFailed, TooFewHosts
-    from podembed.orchestrator.api.result import Evaluation, HostsChange, Prediction, Recovery, Result
+    from podembed.orchestrator.api.result import Evaluation, HostsChange, MeasuredTable, Prediction, Recovery, Result
     from podembed.orchestrator.commit.holder import RunIsHeld
     from podembed.orchestrator.commit.lease import Fenced
     from podembed.orchestrator.commit.run_record import RunMismatch
@@ -107,6 +107,7 @@ _WHERE = {
     "Losses": "workers.model.batch",
     "MAE": "workers.job.figures",
     "MRR": "workers.job.ranked",
+    "MeasuredTable": "orchestrator.api.result",
     "Metric": "workers.job.ranking",
     "Model": "workers.model.contract",
     "ModelBatch": "workers.model.batch",
@@ -193,6 +194,7 @@ __all__ = [
     "ListColumn",
     "LogLoss",
     "Losses",
+    "MeasuredTable",
     "Metric",
     "Model",
     "ModelBatch",

@@ -54,9 +54,29 @@ class TableProfile:
     @property
     def distinct_share(self) -> float:
         """Distinct rows over ids, in the largest batch that was looked at."""
-        count, rows = self.distinct[-1]
+        count, rows = self.distinct[-1] if self.distinct else (0.0, 0.0)
         ids = count * sum(self.ids_per_sample)
         return rows / ids if ids else 0.0
+
+
+def joined(profiles: Sequence[TableProfile]) -> TableProfile:
+    """Of one table, from the profiles of several hosts' shares of a batch: means of them. Shares of unequal size are
+    compared at the sizes of the first.
+    """
+    first, count = profiles[0], len(profiles)
+    lengths = zip(*(profile.ids_per_sample for profile in profiles), strict=True)
+    sizes = [size for size, _ in first.distinct]
+    most = max((int(rows) for profile in profiles for _, rows in profile.distinct), default=0)
+    return TableProfile(
+        ids_per_sample=tuple(sum(of_feature) / count for of_feature in lengths),
+        distinct=tuple(
+            (size, sum(profile.rows(size, num_rows=most) for profile in profiles) / count) for size in sizes
+        ),
+        hot_share=sum(profile.hot_share for profile in profiles) / count,
+        free_bags=sum(profile.free_bags for profile in profiles) / count,
+        free_rows=sum(profile.free_rows for profile in profiles) / count,
+        is_measured=all(profile.is_measured for profile in profiles),
+    )
 
 
 def even_profile(*, ids_per_sample: Sequence[float], num_rows: int, batch_size: int) -> TableProfile:

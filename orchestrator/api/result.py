@@ -132,6 +132,27 @@ class HostsChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTable:
+    """What the first steps of a call asked of a table.
+
+    Attributes:
+      ids_per_sample: of all its features.
+      distinct_share: distinct rows over ids, in a host's share of a batch.
+      hot_share: of the ids, those that name one of the 256 most frequent rows.
+      sent_bytes: that a host sends for it in a step, in the mean; counted, not measured.
+      step_s: seconds of a host in a step, in the mean: its share of the phases that go over tables, by the floats that
+        it touches. Exchanges are left out.
+    """
+
+    name: str
+    ids_per_sample: float
+    distinct_share: float
+    hot_share: float
+    sent_bytes: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The steps of a run as they were predicted and as they were measured. Phases are those of host 0.
 
@@ -184,6 +205,7 @@ class Result:
       failed_saves: saves of this call that the storage failed; each was made up for by a later one.
       prediction: predicted and measured steps side by side. None where this machine has no constants (`podembed
         calibrate`), where the job has no name, and where the call was short, stopped or changed its hosts.
+      tables: what the first steps asked of each table, in the job's order; empty where nothing was trained.
     """
 
     path: str
@@ -205,6 +227,7 @@ class Result:
     median_samples_per_s: float = 0.0
     num_windows: int = 0
     prediction: Prediction | None = None
+    tables: tuple[MeasuredTable, ...] = ()
 
     @property
     def is_short(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from podembed.orchestrator.api.config import CheckpointConfig
 from podembed.orchestrator.api.policy_checks import early_stop_of
-from podembed.orchestrator.api.result import HostsChange, Result
+from podembed.orchestrator.api.result import HostsChange, MeasuredTable, Result
 from podembed.orchestrator.driver.upkeep import Upkeep
 from podembed.orchestrator.events.event import Emit
 from podembed.orchestrator.events.progress import RowsPutAside
@@ -26,6 +26,7 @@ class Journal:
 
     Attributes:
       history: what this driver saw; without what was done after the commit that a generation starts from.
+      tables: what the first window asked of them.
       early_stop: follows the evaluations, for a job with `EarlyStopping`.
       keeper, upkeep: used by the publishing thread, too; what they have to say is said by `tell`.
     """
@@ -39,6 +40,7 @@ class Journal:
         unix_s: Callable[[], float],
     ) -> None:
         self.history = History()
+        self.tables: tuple[MeasuredTable, ...] = ()
         self.early_stop = early_stop_of(run.job, config)
         self.keeper = HistoryKeeper(run.store, emit=emit)
         self.upkeep = Upkeep(run.store, run.record, config, unix_s=unix_s)
@@ -116,4 +118,5 @@ class Journal:
             staleness=self._run.job.staleness,
             changes=tuple(changes),
             failed_saves=history.failed_saves,
+            tables=self.tables,
         )

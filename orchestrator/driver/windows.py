@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from podembed.orchestrator.api.errors import JobFailed
 from podembed.orchestrator.commit.manifest import Manifest
+from podembed.orchestrator.decisions.table_plan import plan
 from podembed.orchestrator.decisions.window_health import WindowHealth
 from podembed.orchestrator.driver.evaluations import evaluation_of, require_metric
 from podembed.orchestrator.driver.shared import Shared
@@ -15,11 +16,15 @@ from podembed.orchestrator.events.progress import (
     ExchangesChosen,
     ProgramsCompiled,
     StoppedEarly,
+    TablesMeasured,
     WindowReport,
     WindowTrained,
 )
 from podembed.orchestrator.group.worker_group import WorkerGroup
+from podembed.orchestrator.planning.measured import measured_tables
+from podembed.orchestrator.prediction.forecast import setting_of
 from podembed.workers.device.process import DeviceWindow
+from podembed.workers.host.spec import HostWindow
 
 
 class Windows:
@@ -39,11 +44,13 @@ class Windows:
             emit=shared.emit,
         )
         self.deadlines = self._health.deadlines
+        self._owners: Mapping[str, Sequence[int]] | None = None
         self._relayed: tuple[str, ...] = ()
         self._num_compiled, self._compiled_s = 0, 0.0
 
     def placed(self, owners: Mapping[str, Sequence[int]]) -> None:
         """Takes in who owns each bucket of each table."""
+        self._owners = owners
         self._health.placed(owners)
 
     def train(self, group: WorkerGroup, first: int, last: int, *, head: Manifest | None, failed_saves: int) -> float:
@@ -60,7 +67,8 @@ class Windows:
         began_s = shared.clock.monotonic_s()
         # The lookup of a step right after a commit must see every update. Otherwise a run that goes on would differ
         # from one that resumes there.
-        hosts, devices = group.train(first, last, is_followed=not shared.saves.may_follow(last))
+        is_first = not shared.journal.tables
+        hosts, devices = group.train(first, last, is_followed=not shared.saves.may_follow(last), is_profiled=is_first)
         ended_s = shared.clock.monotonic_s()
         shared.journal.put_aside([row for host in hosts for row in host.bad_rows])
         num_steps = last - first
@@ -70,6 +78,8 @@ class Windows:
             self._relayed = hosts[0].relayed
             shared.emit(ExchangesChosen(step=last, relayed=self._relayed, num_hosts=len(hosts)))
         self._tell_compiled(last, devices)
+        if is_first:
+            self._tell_tables(last, hosts, num_steps=num_steps)
         done = shared.journal.history.window(
             generation=shared.claims.generation,
             first_step=first,
@@ -113,6 +123,21 @@ class Windows:
                 )
             )
         self._num_compiled, self._compiled_s = total, seconds
+
+    def _tell_tables(self, step: int, hosts: Sequence[HostWindow], *, num_steps: int) -> None:
+        run, num_hosts = self._shared.run, len(hosts)
+        found = plan(
+            run.job,
+            num_hosts=num_hosts,
+            table_buckets=run.table_buckets,
+            previous=self._owners,
+            index=run.train_index,
+        )
+        setting = setting_of(run.job, num_hosts=num_hosts, hosts_a_machine=1, reads_files=True)
+        tables = measured_tables(run.job, found, hosts, setting, num_steps=num_steps)
+        if tables:
+            self._shared.journal.tables = tables
+            self._shared.emit(TablesMeasured(step=step, tables=tables))
 
     def evaluate(self, group: WorkerGroup, step: int, *, is_at_end: bool = False) -> None:
         """Scores the evaluation samples with the state after `step` steps.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from podembed.orchestrator.api.result import Evaluation
+from podembed.orchestrator.api.result import Evaluation, MeasuredTable
 from podembed.orchestrator.events.event import Event
 from podembed.workers.job.ranking import Baseline
 from podembed.workers.liveness.progress import Phase
@@ -176,6 +176,19 @@ class IdsAltered(Event):
     table: str
     count: int
     invalid_ids: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesMeasured(Event):
+    """The first steps of a call have shown what samples request of each table.
+
+    Attributes:
+      step: after which it was looked at.
+      tables: in the job's order.
+    """
+
+    step: int
+    tables: tuple[MeasuredTable, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ from podembed.workers.liveness.worker import Worker
 NOTABLE_PART_S = 0.1
 # An owner of so many times its even share of a table's buckets is busy because of the placement.
 UNEVEN_SHARE = 1.5
+MOST_TABLES = 3
+"""So many are named in a sentence."""
 
 
 # Sentences that only name fields, by type.
@@ -275,6 +277,17 @@ def _(event: run.HostsChanged) -> str:
         f"hosts changed from {change.before} to {change.after} at step {change.step} in {change.seconds:.1f} s: "
         f"{change.cause}"
     )
+
+
+@sentence.register
+def _(event: progress.TablesMeasured) -> str:
+    slowest = sorted(event.tables, key=lambda table: -table.step_s)[:MOST_TABLES]
+    each = "; ".join(
+        f"{table.name} {1e3 * table.step_s:.2f} ({table.ids_per_sample:.3g} ids a sample, {table.distinct_share:.0%} "
+        f"distinct, {table.hot_share:.0%} of 256 rows, sends {format_bytes(table.sent_bytes)})"
+        for table in slowest
+    )
+    return f"step {event.step}: ms a step of a host for each of {plural(len(event.tables), 'table')}: {each}"
 
 
 @sentence.register

@@ -421,7 +421,9 @@ class SimulatedHost(HostWorker):
         self._around.reached(self._process, "host restored")
         return restored
 
-    def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
+    def train(
+        self, first_step: int, last_step: int, is_followed: bool = False, is_profiled: bool = False
+    ) -> HostWindow:
         lanes = tuple(self._present.spec.lanes[self._present.spec.host])
         num_samples = 0
         for step in range(first_step, last_step):

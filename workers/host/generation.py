@@ -145,7 +145,9 @@ class Generation:
             schedule=self._job.schedule,
             route=self.spec.exchange,
         )
-        self._windows = Windows(self._job, batches=self._input, steps=steps, mesh=self.mesh, tracker=self._tracker)
+        self._windows = Windows(
+            self._job, batches=self._input, steps=steps, mesh=self.mesh, tracker=self._tracker, host=self.spec.host
+        )
         return tuple(f"host {self.spec.host} refused {refused}" for refused in self.mesh.describe_refusals())
 
     def leave(self) -> Survivor:

@@ -124,19 +124,22 @@ class HostWorker:
             begin_tables(Store(location), shard.tables, starts, on_chunk=self._tracker.mark)
             shard.take_memory()
 
-    def train(self, first_step: int, last_step: int, is_followed: bool = False) -> HostWindow:
+    def train(
+        self, first_step: int, last_step: int, is_followed: bool = False, is_profiled: bool = False
+    ) -> HostWindow:
         """Runs steps `first_step` to `last_step - 1`.
 
         Args:
           is_followed: whether training goes on from `last_step` without a commit in between. With staleness, that step
             is then looked up before the last update of this window, as within a window. Numbers therefore do not depend
             on where windows end.
+          is_profiled: whether the answer says what the last step's batch asked of each table.
 
         Raises:
           MeshError, ChannelError: a peer or the device process is gone or silent.
           InputError: the data cannot be read, or holds a value that its declaration refuses.
         """
-        return self._present.windows.train(first_step, last_step, is_followed=is_followed)
+        return self._present.windows.train(first_step, last_step, is_followed=is_followed, is_profiled=is_profiled)
 
     def evaluate(self) -> ScoredSamples:
         """Scores this host's lanes of the evaluation data, each sample once. Changes no row.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from podembed.embedding.costs.profile import TableProfile
 from podembed.workers.data.bad_rows import BadRow
 from podembed.workers.device.shared_memory import Invitation
 from podembed.workers.faults.plan import FaultPlan
@@ -102,6 +103,8 @@ class HostWindow:
       bad_rows: malformed rows that were met for the first time, also by reading ahead.
       relayed: kinds of exchanges whose frames go by way of relays at its end; the same on all hosts.
       altered_ids: per table, ids outside its vocabulary that were dropped, clipped or hashed, as the table says.
+      profiles: per table, what the last step's batch asked of it; empty where the driver does not want to know, and of
+        hosts above `MOST_PROFILED`.
     """
 
     num_samples: int
@@ -112,6 +115,7 @@ class HostWindow:
     rows_asked: tuple[int, ...] = ()
     altered_ids: tuple[int, ...] = ()
     relayed: tuple[str, ...] = ()
+    profiles: tuple[TableProfile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

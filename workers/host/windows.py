@@ -16,6 +16,7 @@ from podembed.workers.device.shared_memory import RecordKind
 from podembed.workers.host.input import HostInput
 from podembed.workers.host.spec import HostWindow, ScoredSamples
 from podembed.workers.host.step import Step, Steps
+from podembed.workers.input.profile import profiles_of
 from podembed.workers.input.read_ahead import ReadAhead
 from podembed.workers.job.candidates import RankCounts, Ranks
 from podembed.workers.job.job import JobConfig, Loss
@@ -24,15 +25,21 @@ from podembed.workers.job.tasks import total_losses
 from podembed.workers.liveness.progress import Tracker
 from podembed.workers.mesh.mesh import Mesh
 
+MOST_PROFILED = 8
+"""Of so many hosts the batches are looked at. Those of the others are like them."""
+
 
 class Windows:
     """The windows of one host in one generation. Mutated: which step is looked up ahead of its window."""
 
-    def __init__(self, job: JobConfig, *, batches: HostInput, steps: Steps, mesh: Mesh, tracker: Tracker) -> None:
+    def __init__(
+        self, job: JobConfig, *, batches: HostInput, steps: Steps, mesh: Mesh, tracker: Tracker, host: int
+    ) -> None:
         self._job, self._input, self.steps, self._mesh, self._tracker = job, batches, steps, mesh, tracker
+        self._host = host
         self._looked_up: Step | None = None
 
-    def train(self, first_step: int, last_step: int, *, is_followed: bool) -> HostWindow:
+    def train(self, first_step: int, last_step: int, *, is_followed: bool, is_profiled: bool = False) -> HostWindow:
         """As `HostWorker.train`."""
         reader = self._input.training(first_step)
         steps, staleness = self.steps, self._job.staleness
@@ -62,6 +69,7 @@ class Windows:
         self._looked_up = upcoming if looks_ahead else None
         steps.end_window(last_step)
         self._tracker.point("step.end_of_window")
+        is_profiled = is_profiled and self._host < MOST_PROFILED
         return HostWindow(
             num_samples=num_samples,
             phase_s=self._tracker.take_phase_s(),
@@ -71,6 +79,7 @@ class Windows:
             altered_ids=steps.take_altered_ids(),
             relayed=steps.relayed,
             bad_rows=self._input.take_bad_rows(),
+            profiles=tuple(profiles_of(self._job, [step.batch])) if is_profiled else (),
         )
 
     def _first_lookup(self, reader: ReadAhead, number: int) -> Step:

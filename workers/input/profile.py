@@ -117,34 +117,43 @@ def assumed_profiles(job: JobConfig, lengths: Sequence[float | None]) -> list[Ta
 
 
 def profiles_of(job: JobConfig, batches: Sequence[Batch]) -> list[TableProfile]:
-    """The same from two batches that are there already."""
+    """The same from two batches that are there already, or from one alone. Then the batch before is taken to name as
+    many other rows, spread evenly.
+    """
     bindings = feature_bindings(job)
     found = []
-    for at in range(len(job.tables)):
+    for at, table in enumerate(job.tables):
         names = [feature.name for feature in bindings if feature.table == at]
-        found.append(_profile([[batch.features[name] for name in names] for batch in batches]))
+        of_table = [[batch.features[name] for name in names] for batch in batches]
+        found.append(_profile(of_table, num_rows=table.vocabulary_size))
     return found
 
 
-def _profile(batches: Sequence[Sequence[Ragged]]) -> TableProfile:
+def _profile(batches: Sequence[Sequence[Ragged]], *, num_rows: int) -> TableProfile:
     """Of one table: per batch its features."""
-    before, bags = ([_first(ragged, MAX_SAMPLES) for ragged in batch] for batch in batches)
-    count = bags[0].num_samples
-    previous = np.unique(np.concatenate([ragged.values for ragged in before]))
-    ids = np.concatenate([ragged.values for ragged in bags])
+    bags = [_first(ragged, MAX_SAMPLES) for ragged in batches[-1]]
+    count = bags[0].num_samples if bags else 0
+    ids = np.concatenate([ragged.values for ragged in bags]) if bags else np.zeros(0, np.int64)
     names, times = np.unique(ids, return_counts=True)
     hot = np.sort(times)[-HOT_ROWS:].sum()
     sizes = sorted({max(1, count >> halving) for halving in range(_HALVINGS)})
     curve = tuple(
         (float(size), float(len(np.unique(np.concatenate([_first(ragged, size).values for ragged in bags])))))
-        for size in sizes
+        for size in (sizes if bags else ())
     )
+    if len(batches) > 1:
+        previous = np.unique(np.concatenate([_first(ragged, MAX_SAMPLES).values for ragged in batches[0]]))
+        free_bags = float(np.mean([_free_bags(ragged, previous) for ragged in bags])) if bags else 1.0
+        free_rows = float(np.mean(~np.isin(names, previous))) if len(names) else 1.0
+    else:
+        free_rows = max(0.0, 1 - len(names) / num_rows)
+        free_bags = free_rows ** (len(ids) / max(1, count * len(bags)))
     return TableProfile(
         ids_per_sample=tuple(ragged.num_ids / max(1, count) for ragged in bags),
         distinct=curve,
         hot_share=float(hot / len(ids)) if len(ids) else 0.0,
-        free_bags=float(np.mean([_free_bags(ragged, previous) for ragged in bags])),
-        free_rows=float(np.mean(~np.isin(names, previous))) if len(names) else 1.0,
+        free_bags=free_bags,
+        free_rows=free_rows,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from podembed.embedding.costs.profile import TableProfile, joined
 from podembed.embedding.ragged import Ragged
 from podembed.workers.data.batch import Batch
 from podembed.workers.input.index import build_index
@@ -49,3 +52,23 @@ def test_files_are_read_for_it(small_data: str) -> None:
     for profile, table in zip(found, job.tables, strict=True):
         assert 0 < profile.distinct[-1][1] <= table.vocabulary_size
         assert 0 < profile.hot_share <= 1
+
+
+def test_of_one_batch_alone_the_batch_before_is_taken_to_be_like_it(tmp_path) -> None:
+    job = small_job(folder=str(tmp_path))
+    alone = batch({name: [[1, 5], [5], [6, 7, 5], []] for name in job.features})
+    for profile, table in zip(profiles_of(job, [alone]), job.tables, strict=True):
+        assert profile.distinct[-1] == (4.0, 4.0)
+        assert profile.hot_share == 1.0
+        assert profile.free_rows == 1 - 4 / table.vocabulary_size
+        assert profile.free_bags == profile.free_rows**1.5
+
+
+def test_profiles_of_several_hosts_are_means() -> None:
+    one = TableProfile(
+        ids_per_sample=(1.0, 3.0), distinct=((1.0, 4.0), (2.0, 8.0)), hot_share=1.0, free_bags=0.5, free_rows=0.25
+    )
+    other = replace(one, ids_per_sample=(3.0, 3.0), distinct=((1.0, 2.0), (2.0, 4.0)), hot_share=0.5)
+    assert joined([one, other]) == replace(
+        one, ids_per_sample=(2.0, 3.0), distinct=((1.0, 3.0), (2.0, 6.0)), hot_share=0.75
+    )

@@ -1,0 +1,41 @@
+"""The first steps of a call say what each table is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from podembed.orchestrator.api.config import RunConfig, ScalingConfig
+from podembed.orchestrator.events.event import Event
+from podembed.orchestrator.events.progress import TablesMeasured
+from podembed.orchestrator.events.reporter import SilentReporter
+from podembed.orchestrator.trainer import Trainer
+from podembed.workers.job.reference import JobReference
+
+
+class Listening(SilentReporter):
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_a_run_says_what_its_first_steps_asked_of_each_table(small_data: str, tmp_path: Path) -> None:
+    reference = JobReference(function="tests.small_job:small_job", arguments={"folder": small_data})
+    heard = Listening()
+    result = Trainer(
+        reference,
+        scaling_config=ScalingConfig(in_process=True),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path), max_steps=4),
+        reporter=heard,
+    ).fit()
+    (event,) = [event for event in heard.events if isinstance(event, TablesMeasured)]
+    assert event.tables == result.tables
+    job = reference.resolve()
+    assert [table.name for table in result.tables] == list(job.table_names)
+    for table in result.tables:
+        assert 0 < table.distinct_share <= 1
+        assert 0 < table.hot_share <= 1
+        assert table.ids_per_sample > 0
+        assert table.sent_bytes == 0  # there is nobody to send to
+        assert 0 < table.step_s
