@@ -38,4 +38,4 @@ def test_a_run_says_what_its_first_steps_asked_of_each_table(small_data: str, tm
         assert 0 < table.hot_share <= 1
         assert table.ids_per_sample > 0
         assert table.sent_bytes == 0  # there is nobody to send to
-        assert 0 < table.step_s
+        assert table.step_s > 0
