@@ -167,11 +167,11 @@ def read_header(kind: str, path: str, file: IO[bytes]) -> NpyHeader:
     num_columns = shape[1] if len(shape) == 2 else 1
     is_shape = len(shape) == 2 or (kind == "labels" and len(shape) == 1)
     is_right = is_shape and not is_fortran and dtype.kind in _KINDS[kind][1] and dtype.itemsize <= 8
+    remedy = "with np.save(path, np.ascontiguousarray(array))" if is_fortran else "in that form"
     if not is_right or min(shape) < 0 or num_columns < 1 or (kind == "labels" and num_columns != 1):
         raise InputError(
             f"Found {path} of dtype {dtype} and shape {list(shape)}{' in Fortran order' if is_fortran else ''}. "
-            f"Expected {expected}. "
-            "Save it again in that form."
+            f"Expected {expected}. Save it again {remedy}."
         )
     if num_columns > _MAX_COLUMNS:
         raise InputError(
