@@ -21,7 +21,7 @@ except ImportError:  # it moved there after JAX 0.7
 
 # Modules are imported outside any traced function; JAX has no public name for this state.
 _OUTSIDE = get_opaque_trace_state(convention="flax")
-# Its result is a tracer exactly where JAX compiles what is called; the cheapest way to ask.
+# Its result is a tracer exactly where JAX compiles what is called.
 _identity = jax.jit(lambda value: value)
 
 
@@ -37,7 +37,8 @@ def require_eager(method: str, remedy: str) -> None:
     Args:
       remedy: a sentence that says what to do instead.
     """
-    if isinstance(_identity(np.float32(0)), Tracer):
+    # Where no trace goes on at all, which costs less to ask, none can be one that compiles.
+    if current_trace() is not None and isinstance(_identity(np.float32(0)), Tracer):
         raise RuntimeError(
             f"{method} was called inside a function that JAX traces, or inside its control flow. Expected a call "
             "outside: inside it would happen "

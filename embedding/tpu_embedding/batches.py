@@ -50,6 +50,8 @@ _EFFECTS_OF_ZEROS = {
     "to 0",
 }
 
+_SEVERAL, _SMALL_BYTES = 4, 128 << 10
+
 Inputs = Sequence[Sequence[FeatureInput]]
 """Per feature its parts: one, or one for each replica where the value was taken apart already."""
 
@@ -168,12 +170,12 @@ class StepValues:
           shares: per share and feature `[num_bags, dim]`. How many there are decides the first axis: a replica of an
             uneven batch may hold one sample more than the others.
         """
-        leaves = []
+        arrays = []
         for at, shape in enumerate(shapes):
             parts = [share[at] for share in shares]
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            leaves.append(to_jax(whole if len(shape) == 1 else whole.reshape(-1, *_known(shape[1:]), whole.shape[1])))
-        return pack_like(self.declared.structure, leaves)
+            arrays.append(whole if len(shape) == 1 else whole.reshape(-1, *_known(shape[1:]), whole.shape[1]))
+        return pack_like(self.declared.structure, all_to_jax(arrays))
 
     def gradients(
         self, gradients: Any, shapes: Sequence[Shape], sizes: Sequence[Sequence[int]], *, num_shares: int
@@ -221,6 +223,20 @@ class StepValues:
                 "gradient.astype(jnp.float32)."
             )
         return host_array(path, gradient).reshape(-1, expected[-1])
+
+
+def all_to_jax(arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+    """As `to_jax`, for all features. Several small arrays go through one program: to hand one over by itself costs more
+    than its copy. The copies are the caller's own.
+    """
+    if len(arrays) < _SEVERAL or sum(array.nbytes for array in arrays) > _SMALL_BYTES * len(arrays):
+        return [to_jax(array) for array in arrays]
+    return _copied(list(arrays))
+
+
+@jax.jit
+def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
+    return arrays
 
 
 def to_jax(array: np.ndarray) -> jax.Array:
